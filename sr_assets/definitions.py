@@ -11,13 +11,14 @@ from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET, build_da
 from sr_assets.assets.entries import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.sites import build_site_assets
+from sr_assets.assets.specs import site_job_name
 from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation.failures import build_failure_sensor
-from sr_assets.automation.jobs import build_daily_job, build_daily_schedule, build_site_job, sites_to_load
+from sr_assets.automation.jobs import build_daily_job, build_daily_schedule, resolve_job, sites_to_load
 from sr_assets.automation.observing import share_stream_infos
 from sr_assets.automation.old_runs import build_retention_schedule, retention
 from sr_assets.automation.sensors import RunSlots, build_lag_sensor
-from sr_assets.automation.topology import build_topology_job, build_topology_sensor
+from sr_assets.automation.topology import JOB, build_topology_sensor
 from sr_assets.resources import FleetTables, Platform, spark_resource
 from sr_assets.settings import load_settings
 
@@ -40,9 +41,11 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     daily = {asset.stage: build_daily_asset(settings, asset) for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)}
     hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
     shared = [*native, build_fleet_assets(settings), *daily.values()]
+    surveying = "Survey the native streams, and create or update them as `manage` allows."
+    topology_jobs = [resolve_job(JOB, surveying, native, {"platform": provided["platform"]})] if native else []
     return dg.Definitions(
         assets=[*(asset for assets, _ in sites for asset in assets), *shared],
-        jobs=[*(job for _, job in sites), *_topology_jobs(native, provided), retention, *hourly.values()],
+        jobs=[*(job for _, job in sites), *topology_jobs, retention, *hourly.values()],
         sensors=[
             *(build_lag_sensor(settings, name, stream_infos, run_slots) for name in settings.sites),
             *([build_topology_sensor(settings)] if native else []),
@@ -77,13 +80,8 @@ def _site_parts(
 ) -> tuple[list[dg.AssetsDefinition | dg.AssetSpec], dg.JobDefinition]:
     sources = [spec for entry in settings.sites[name] for spec in entry_assets(entry).source_specs(settings)]
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*sources, build_site_assets(settings, name)]
-    return assets, build_site_job(name, assets, {"platform": resources["platform"]})
-
-
-def _topology_jobs(
-    assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
-) -> list[dg.JobDefinition]:
-    return [build_topology_job(assets, {"platform": resources["platform"]})] if assets else []
+    description = f"Replicate, track and advise for every stream of site {name}."
+    return assets, resolve_job(site_job_name(name), description, assets, {"platform": resources["platform"]})
 
 
 def _build_resources(settings: Settings) -> dict[str, Any]:

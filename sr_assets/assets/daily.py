@@ -43,25 +43,18 @@ class SparkResource(Protocol):
 
 
 @dataclass(frozen=True)
-class DailyCheck:
-    """A check of a table's days: its description, and a function that counts the wrong rows of a day."""
-
-    description: str
-    count_wrong: Callable[[Path, Day], int]
-
-
-@dataclass(frozen=True)
 class DailyAsset:
     """The asset of a daily table.
 
-    `row` is the subject of one row. `sources` returns the assets that the table is computed from. `metadata` returns a chart
+    `row` is the subject of one row. `sources` returns the assets that the table is computed from. `checks` has each check's
+    description, and a function that counts the wrong rows of a day. `metadata` returns a chart
     and a table for a run, from its last day.
     """
 
     stage: DailyStage
     row: str
     sources: Callable[[Settings], list[dg.AssetKey]]
-    checks: Mapping[str, DailyCheck]
+    checks: Mapping[str, tuple[str, Callable[[Path, Day], int]]]
     metadata: Callable[[Settings, date], dict[str, Any]]
 
     @property
@@ -70,17 +63,12 @@ class DailyAsset:
         return table_key(self.stage.table.name)
 
 
-def daily_partitions(settings: Settings, stage: DailyStage) -> dg.DailyPartitionsDefinition:
-    """Return the days of a table, from the earliest that exists or can be computed until today."""
-    first = stage.first_date(settings, time.time_ns())
-    return dg.DailyPartitionsDefinition(
-        start_date=first.isoformat(), timezone=stage.settings(settings).timezone, end_offset=1
-    )
-
-
 def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinition:
     """Return a table's asset; one run computes any number of consecutive days."""
     stage = daily.stage
+    # From the earliest day that exists or can be computed until today.
+    first, zone = stage.first_date(settings, time.time_ns()), stage.settings(settings).timezone
+    days = dg.DailyPartitionsDefinition(start_date=first.isoformat(), timezone=zone, end_offset=1)
 
     def compute(
         context: dg.AssetExecutionContext, platform: Platform, spark: dg.ResourceParam[SparkResource]
@@ -90,8 +78,8 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
         try:
             rows = stage.compute_days(configured, dates, lambda: spark.spark_session)
             metadata = {ROW_COUNT: sum(rows.values()), "days": len(rows), **daily.metadata(configured, dates[-1])}
-            days = [day_of(day, stage.settings(configured).timezone) for day in dates]
-            check_results = list(_check_results(daily, configured.home, days))
+            computed = [day_of(day, stage.settings(configured).timezone) for day in dates]
+            check_results = list(_check_results(daily, configured.home, computed))
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
         yield dg.MaterializeResult(daily.key, metadata=metadata)
@@ -103,9 +91,9 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
         return dg.asset(
             key=daily.key,
             deps=daily.sources(settings),
-            partitions_def=daily_partitions(settings, stage),
+            partitions_def=days,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            check_specs=check_specs(daily.key, {name: check.description for name, check in daily.checks.items()}),
+            check_specs=check_specs(daily.key, {name: text for name, (text, _) in daily.checks.items()}),
             description=documented(
                 f"Table {stage.table.name} of fleet.duckdb: one row per {daily.row}.",
                 f"rules.md#{stage.table.computed}-by-day",
@@ -118,8 +106,8 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
 
 
 def _check_results(daily: DailyAsset, home: Path, days: list[Day]) -> Iterator[dg.AssetCheckResult]:
-    for name, check in daily.checks.items():
-        wrong = sum(check.count_wrong(home, day) for day in days)
+    for name, (_, count_wrong) in daily.checks.items():
+        wrong = sum(count_wrong(home, day) for day in days)
         yield dg.AssetCheckResult(asset_key=daily.key, check_name=name, passed=wrong == 0, metadata={"wrong": wrong})
 
 
@@ -171,13 +159,11 @@ AVAILABILITY_ASSET: Final = DailyAsset(
     "node and day on which it was known",
     _availability_sources,
     {
-        "seconds_add_up": DailyCheck(
+        "seconds_add_up": (
             "Up, silent, retired and blind seconds add up to the time of the day since the node was first seen.",
             availability_queries.wrong_sums,
         ),
-        "no_node_missing": DailyCheck(
-            "Every node that was known on the day has a row.", availability_queries.missing_nodes
-        ),
+        "no_node_missing": ("Every node that was known on the day has a row.", availability_queries.missing_nodes),
     },
     _availability_metadata,
 )
@@ -186,11 +172,13 @@ INVENTORY_ASSET: Final = DailyAsset(
     "day, stream, property and value",
     lambda _: [table_key(table) for table in ("node_snapshots", "node_availability", "node_advisories")],
     {
-        "values_add_up": DailyCheck(
-            "The nodes of a property's values add up to the nodes of the day.", inventory_queries.wrong_sums
+        "values_add_up": (
+            "The nodes of a property's values add up to the nodes of the day.",
+            inventory_queries.wrong_sums,
         ),
-        "no_node_missing": DailyCheck(
-            "Every node with a message that was copied on the day is counted.", inventory_queries.missing_nodes
+        "no_node_missing": (
+            "Every node with a message that was copied on the day is counted.",
+            inventory_queries.missing_nodes,
         ),
     },
     _inventory_metadata,

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
-from sr_assets.adapters.run_failures import (
-    RunFailure,
-    forget_run_failure,
-    note_run_failure,
-    read_run_failures,
-)
+from sr_assets.adapters.run_failures import RunFailure, forget_run_failure, note_run_failure, read_run_failures
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, queue_ttl_seconds, queued_sites
 from sr_assets.adapters.state.status_file import streams_without_error
@@ -32,7 +27,7 @@ from sr_assets.resources import NOTED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sr_assets.assets.recording import Result
+    from sr_assets.assets.sites import Result
     from sr_assets.settings import Settings
 
     #: Run a queued site; yields the events to record, raises dg.Failure.
@@ -163,9 +158,8 @@ class HostRun:
             for result in self._serve(site, HostedRun(self)):
                 self._results.put(result)
         except dg.Failure as failure:
-            self._record_failure(
-                site, failure.description or "the run failed", noted=bool(failure.metadata[NOTED].value)
-            )
+            reason, noted = failure.description or "the run failed", bool(failure.metadata[NOTED].value)
+            self._record_failure(site, reason, noted=noted)
         except Exception as error:
             # Dagster passes on every exception of its database.
             logger.exception("%s: hosted run in run %s failed", site, self._run_id)

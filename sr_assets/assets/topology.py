@@ -47,7 +47,10 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
         check_specs=[
             spec
             for wanted in topology.streams
-            for spec in check_specs(topology_key(wanted.cluster, wanted.stream), _checks(wanted))
+            for spec in check_specs(
+                topology_key(wanted.cluster, wanted.stream),
+                {**(LINK_CHECKS if wanted.upstreams else {}), **DRIFT_CHECK},
+            )
         ],
         can_subset=True,
     )
@@ -176,10 +179,6 @@ def _spec(wanted: WantedStream, deps: list[dg.AssetKey]) -> dg.AssetSpec:
         owners=OWNERS,
         skippable=True,
     )
-
-
-def _checks(wanted: WantedStream) -> dict[str, str]:
-    return {**(LINK_CHECKS if wanted.upstreams else {}), **DRIFT_CHECK}
 
 
 def _results(seen: Evaluation, wanted: WantedStream) -> list[dg.AssetCheckResult]:

@@ -110,10 +110,14 @@ def decide(observed: Observed, sensor: SensorSettings) -> Decision:
         return Decision(None, "paused")
     read_wait = wait_after_error(observed, status.last_error, status.last_error_since_ns, sensor)
     copy_wait = wait_after_error(observed, status.copy_error, status.copy_error_since_ns, sensor)
+    deliverable = status.unpublished > 0 and observed.deliverable
     reasons = (
         (reason_to_read(status, observed.source, sensor, observed.rules), read_wait),
-        (reason_to_copy(status), "copying is paused" if paused else copy_wait),
-        (reason_to_publish(status, deliverable=observed.deliverable), read_wait),
+        (
+            f"{status.queued} copies are queued" if status.queued > 0 else None,
+            "copying is paused" if paused else copy_wait,
+        ),
+        (f"{status.unpublished} advisories can be delivered" if deliverable else None, read_wait),
     )
     waits = dict.fromkeys(wait for reason, wait in reasons if reason is not None and wait is not None)
     for reason, wait in reasons:
@@ -149,16 +153,6 @@ def reason_to_read(status: StreamStatus, source: SourceNow, sensor: SensorSettin
     if status.next_deadline_ns is not None and status.next_deadline_ns < (source.watermark_ns or 0):
         return rules.deadline_passed
     return None
-
-
-def reason_to_copy(status: StreamStatus) -> str | None:
-    """Return why the copy queue must be drained, or None if it is empty."""
-    return f"{status.queued} copies are queued" if status.queued > 0 else None
-
-
-def reason_to_publish(status: StreamStatus, *, deliverable: bool) -> str | None:
-    """Return why the outbox must be published, or None if it is empty or undeliverable."""
-    return f"{status.unpublished} advisories can be delivered" if status.unpublished and deliverable else None
 
 
 def wait_after_error(observed: Observed, error: str | None, since_ns: int | None, sensor: SensorSettings) -> str | None:

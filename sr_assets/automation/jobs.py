@@ -21,24 +21,11 @@ from sr_assets.stages.daily import DailyStage
 _RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 #: The statuses of a run that has a process.
-_PROCESS_STATUSES: Final = [
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
+_PROCESS_STATUSES: Final = [dg.DagsterRunStatus[name] for name in ("STARTING", "STARTED", "CANCELING")]
 
 #: Dagster's documented tags of a backfill run over a range of partitions.
 FIRST_TAG: Final = "dagster/asset_partition_range_start"
 LAST_TAG: Final = "dagster/asset_partition_range_end"
-
-
-def build_site_job(
-    site: str, assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
-) -> dg.JobDefinition:
-    """Return the job that materialises all assets of a site in one process; `assets` are the site's own."""
-    return resolve_job(
-        site_job_name(site), f"Replicate, track and advise for every stream of site {site}.", assets, resources
-    )
 
 
 def resolve_job(

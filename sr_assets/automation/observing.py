@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
@@ -38,35 +38,11 @@ if TYPE_CHECKING:
 _SECOND_NS: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The sensor rules of an entry, and the cluster and subject of its advisories, if any."""
-
-    rules: EntryRules
-    delivery: tuple[ClusterSettings, str] | None = None
-
-
-def _kind(entry: Entry) -> _Kind:
+def _rules(entry: Entry) -> EntryRules:
     if isinstance(entry, FeedSettings):
-        return _Kind(
-            EntryRules(starts_empty=False, deadline_passed="a heartbeat is overdue", pause_stops_reading=False)
-        )
-    rules = EntryRules(
-        starts_empty=True, deadline_passed="a node's deadline has passed", pause_stops_reading=not entry.tracked
-    )
-    if entry.advisory is None:
-        return _Kind(rules)
-    cluster = entry.source if entry.advisory.cluster == "source" else entry.target
-    return _Kind(rules, (cluster, advisory_subject(entry.advisory.subject, "new", "node")))
-
-
-@dataclass(slots=True)
-class _Response:
-    """A cluster's stream infos, queried at `queried_at` (monotonic), and the labels of the entries that have read them."""
-
-    queried_at: float
-    infos: dict[str, StreamInfo | RunError]
-    readers: set[str] = field(default_factory=set)
+        return EntryRules(starts_empty=False, deadline_passed="a heartbeat is overdue", pause_stops_reading=False)
+    deadline_passed = "a node's deadline has passed"
+    return EntryRules(starts_empty=True, deadline_passed=deadline_passed, pause_stops_reading=not entry.tracked)
 
 
 class StreamInfoCache:
@@ -96,20 +72,22 @@ class StreamInfoCache:
 
 
 class _Cluster:
-    """One cluster and its last response."""
+    """One cluster's stream infos, queried at `_queried_at` (monotonic), and the labels of the entries that have read them."""
 
     def __init__(self, settings: ClusterSettings, streams: Sequence[str]) -> None:
         self._settings, self._streams = settings, streams
         self._guard = threading.Lock()
-        self._response: _Response | None = None
+        self._queried_at = -math.inf
+        self._infos: dict[str, StreamInfo | RunError] = {}
+        self._readers: set[str] = set()
 
     def read(self, entry: Entry, since: float) -> StreamInfo | RunError:
         with self._guard:
-            response = self._response
-            if response is None or response.queried_at < since or entry.label in response.readers:
-                response = self._response = _Response(time.monotonic(), self._query())
-            response.readers.add(entry.label)
-            return response.infos[entry.stream]
+            if not self._infos or self._queried_at < since or entry.label in self._readers:
+                self._queried_at, self._readers = time.monotonic(), set()
+                self._infos = self._query()
+            self._readers.add(entry.label)
+            return self._infos[entry.stream]
 
     def _query(self) -> dict[str, StreamInfo | RunError]:
         try:
@@ -132,7 +110,7 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
     stream_infos = stream_infos or StreamInfoCache(settings.sites[site], math.inf)
     folder = settings.home / "sites" / site
     status = read_status(folder)
-    if not status and any(_kind(entry).rules.starts_empty for entry in settings.sites[site]):
+    if not status and any(_rules(entry).starts_empty for entry in settings.sites[site]):
         return Decision("first run")
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
@@ -186,11 +164,14 @@ class _Tick:
 
     def _decide_entry(self, entry: Entry) -> Decision:
         """Decide on one entry; raises RunError if its source does not respond."""
-        observed, kind = self._observe(entry), _kind(entry)
+        observed = self._observe(entry)
         decision = decide(observed, self._settings.sensor)
-        if decision.reason is not None or not observed.status.unpublished or kind.delivery is None:
+        if isinstance(entry, FeedSettings) or entry.advisory is None:
             return decision
-        cluster, subject = kind.delivery
+        if decision.reason is not None or not observed.status.unpublished:
+            return decision
+        cluster = entry.source if entry.advisory.cluster == "source" else entry.target
+        subject = advisory_subject(entry.advisory.subject, "new", "node")
         try:
             deliverable = bool(self._cluster(cluster).stream_names(subject))
         except RunError as error:
@@ -207,7 +188,7 @@ class _Tick:
         return Observed(
             status,
             source,
-            _kind(entry).rules,
+            _rules(entry),
             paused=entry.stream in self._paused,
             committed_at_ns=self._status.get("committed_at_ns", 0),
             age_seconds=self._age_seconds,

@@ -89,8 +89,9 @@ def _delete_run_data(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> No
 def _find_orphaned_runs(instance: dg.DagsterInstance) -> Iterator[list[str]]:
     """Yield, in batches, the deleted runs that have orphaned data."""
     shards = _shards(instance)
-    files = [path.name for folder in (Path(instance.storage_directory()), shards) if folder for path in _listed(folder)]
-    seen = {match.group() for name in files if (match := _RUN_ID.match(name))}
+    folders = [folder for folder in (Path(instance.storage_directory()), shards) if folder and folder.is_dir()]
+    names = [path.name for folder in folders for path in folder.iterdir()]
+    seen = {match.group() for name in names if (match := _RUN_ID.match(name))}
     connected, table = _check_executions(instance)
     with connected as connection:
         seen |= {row[0] for row in connection.execute(table.select().with_only_columns(table.c.run_id).distinct())}
@@ -99,10 +100,6 @@ def _find_orphaned_runs(instance: dg.DagsterInstance) -> Iterator[list[str]]:
         records = instance.get_run_records(dg.RunsFilter(run_ids=batch))
         if deleted := sorted(set(batch) - {record.dagster_run.run_id for record in records}):
             yield deleted
-
-
-def _listed(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _shards(instance: dg.DagsterInstance) -> Path | None:

@@ -19,12 +19,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
 
-ACTIVE_STATUSES: Final = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
+ACTIVE_STATUSES: Final = [dg.DagsterRunStatus[name] for name in ("QUEUED", "NOT_STARTED", "STARTING", "STARTED")]
 #: A started run that does not hold its site's lock for this long has lost its process.
 WITHOUT_LOCK_SECONDS: Final = 60.0
 #: A requested run appears in Dagster's storage within this time.

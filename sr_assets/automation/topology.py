@@ -1,4 +1,4 @@
-"""The job and the sensor of the native streams: each tick records its survey and requests a run if a stream must change."""
+"""The sensor of the native streams: each tick records its survey and requests a run if a stream must change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sr_assets.adapters.state.lock import SiteBusyError
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.assets.specs import topology_key
 from sr_assets.assets.topology import evaluations, metadata
-from sr_assets.automation.jobs import resolve_job
 from sr_assets.automation.sensors import ACTIVE_STATUSES
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
@@ -21,7 +20,7 @@ from sr_assets.stages.topology.planning import make_plan, topology_of
 from sr_assets.stages.topology.survey import Survey
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from sr_assets.settings import Settings
     from sr_assets.stages.topology.evaluation import Evaluation
@@ -33,15 +32,6 @@ _TICK_SECONDS: Final = 3
 _RETRY_SECONDS: Final = 300.0
 #: A tick does not wait for sites that publish; the next tick retries.
 _WAIT_SECONDS: Final = 2.0
-
-
-def build_topology_job(
-    assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
-) -> dg.JobDefinition:
-    """Return the job that surveys every native stream and creates or updates it as `manage` allows."""
-    return resolve_job(
-        JOB, "Survey the native streams, and create or update them as `manage` allows.", assets, resources
-    )
 
 
 def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
@@ -64,7 +54,8 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                 Survey(settings, "sr-assets topology watch") as survey,
             ):
                 seen = evaluate(settings, survey.refresh())
-                changed = _changed(seen, cursor)
+                recorded = cursor.get("problems", {})
+                changed = [label for label, failing in seen.problems().items() if recorded.get(label) != failing]
                 # Negative after a reboot, which resets the monotonic clock.
                 age_seconds = time.monotonic() - cursor.get("published_at", -float("inf"))
                 if changed or not 0 <= age_seconds < interval_seconds:
@@ -77,9 +68,8 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
         cursor["problems"] = seen.problems()
         events = [event for label in changed for event in _events(settings, seen, label)]
-        if reason is not None and context.instance.get_runs(
-            dg.RunsFilter(job_name=JOB, statuses=ACTIVE_STATUSES), limit=1
-        ):
+        active = dg.RunsFilter(job_name=JOB, statuses=ACTIVE_STATUSES)
+        if reason is not None and context.instance.get_runs(active, limit=1):
             reason = None
         return dg.SensorResult(
             run_requests=[] if reason is None else [dg.RunRequest(tags={"sr_assets/reason": reason[:200]})],
@@ -89,12 +79,6 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
         )
 
     return topology_watch
-
-
-def _changed(seen: Evaluation, cursor: Mapping[str, Any]) -> list[str]:
-    """Return the streams whose check results are not recorded yet."""
-    recorded = cursor.get("problems", {})
-    return [label for label, failing in seen.problems().items() if recorded.get(label) != failing]
 
 
 def _events(
