@@ -11,6 +11,7 @@ import math
 import resource
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -25,14 +26,11 @@ from sr_assets.assets.specs import site_job_name
 from sr_assets.resources import NOTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sr_assets.assets.sites import Result
     from sr_assets.settings import Settings
 
-    #: Run a queued site; yields the events to record, raises dg.Failure.
-    Serve = Callable[[str, "HostedRun"], Iterator[Result]]
-
+Result = dg.MaterializeResult[None] | dg.AssetCheckResult | dg.AssetMaterialization | dg.AssetCheckEvaluation
+#: Run a queued site; yields the events to record, raises dg.Failure.
+Serve = Callable[[str, "HostedRun"], Iterator[Result]]
 logger = logging.getLogger(__name__)
 
 _PICK_UP_SECONDS: Final = 1.0

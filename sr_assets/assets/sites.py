@@ -18,16 +18,13 @@ import dagster as dg
 from sr_assets.assets.checks import as_event
 from sr_assets.assets.entries import EntryAssets, entry_assets, selected_stages
 from sr_assets.assets.fleet import published_tables
-from sr_assets.assets.host_run import HostedRun, HostRun, run_limit
+from sr_assets.assets.host_run import HostedRun, HostRun, Result, run_limit
 from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
 from sr_assets.resources import HOST_KEY, LINGER, MISCONFIGURED, MODE_TAG, NOTED, Platform
 from sr_assets.settings import Settings
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
-
-Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
-Result = dg.MaterializeResult[None] | dg.AssetCheckResult | Event
 
 #: The table whose columns each stage's asset has.
 _TABLES: Final = {
