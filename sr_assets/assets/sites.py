@@ -124,7 +124,9 @@ class Recorder:
         event = as_event(check_result)
         key = event.asset_check_key
         earlier = self._evaluated.get(key)
-        if key not in self._run.check_keys or (earlier == check_result.passed and not ended):
+        # A step must yield each planned check at its end; a hosted site has no plan.
+        planned = ended and not self._run.hosted
+        if key not in self._run.check_keys or (earlier == check_result.passed and not planned):
             return
         self._evaluated[key] = check_result.passed
         yield check_result if earlier is None and not self._run.hosted else event
