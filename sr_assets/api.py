@@ -3,10 +3,8 @@
 Add a function for notebooks and scripts here.
 """
 
-from __future__ import annotations
-
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
 import pandas as pd
@@ -15,9 +13,6 @@ import pyarrow as pa
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 from sr_assets.settings import load_settings
-
-if TYPE_CHECKING:
-    import os
 
 #: Integers and booleans keep their type if values are missing.
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}

@@ -1,8 +1,7 @@
 """Dagster's entry point: the definitions of all assets, jobs, sensors, schedules and resources."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
@@ -20,12 +19,7 @@ from sr_assets.automation.old_runs import build_retention_schedule, retention
 from sr_assets.automation.sensors import RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
 from sr_assets.resources import FleetTables, Platform, spark_resource
-from sr_assets.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sr_assets.settings import Settings
+from sr_assets.settings import Settings, load_settings
 
 
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:

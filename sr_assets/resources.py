@@ -4,11 +4,13 @@ The class of `spark` is in `spark_engine`, because it imports pyspark. This modu
 Dagster reads the annotations of a resource's class.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
+import duckdb
 from dagster_duckdb import DuckDBResource
 
 from sr_assets.adapters.logs import note_run, open_log
@@ -18,10 +20,6 @@ from sr_assets.settings import Settings
 from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import duckdb
-
     from sr_assets.spark_engine import SparkEngine
 
 #: Tag of a run: `linger` (a sensor's run polls until its budget is used), `once` (a single run of the command line), or absent:

@@ -8,18 +8,16 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import dagster as dg
 from dagster_pyspark import PySparkResource
 from pydantic import Field, PrivateAttr
+from pyspark.sql import SparkSession
 
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import open_session
 from sr_assets.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 

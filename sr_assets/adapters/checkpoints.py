@@ -4,13 +4,8 @@ Only tests install a hook; no setting or environment variable does. Add a point 
 point leaves.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Point(StrEnum):

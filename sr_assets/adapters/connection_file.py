@@ -3,24 +3,20 @@
 For tasks on other machines, the file is packed with the files that it names, and unpacked there in memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.wire import Connection
 from sr_assets.adapters.wire.connection import REQUEST_SECONDS
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: The folder of a site's connection files, in the site's own.
 CONNECTIONS: Final = "connections"

@@ -4,18 +4,14 @@ Only its owner can read the home, except `fleet.duckdb` and the Parquet files of
 of `published_mode`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from sr_assets.adapters.private import OWNERS_ALONE, refuse_foreign, tighten
 from sr_assets.domain.errors import ConfigurationError, RunError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PRIVATE_FOLDERS: Final = ("sites", "waiting", "spark", "dagster")
 _PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", ".fleet.duckdb.new")

@@ -1,7 +1,5 @@
 """File locks, by which processes exclude each other. The kernel frees a lock however its holder ends."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -3,18 +3,14 @@
 A line about a stream begins with its label, `name/stream`, which also identifies its run. Pass numbers as `extra`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
 import sys
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
-from typing import TYPE_CHECKING, Any, Final, Literal
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, Final, Literal
 
 #: The attributes of every record; all others were passed as `extra`.
 _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})

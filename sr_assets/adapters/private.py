@@ -1,20 +1,16 @@
 """Private folders and files: no other user can read or lock them, or redirect them by a link."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import pwd
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import Final, TextIO
 
 from sr_assets.domain.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OWNERS_ALONE: Final = 0o077
 

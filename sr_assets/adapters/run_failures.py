@@ -1,18 +1,14 @@
 """`run_failures.json`: the last failure of each job whose run failed before it could record that in a site's state."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, write_private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _FILE: Final = "run_failures.json"
 

@@ -17,9 +17,9 @@ from sr_assets.cli.render import Format, Lines, show
 from sr_assets.cli.warnings import note_age
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.received import Advisory
 
 if TYPE_CHECKING:
-    from sr_assets.domain.received import Advisory
     from sr_assets.settings import Settings
     from sr_assets.stages.feeds.follow import Follower
 

@@ -4,18 +4,14 @@ A narrow window keeps the columns in `first`, shortened if necessary, and as man
 omitted ones. A pipe receives every column at full width.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from rich.cells import cell_len, set_cell_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _GAP: Final = 2
 #: A kept column is shortened to this width before another column is omitted.

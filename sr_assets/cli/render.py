@@ -3,8 +3,6 @@
 JSON is one array of objects, or one object per line; CSV has a header. Both have times in ISO 8601, UTC.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import itertools

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +17,6 @@ from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from sr_assets.settings import Settings
     from sr_assets.stages.topology.report import Report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -9,11 +10,9 @@ import click
 from sr_assets.adapters.logs import print_error
 from sr_assets.cli.base import cli, configured, form_option
 from sr_assets.cli.render import Format, print_note, show
+from sr_assets.domain.topology.plan import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sr_assets.domain.topology.plan import Step
     from sr_assets.settings import Settings
     from sr_assets.stages.topology.planning import Plan
     from sr_assets.stages.topology.survey import Survey

@@ -10,6 +10,7 @@ import io
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
@@ -20,13 +21,11 @@ from rich.text import Text
 
 from sr_assets.cli.base import SECONDS, configured, form_option
 from sr_assets.cli.layout import note
+from sr_assets.cli.render import Format
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sr_assets.cli.render import Format
     from sr_assets.settings import Settings
 
 _DEFAULT: Final = "2s"

@@ -1,7 +1,5 @@
 """The messages that a site publishes: advisories (Choria's version 2 with extensions, or version 1) and heartbeats."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from typing import Final

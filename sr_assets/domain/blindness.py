@@ -7,16 +7,12 @@ the covered time.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sr_assets.domain.positions import merge_ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.positions import SequenceRange, merge_ranges
 
 #: Maximum number of spans of a stream; beyond it the closest ones are merged.
 MAX_BLIND_SPANS: Final = 1_000

@@ -1,16 +1,12 @@
 """Calendar days of a time zone as spans of unix nanoseconds, and the due days of a daily table."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from sr_assets.domain.positions import SECOND_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 #: Maximum number of days that schedules recompute; a longer pause needs a backfill.
 MAX_DUE_DAYS: Final = 31

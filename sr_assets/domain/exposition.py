@@ -4,15 +4,11 @@
 alert rules do not have.
 """
 
-from __future__ import annotations
-
 import math
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import Final, Literal, NamedTuple
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES: Final = {"\\": "\\\\", "\n": "\\n", '"': '\\"'}

@@ -4,8 +4,6 @@ A heartbeat has the header `Choria-SR-Subject`. Each hop adds a `Choria-SR-Sourc
 that it read.
 """
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from sr_assets.domain.messages import SOURCE_HEADER, header_values, parse_origin

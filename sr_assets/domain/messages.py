@@ -7,11 +7,9 @@ server, except for the list of headers that a copy must not have.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final, NamedTuple
 
 SOURCE_HEADER: Final = b"Choria-SR-Source"
 MESSAGE_ID_HEADER: Final = b"Nats-Msg-Id"

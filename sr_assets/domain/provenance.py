@@ -1,7 +1,5 @@
 """The only place that decides whether a message in a target is one of our copies."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ repetition or batch boundaries. Ours rank by epoch and `transition`. The Stream 
 ours, by `timestamp`; within one second the later one in the life cycle wins.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import uuid

@@ -3,8 +3,6 @@
 Other payloads are valid; they have no metadata.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -3,8 +3,6 @@
 `inspect` parses the payload once for both. Invalid content never raises: its sender is None.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

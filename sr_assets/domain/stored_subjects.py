@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.domain.subjects import covers, overlaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     #: The stored patterns of the stream that a source or mirror reads, or None if they are unknown.
     Upstream = Callable[[Mapping[str, Any]], tuple[str, ...] | None]
 

@@ -1,12 +1,8 @@
 """Subjects: tokens, wildcards, and the subjects of copies and advisories. Pure string rules."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 _TEMPLATE_FIELD: Final = re.compile("%[sv]")
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")

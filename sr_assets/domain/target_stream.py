@@ -1,15 +1,11 @@
 """The configuration of a new target stream, and a sequence that no stream can reach."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.subjects import covers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 #: The last sequence of no stream: every stream refuses a publish that expects it, with code 10071.
 IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614

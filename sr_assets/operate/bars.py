@@ -1,20 +1,15 @@
 """Progress bars on a terminal for long work: amount done, rate and remaining time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from sr_assets.stages.progress import show_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

@@ -1,16 +1,13 @@
 """The documents under `/docs/` of the webserver, to which the descriptions of assets link."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from markdown_it import MarkdownIt
 
-if TYPE_CHECKING:
-    from sr_assets.operate.ui_access import Application, Receive, Scope, Send
+from sr_assets.operate.ui_access import Application, Receive, Scope, Send
 
 _FOLDER: Final = Path(__file__).parents[1] / "docs"
 _PATH: Final = re.compile(r"/docs/([a-z]+\.md)")

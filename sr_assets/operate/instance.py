@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 import uuid
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,13 +17,11 @@ from sr_assets.adapters.home import open_home, refuse_foreign_home
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
+from sr_assets.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dagster import DagsterInstance
 
-    from sr_assets.settings import Settings
 
 logger = logging.getLogger(__name__)
 

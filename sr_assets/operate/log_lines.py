@@ -4,8 +4,6 @@ Children write into a pipe. JSON lines pass unchanged; other text becomes an eve
 Immediately following lines, such as a traceback, are appended to the event.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -14,16 +12,13 @@ import re
 import select
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import datetime
 from logging.handlers import WatchedFileHandler
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sr_assets.adapters.logs import JsonLines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sr_assets.settings import Settings
+from sr_assets.settings import Settings
 
 #: An event ends after this pause, or after this number of lines.
 _FOLLOWS_SECONDS: Final = 0.2

@@ -1,7 +1,5 @@
 """Signals and child processes: handling of Ctrl-C and SIGTERM, and children that never outlive their parent."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -10,11 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Final
 
 # The exit code of shells after Ctrl-C.
 INTERRUPTED: Final = 130

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.logs import print_error, print_warning
+from sr_assets.settings import Entry, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from dagster import DagsterEvent, ExecuteInProcessResult
 
-    from sr_assets.settings import Entry, Kind
 
 #: By kind of entry: the asset whose metadata is printed, and the metadata key of each printed verb.
 _COUNTERS: Final[Mapping[Kind, tuple[str, Mapping[str, str]]]] = {

@@ -1,14 +1,13 @@
 """The runs of `sr-assets run`: one child process per site, `python -m sr_assets.operate SITE`, in parallel."""
 
-from __future__ import annotations
-
 import contextlib
+import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from sr_assets.adapters.logs import print_error
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
@@ -17,13 +16,8 @@ from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_o
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
 from sr_assets.operate.report import print_line
+from sr_assets.settings import Entry, Settings
 from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Sequence
-
-    from sr_assets.settings import Entry, Settings
 
 
 def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:

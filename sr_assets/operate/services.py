@@ -1,7 +1,5 @@
 """The services of `sr-assets up`: Dagster's code server, daemon and webserver as child processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -10,9 +8,10 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
@@ -26,11 +25,7 @@ from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
 from sr_assets.operate.report import print_line
 from sr_assets.operate.ui_access import read_logins
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from sr_assets.settings import Settings
+from sr_assets.settings import Settings
 
 _MODULE: Final = "sr_assets.definitions"
 _LOOPBACK: Final = "127.0.0.1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,10 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import recorded_signals
 from sr_assets.operate.report import report_run
+from sr_assets.settings import Entry, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
-
-    from sr_assets.settings import Entry, Settings
 
 
 def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:

@@ -4,8 +4,6 @@ Every web page in a browser and every user of the machine can connect to loopbac
 launch and terminate runs.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hmac

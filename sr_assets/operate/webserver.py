@@ -1,18 +1,14 @@
 """`python -m sr_assets.operate.webserver`: Dagster's UI with access control on loopback, a child process of `services`."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sr_assets.operate.documents import DocumentsMiddleware
 from sr_assets.operate.ui_access import AccessMiddleware, read_logins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
 _DATABASE = (15_000, 3_600, 20)

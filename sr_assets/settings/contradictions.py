@@ -3,20 +3,15 @@
 Each function raises ValueError with the message about the first contradiction.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from sr_assets.domain import subjects
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings.names import asset_name, rewritten
+from sr_assets.settings.streams import StreamSettings
 from sr_assets.settings.values import shown
-
-if TYPE_CHECKING:
-    from sr_assets.settings.streams import StreamSettings
 
 _EXTRACTORS = "one of inspect_field, inspect_header or inspect_subject_token"
 

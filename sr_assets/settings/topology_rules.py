@@ -3,19 +3,13 @@
 They include settings that a server would refuse or ignore.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 from sr_assets.domain import subjects
+from sr_assets.domain.topology.wanted import Upstream, WantedStream
 from sr_assets.settings.names import asset_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from sr_assets.domain.topology.wanted import Upstream, WantedStream
-    from sr_assets.settings.native_streams import NativeStreamBlock, UpstreamBlock
+from sr_assets.settings.native_streams import NativeStreamBlock, UpstreamBlock
 
 
 def refuse_contradiction(stream: NativeStreamBlock) -> NativeStreamBlock:

@@ -3,29 +3,24 @@
 A message that the source has lost since it was copied is staged from the target.
 """
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.copying.fetching import fetch
+from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.copying.sending import Sender, StopError
 from sr_assets.adapters.published.history import StagedFiles
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import other_writer_text
 from sr_assets.domain.subjects import source_subject
 from sr_assets.domain.tracking.rules import ALL, untracked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sr_assets.adapters.copying.plan import CopyPlan
-    from sr_assets.domain.messages import Message
 
 _TARGET: Final = "sr-assets writer: target"
 _STAGED_AT_ONCE: Final = 500

@@ -6,33 +6,27 @@ the fence therefore bounds the time until the last write. None of these consumer
 docs/decisions/0021-clusters-that-share-nothing.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import TracebackType
+from typing import Any, Final, Self
 
 from sr_assets.adapters.connection_file import open_connection
+from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.jetstream import (
     CONSUMER_EXISTS,
     CONSUMER_NOT_FOUND,
     STREAM_NOT_FOUND,
     ApiError,
+    JetStreamApi,
     consumer_creation,
 )
-from sr_assets.adapters.wire import WireError
+from sr_assets.adapters.wire import Connection, WireError
 from sr_assets.domain.errors import ExecutorLostError
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from sr_assets.adapters.copying.plan import CopyPlan
-    from sr_assets.adapters.jetstream import JetStreamApi
-    from sr_assets.adapters.wire import Connection
 
 #: How long a writer may write after it has checked its fence.
 LEASE_SECONDS: Final = 10.0

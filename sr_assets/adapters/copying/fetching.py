@@ -1,20 +1,14 @@
 """Reading of a batch's messages from the source, and detection of messages that it no longer holds."""
 
-from __future__ import annotations
-
 import bisect
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from sr_assets.adapters import wire
+from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.jetstream import ApiError
 from sr_assets.domain.errors import TransientError
+from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, parse_rfc3339_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sr_assets.adapters.copying.plan import CopyPlan
-    from sr_assets.domain.messages import Message
 
 
 def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iterator[tuple[list[Message], list[int]]]:

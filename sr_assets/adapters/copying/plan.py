@@ -1,17 +1,13 @@
 """The plan of a batch's copies, and its encoding as the option of a Spark write."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.provenance import Identity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)

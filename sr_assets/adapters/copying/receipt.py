@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final, Self
+from pathlib import Path
+from typing import Final, Self
 
 from sr_assets.adapters.private import write_private
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 #: At most this many heartbeats of a batch are measured.
 MOST_HEARTBEATS: Final = 32

@@ -4,33 +4,25 @@ A refused or unacknowledged message is sent again. Only a message that the targe
 `domain/refusals.py` decides. Any other refusal that lasts ends the stream's run with its intent open.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked
+from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked, Receipt
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.heartbeats import is_heartbeat
-from sr_assets.domain.messages import header_writer
+from sr_assets.domain.messages import Message, header_writer
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.provenance import find_copy, other_writer_text
+from sr_assets.domain.provenance import CopyOf, find_copy, other_writer_text
 from sr_assets.domain.refusals import Reaction, is_subject_full, reaction
 from sr_assets.domain.subjects import matcher, printable, target_subject
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from sr_assets.adapters.copying.plan import CopyPlan
-    from sr_assets.adapters.copying.receipt import Receipt
-    from sr_assets.domain.messages import Message
-    from sr_assets.domain.provenance import CopyOf
 
 _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from sr_assets.adapters.published.daily import AVAILABILITY
 from sr_assets.adapters.published.queries import ask, day_parameters
+from sr_assets.adapters.published.reading import Rows
+from sr_assets.domain.days import Day
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import date
-    from pathlib import Path
-
     import pyarrow as pa
 
     from sr_assets.adapters.published.node_histories import Histories
-    from sr_assets.adapters.published.reading import Rows
-    from sr_assets.domain.days import Day
 
 By = Literal["node", "site", "day"]
 

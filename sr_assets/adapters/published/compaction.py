@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -21,9 +23,6 @@ from sr_assets.adapters.private import share_as_folder
 from sr_assets.adapters.published.history import GROUP_ROWS, file_mark, file_range, open_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 #: Number of files of a level that become one file of the next.

@@ -3,22 +3,18 @@
 Each day is one file, `<folder>/YYYY-MM-DD.parquet`, replaced atomically.
 """
 
-from __future__ import annotations
-
 import glob
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import duckdb
 
 from sr_assets.adapters.private import make_shared_folder
 from sr_assets.adapters.published.table import literal
 from sr_assets.domain.errors import RunError, cannot_write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 #: A file without rows, so that the view's pattern always matches one.
 _EMPTY: Final = "0000-00-00.parquet"

@@ -4,20 +4,13 @@ All rows are written again if a base row changed or was deleted without a newer 
 written as many rows as the base file holds. So each row is written about three times.
 """
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Final
 
-from typing import TYPE_CHECKING, Final
+import duckdb
 
-from sr_assets.adapters.published.publication import BaseFile
-from sr_assets.adapters.published.table import literal
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import duckdb
-
-    from sr_assets.adapters.published.publication import Written
-    from sr_assets.adapters.published.table import Table
+from sr_assets.adapters.published.publication import BaseFile, Written
+from sr_assets.adapters.published.table import Table, literal
 
 #: Below this number of rows, writing all of them is as fast as finding the new ones.
 LARGE: Final = 10_000

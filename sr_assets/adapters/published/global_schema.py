@@ -3,8 +3,6 @@
 Column `feed` is `name/stream` of the feed; `name` is the site that an advisory came from.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from sr_assets.adapters.published.table import Growth, Table, at

@@ -6,13 +6,13 @@ the source its sequences mean other messages: file names then end in `-<created 
 are compared or compacted with each other.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Self
+from pathlib import Path
+from typing import Final, Self
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -20,15 +20,10 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from sr_assets.adapters.private import make_shared_folder, share_as_folder
+from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.subjects import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from sr_assets.domain.messages import Message
-    from sr_assets.domain.positions import SequenceRange
 
 _CHUNK: Final = 500
 _MOST_CHUNKS: Final = 4

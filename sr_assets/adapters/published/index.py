@@ -1,13 +1,12 @@
 """`fleet.duckdb`: views over the files of all sites' publications. Each publication replaces it atomically."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import stat
 import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import duckdb
 
@@ -44,9 +43,6 @@ from sr_assets.adapters.published.schema import (
 )
 from sr_assets.adapters.published.table import literal
 from sr_assets.domain.errors import RunError, cannot_write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 _MOVE_SECONDS: Final = 5.0
 

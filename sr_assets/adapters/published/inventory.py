@@ -5,7 +5,10 @@ Add a property here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
@@ -13,19 +16,14 @@ import pyarrow as pa
 
 from sr_assets.adapters.published.daily import INVENTORY
 from sr_assets.adapters.published.queries import ask, day_parameters
+from sr_assets.adapters.published.reading import Rows
 from sr_assets.adapters.published.table import literal
-from sr_assets.domain.days import date_at
+from sr_assets.domain.days import Day, date_at
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import parse_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import date
-    from pathlib import Path
-
     from sr_assets.adapters.published.node_histories import Histories
-    from sr_assets.adapters.published.reading import Rows
-    from sr_assets.domain.days import Day
 
 #: Properties with several values per node.
 SEVERAL: Final = frozenset({"class", "agent"})

@@ -4,17 +4,16 @@ A replaced `fleet.duckdb` keeps a hard link in `published/earlier`, by which the
 open. As long as one has, the Parquet files of its views stay. The lock `fleet.lock` protects both files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.locking import lock, read_holder, write_holder
@@ -22,9 +21,6 @@ from sr_assets.adapters.private import make_shared_folder, open_private, write_p
 from sr_assets.adapters.published.publication import FOLDER, publication_folder, read_publication
 from sr_assets.adapters.published.schema import SCHEMA_VERSION
 from sr_assets.domain.errors import RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: A replaced file counts as open for this long: without leases, a reader is invisible until it locks the file.
 _GRACE_SECONDS: Final = 10.0

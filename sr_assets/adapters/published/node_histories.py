@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import duckdb
+
 from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.domain.days import Day
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    import duckdb
     import pyarrow as pa
 
-    from sr_assets.domain.days import Day
 
 #: Status codes for Spark, before and after a transition.
 UP, TIMEOUT, RETIRED = 0, 1, 2

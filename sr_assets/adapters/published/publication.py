@@ -1,12 +1,12 @@
 """A site's publication: writing its Parquet files, and `published/name=…/publication.json`, which names them."""
 
-from __future__ import annotations
-
 import json
 import os
 import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from pathlib import Path
+from typing import Final, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 import duckdb
@@ -15,14 +15,8 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import share_as_folder, write_private
 from sr_assets.adapters.published.schema import SCHEMA_VERSION
-from sr_assets.adapters.published.table import literal
+from sr_assets.adapters.published.table import Table, literal
 from sr_assets.domain.errors import RunError, cannot_write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from sr_assets.adapters.published.table import Table
 
 #: Folder of the home with a folder of files for each site.
 FOLDER: Final = "published"

@@ -6,7 +6,9 @@ the next open sees the new one. Payloads are not copied: `node_snapshots` is a v
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -26,14 +28,10 @@ from sr_assets.adapters.published.publication import (
     write_publication,
 )
 from sr_assets.adapters.published.schema import TABLES, TOPOLOGY_SITE, TOPOLOGY_TABLES
-from sr_assets.adapters.published.table import literal
+from sr_assets.adapters.published.table import Table, literal
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sr_assets.adapters.published.table import Table
     from sr_assets.adapters.state.store import SiteState
 
 

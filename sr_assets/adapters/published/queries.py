@@ -4,20 +4,14 @@ Add a function for a new query of a command. Every query is confined to the publ
 RunError before the first publication.
 """
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from pathlib import Path
+from typing import Final
 
-from typing import TYPE_CHECKING, Final
-
-from sr_assets.adapters.published.reading import open_fleet, read_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import date, datetime
-    from pathlib import Path
-
-    from sr_assets.adapters.published.daily import DailyTable
-    from sr_assets.adapters.published.reading import Rows
-    from sr_assets.domain.days import Day
+from sr_assets.adapters.published.daily import DailyTable
+from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows
+from sr_assets.domain.days import Day
 
 #: The watermark of the feed that a row of a global table comes from.
 _FEED_CLOCK: Final = "(SELECT name || '/' || stream AS feed, watermark FROM replication) AS r"

@@ -3,13 +3,13 @@
 Readers and publishers never wait for each other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import duckdb
 
@@ -26,10 +26,6 @@ from sr_assets.adapters.published.schema import (
 )
 from sr_assets.adapters.published.table import literal
 from sr_assets.domain.errors import ConfigurationError, RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 #: Memory limit of a confined connection, which cannot spill to disk.
 MEMORY: Final = "1GiB"

@@ -6,6 +6,7 @@ Add a table here, or in `global_schema` for a centre.
 from __future__ import annotations
 
 import glob
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.home import OtherSchemaError
@@ -14,8 +15,6 @@ from sr_assets.adapters.published.table import Growth, Table, at, literal
 from sr_assets.domain.positions import DAY_NS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import duckdb
 
 #: Version of the tables; files of another version are refused.

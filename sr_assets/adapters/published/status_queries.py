@@ -3,21 +3,16 @@
 Sites and transitions come from the feeds, and from this installation where no feed reports them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
 
 from sr_assets.adapters.published.availability import availability
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.domain.errors import SrAssetsError
-
-if TYPE_CHECKING:
-    from datetime import datetime
-    from pathlib import Path
-
-    import duckdb
 
 #: Number of displayed transitions, and of the least available nodes.
 MOST_TRANSITIONS: Final = 15

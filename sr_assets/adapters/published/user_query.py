@@ -1,22 +1,18 @@
 """A user's own SQL on the published tables, with limits of time and memory."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import resource
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import duckdb
 
 from sr_assets.adapters.published.reading import OutOfMemoryError, open_fleet, start_query
 from sr_assets.domain.errors import RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import duckdb
 
 T = TypeVar("T")
 

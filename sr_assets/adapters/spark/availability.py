@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
 
 from sr_assets.adapters.spark.schemas import rows_of
 from sr_assets.adapters.spark.status_intervals import (
@@ -17,16 +19,13 @@ from sr_assets.adapters.spark.status_intervals import (
     column,
     compute,
 )
+from sr_assets.domain.days import Day
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import pyarrow as pa
     from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
     from sr_assets.adapters.published.node_histories import History
-    from sr_assets.domain.days import Day
 
 _MEASURED: Final = (
     "key int, day int, up_ns long, timeout_ns long, retired_ns long, blind_ns long, transitions int, outages int,"

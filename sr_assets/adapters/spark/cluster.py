@@ -11,7 +11,9 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters.spark.config import JAVA_OPTIONS
@@ -20,9 +22,6 @@ from sr_assets.adapters.spark.shipping import package_archive
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 _CONNECT_SECONDS: Final = 5.0

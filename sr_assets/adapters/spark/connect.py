@@ -8,6 +8,8 @@ import logging
 import os
 import uuid
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from sr_assets.adapters.private import write_private
@@ -15,9 +17,6 @@ from sr_assets.adapters.spark.config import session_config, source_digest
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from sr_assets.adapters.spark.engine import Engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -18,14 +19,12 @@ from sr_assets.adapters.spark.status_intervals import (
     expand,
     items,
 )
+from sr_assets.domain.days import Day
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
-    from sr_assets.domain.days import Day
 
 _OBSERVED: Final = "observed_day ARRAY<INT>, holds_until_ns ARRAY<BIGINT>, held ARRAY<ARRAY<INT>>"
 _COUNTED: Final = "stream int, day int, value_number int, nodes long, came long, went long"

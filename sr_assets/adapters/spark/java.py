@@ -1,7 +1,5 @@
 """The Java of the Spark engine: the machine's own, else the packaged runtime."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -14,23 +14,22 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import PackedConnection, open_connection, unpacked
 from sr_assets.adapters.copying.fence import Lease
+from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.spark import schemas
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import SrAssetsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import pyarrow as pa
 
-    from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.adapters.spark.source import RangePartition
 
 #: One row of a writer's result: a piece of the file `name`, or its receipt if `name` is RECEIPT.

@@ -5,10 +5,15 @@ A range's rows, and a batch's receipts and staged files, return as a job's rows:
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sr_assets.adapters.connection_file import pack_connection
+from pyspark.sql import DataFrame, SparkSession
+
+from sr_assets.adapters.connection_file import PackedConnection, pack_connection
+from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.spark.cluster import count_cores, watched
 from sr_assets.adapters.spark.jobs import COPIED_SCHEMA, TRIED_SCHEMA, CopyJob, ReadJob, TryJob, take_result
 from sr_assets.adapters.spark.schemas import arrow_schema
@@ -16,15 +21,8 @@ from sr_assets.adapters.spark.shipping import task_of
 from sr_assets.adapters.spark.source import JetStreamReader, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
-    from sr_assets.adapters.connection_file import PackedConnection
-    from sr_assets.adapters.copying.plan import CopyPlan
-    from sr_assets.adapters.copying.receipt import Receipt
-    from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.shipping import Job
 
 #: Tasks per core that test every link, so that each executor gets one.

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from sr_assets.adapters.spark.engine import start_engine
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, RunError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
     from sr_assets.settings import SparkSettings

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import pickle
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,8 +17,6 @@ from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.spark.config import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import pyarrow as pa
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]

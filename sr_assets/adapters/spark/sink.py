@@ -3,15 +3,14 @@
 Payloads never pass through the JVM: a row contains a sequence, and the task fetches and publishes that message.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sr_assets.adapters.copying.copier import Copier
@@ -20,9 +19,6 @@ from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.garbage import gc_paused
 from sr_assets.adapters.locking import lock
 from sr_assets.domain.errors import RunError, cannot_write
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _LOCK_SECONDS: Final = 60.0
 

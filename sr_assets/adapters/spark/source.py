@@ -8,6 +8,7 @@ between tasks.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,13 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.spark.schemas import arrow_schema, rows_of
+from sr_assets.domain.messages import Message
+from sr_assets.domain.senders import SenderExtractor
 from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     import pyarrow as pa
 
-    from sr_assets.domain.messages import Message
-    from sr_assets.domain.senders import SenderExtractor
 
 FORMAT = "jetstream"
 #: One row per message: source sequence, stored time in unix ns, subject, unchanged header block, payload.

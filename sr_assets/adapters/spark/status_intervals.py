@@ -6,23 +6,21 @@ A task gets whole nodes, so that tasks exchange no data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 
-from sr_assets.adapters.spark.shipping import task_of
+from sr_assets.adapters.spark.shipping import Job, task_of
+from sr_assets.domain.days import Day
 from sr_assets.domain.tracking.rules import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
     from pyspark.sql import SparkSession
 
-    from sr_assets.adapters.spark.shipping import Job
-    from sr_assets.domain.days import Day
 
 #: A node's status in a history.
 UP, TIMEOUT, RETIRED = range(len(Status))

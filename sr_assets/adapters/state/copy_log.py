@@ -5,17 +5,12 @@ failure can only undo younger copies. Each batch is one row of runs: `length` co
 `sequence` on have the target sequences from `target_sequence` on.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
 from sr_assets.domain.positions import SequenceRange
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 RETENTION_NS: Final = 3_600 * 1_000_000_000
 SCHEMA: Final = """

@@ -4,17 +4,12 @@ The transaction that commits the counted work also adds to the counter, so count
 decrease. Reading and copying commit concurrently, therefore each row has one writer.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 SCHEMA: Final = """
 CREATE TABLE counters (stream VARCHAR, counter VARCHAR, label VARCHAR, total DOUBLE);

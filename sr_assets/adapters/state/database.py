@@ -4,21 +4,17 @@ Times are unix nanoseconds. Tables have no keys or indexes: scanning a column is
 slowly.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import duckdb
 
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, heartbeats, nodes, snapshot_index
 from sr_assets.domain.errors import RunError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCHEMA_VERSION: Final = 1
 

@@ -1,17 +1,12 @@
 """A stream's gaps in `state.duckdb`: holes in its source, adjacent ones merged into one row."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final, TypedDict
+from collections.abc import Iterable
+from typing import Final, TypedDict
 
 import pyarrow as pa
 
 from sr_assets.adapters.state.stream_table import StreamTable
 from sr_assets.domain.positions import DAY_NS, SequenceRange
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 #: Limit of new rows of a stream in one run; the last row of the reason counts further gaps.
 MOST_ROWS: Final = 1_000

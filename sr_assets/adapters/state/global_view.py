@@ -7,17 +7,15 @@ and NULL in the published tables.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sr_assets.domain.received import BLIND_AFTER, RANK
+from sr_assets.domain.received import BLIND_AFTER, RANK, Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import duckdb
     import pyarrow as pa
 
-    from sr_assets.domain.received import Observation
 
 #: Limit of stored rejected messages, for all feeds of a configuration together; more are only counted.
 MAX_REJECTS: Final = 10_000

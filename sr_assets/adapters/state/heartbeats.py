@@ -1,16 +1,11 @@
 """Heartbeats among a stream's copies of the last hour, in `state.duckdb`: the transit time of each hop."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
+from sr_assets.domain.heartbeats import Hop
 from sr_assets.domain.positions import SECOND_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sr_assets.domain.heartbeats import Hop
 
 SCHEMA: Final = """
 CREATE TABLE heartbeats (

@@ -1,17 +1,13 @@
 """The site lock: a process must hold it to work on a site."""
 
-from __future__ import annotations
-
 import os
 import time
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 from sr_assets.adapters.locking import lock, read_holder, write_holder
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.domain.errors import RunError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class SiteBusyError(RunError):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
 from sr_assets.domain.tracking.rules import NODE_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import pyarrow as pa
 
 SCHEMA: Final = """

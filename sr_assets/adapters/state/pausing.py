@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.locking import lock
@@ -15,9 +17,6 @@ from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from sr_assets.settings import Settings, StreamSettings
 
 _MARKER: Final = "paused.json"

@@ -1,7 +1,5 @@
 """Records of a site's state, their fields in the order of the columns: intents, and reading and copying progress."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

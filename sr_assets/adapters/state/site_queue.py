@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.private import own_folder, write_private
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sr_assets.settings import Settings
 
 _FOLDER: Final = "waiting"

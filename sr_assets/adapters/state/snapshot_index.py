@@ -4,16 +4,11 @@ Paths are relative to the home (`snapshots/name=…`), so that a home can be mov
 `replaced`: its rows no longer count, and the file stays until no reader has it open.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 #: SQL expression for a file's path relative to its home, given its whole path.
 _RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"

@@ -6,14 +6,13 @@ import contextlib
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.private import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sr_assets.settings import Entry
 
 STATUS_FILE: Final = "status.json"

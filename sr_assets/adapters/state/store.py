@@ -7,10 +7,13 @@ copying run concurrently in that process, each with its own connection (`second_
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 import duckdb
+import pyarrow as pa
 
 from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.adapters.state.copy_queue import CopyQueue
@@ -24,13 +27,6 @@ from sr_assets.adapters.state.outbox import Outbox
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
 from sr_assets.domain.errors import RunError, cannot_write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import pyarrow as pa
-
 
 #: Tables that hold the current state of a stream.
 _CURRENT: Final = (

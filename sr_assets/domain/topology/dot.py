@@ -1,11 +1,6 @@
 """A graph in the DOT language of graphviz."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sr_assets.domain.topology.graph import Graph
+from sr_assets.domain.topology.graph import Graph
 
 
 def dot(graph: Graph) -> str:

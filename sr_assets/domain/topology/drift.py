@@ -1,20 +1,14 @@
 """The differences between an existing stream and its configuration, and their remedies."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.positions import parse_rfc3339_ns
-from sr_assets.domain.topology.found import upstream_identity
-from sr_assets.domain.topology.wanted import DEFAULTS, OWNER
-
-if TYPE_CHECKING:
-    from sr_assets.domain.topology.found import FoundStream
-    from sr_assets.domain.topology.wanted import WantedStream
+from sr_assets.domain.topology.found import FoundStream, upstream_identity
+from sr_assets.domain.topology.wanted import DEFAULTS, OWNER, WantedStream
 
 Version = tuple[int, int, int]
 

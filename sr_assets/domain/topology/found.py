@@ -1,16 +1,12 @@
 """A stream as its server reports it, with its mirror or sources; parsed from the JSON of `STREAM.LIST`."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets.domain.topology.wanted import Transform
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NativeKind = Literal["mirror", "source"]
 _DOMAIN: Final = re.compile(r"\$JS\.([^.]+)\.API")

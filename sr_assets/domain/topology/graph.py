@@ -1,14 +1,10 @@
 """Links as a graph: a node is a stream of a domain, an edge a link with its colour and label."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sr_assets.domain.topology.links import Link
+from sr_assets.domain.topology.links import Link
 
 _COLOURS: Final = {"mirror": "blue", "source": "green", "replica": "black", "feed": "gray"}
 _DEAD: Final = "red"

@@ -1,19 +1,14 @@
 """A link from an origin to the stream that copies it: its state, its limits, and the identification of its copies."""
 
-from __future__ import annotations
-
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from sr_assets.domain.positions import SECOND_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sr_assets.domain.topology.found import FoundLink
+from sr_assets.domain.topology.found import FoundLink
 
 LinkKind = Literal["mirror", "source", "replica", "feed"]
 

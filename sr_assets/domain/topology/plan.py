@@ -1,20 +1,13 @@
 """The steps that bring streams to their configuration, their order, and the reasons against a step."""
 
-from __future__ import annotations
-
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from sr_assets.domain.topology.drift import Drift, Remedy, compare, kept_metadata, updated
-from sr_assets.domain.topology.wanted import OWNER
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from sr_assets.domain.topology.drift import Version
-    from sr_assets.domain.topology.found import FoundStream
-    from sr_assets.domain.topology.wanted import WantedStream
+from sr_assets.domain.topology.drift import Drift, Remedy, Version, compare, kept_metadata, updated
+from sr_assets.domain.topology.found import FoundStream
+from sr_assets.domain.topology.wanted import OWNER, WantedStream
 
 Manage = Literal["observe", "create", "reconcile"]
 

@@ -1,14 +1,10 @@
 """A configured stream, and its JetStream configuration."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.positions import format_rfc3339_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: The metadata key with the name of the replicator that created or adopted a stream.
 OWNER: Final = "sr_assets.replicator"

@@ -13,13 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.tracking.rows import folded_rows, folded_table, transition_row
-from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Reason, Sighting, Status, sight, splay_ns
+from sr_assets.domain.tracking.rules import (
+    NODE_COLUMNS,
+    NodeState,
+    Policy,
+    Reason,
+    Sighting,
+    Status,
+    Transition,
+    sight,
+    splay_ns,
+)
 
 if TYPE_CHECKING:
-    from sr_assets.domain.blindness import BlindSpans
-    from sr_assets.domain.tracking.rules import Transition
-
     Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Codes = np.ndarray[tuple[int], np.dtype[np.int8]]

@@ -1,19 +1,13 @@
 """Arrow rows of node states, decisions and transitions."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
-from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Status, deadline_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sr_assets.domain.blindness import BlindSpans
-    from sr_assets.domain.tracking.rules import Policy, Transition
+from sr_assets.domain.blindness import BlindSpans
+from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Status, Transition, deadline_ns
 
 _STATE_FIELDS: Final = tuple((name, pa.string() if name == "status" else pa.int64()) for name in NODE_COLUMNS)
 #: A node's state with its sweep deadline.

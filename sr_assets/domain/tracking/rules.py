@@ -3,17 +3,13 @@
 These rules of sampling and availability use integer nanoseconds of the source's stored times, and no clock.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.positions import SECOND_NS
-
-if TYPE_CHECKING:
-    from sr_assets.domain.blindness import BlindSpans
 
 
 class Status(StrEnum):

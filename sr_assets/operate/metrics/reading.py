@@ -3,13 +3,13 @@
 Files are read again only after they were replaced. No state of a running site is opened and no server is queried.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -22,12 +22,7 @@ from sr_assets.operate.metrics.replicator import LEGACY, REPLICATOR
 from sr_assets.operate.metrics.stream import StreamNumbers
 from sr_assets.operate.metrics.stream_metrics import STREAM_METRICS
 from sr_assets.operate.metrics.table_metrics import TABLE_METRICS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sr_assets.settings import Settings
+from sr_assets.settings import Settings
 
 Rows = dict[str, list[tuple[Any, ...]]]
 

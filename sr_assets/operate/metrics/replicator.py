@@ -3,19 +3,13 @@
 Covers its second generation and, with `legacy`, its first. The reference lists the omitted metrics and the reasons.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from sr_assets.domain.exposition import MetricKind, Sample, labels
 from sr_assets.domain.tracking.rules import Event
-from sr_assets.operate.metrics.stream import Metric, counted, number, per_stream, summed
+from sr_assets.operate.metrics.stream import Metric, StreamNumbers, Value, counted, number, per_stream, summed
 from sr_assets.settings import StreamSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sr_assets.operate.metrics.stream import StreamNumbers, Value
 
 _PREFIX: Final = "choria_stream_replicator_"
 _LEGACY_PREFIX: Final = "stream_replicator_"

@@ -3,15 +3,15 @@
 A problem with either never stops replication: a busy port or a missing folder logs one line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from socket import AF_INET6, getaddrinfo
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import write_private
@@ -20,12 +20,7 @@ from sr_assets.domain.exposition import CONTENT_TYPE
 from sr_assets.operate.metrics.reading import Exposition
 from sr_assets.operate.page import PAGE_HEADERS, PAGE_PATHS, PagePublisher
 from sr_assets.operate.report import print_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sr_assets.settings import MetricsSettings, Settings
+from sr_assets.settings import MetricsSettings, Settings
 
 PATH: Final = "/metrics"
 #: The default port of `sr-assets metrics`, as in the Stream Replicator's shipped configuration.

@@ -1,16 +1,11 @@
 """The numbers of one stream or feed in its site's `status.json`, with its labels: the input of stream metrics."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.exposition import MetricKind, Sample, labels
 from sr_assets.settings import Entry, FeedSettings, StreamSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _NONE: Final[dict[str, float]] = {}
 

@@ -1,17 +1,11 @@
 """Metrics of every stream and feed, with the labels `name` and `stream`; list a new one in the reference too."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from sr_assets.domain.exposition import Sample
 from sr_assets.domain.tracking.rules import Status
-from sr_assets.operate.metrics.stream import Metric, number, per_stream
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sr_assets.operate.metrics.stream import StreamNumbers
+from sr_assets.operate.metrics.stream import Metric, StreamNumbers, number, per_stream
 
 
 def _nodes(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:

@@ -3,14 +3,10 @@
 Each has a query over `fleet.duckdb`: label columns first, the value last. A missing table yields no samples.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.exposition import MetricKind, Sample, labels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 class TableMetric(NamedTuple):

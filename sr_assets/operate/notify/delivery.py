@@ -4,29 +4,22 @@ Each target has its own thread, so that a hanging target delays no other. Progre
 repeats at most one, with the same event ids.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.operate.notify.events import SentFile, all_sent, pending
-from sr_assets.operate.notify.messages import messages
+from sr_assets.operate.notify.events import Sent, SentFile, all_sent, pending
+from sr_assets.operate.notify.messages import Event, messages
 from sr_assets.operate.notify.targets import NotSentError, send
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sr_assets.operate.notify.events import Sent
-    from sr_assets.operate.notify.messages import Event
-    from sr_assets.settings import NotifySettings, Settings
+from sr_assets.settings import NotifySettings, Settings
 
 _POLL_SECONDS: Final = 2.0
 #: Polling takes at most this share of a core.

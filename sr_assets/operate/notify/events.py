@@ -3,28 +3,22 @@
 Progress per stream is a time, before which all events are done, and the ids of later events that are done.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.adapters.run_failures import read_run_failures
+from sr_assets.adapters.run_failures import RunFailure, read_run_failures
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.messages import Event
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from sr_assets.adapters.run_failures import RunFailure
-    from sr_assets.settings import NotifySettings, Settings
+from sr_assets.settings import NotifySettings, Settings
 
 #: The minimum time between two recorded failures.
 _FAILURE_SECONDS: Final = 3_600.0

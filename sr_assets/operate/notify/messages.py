@@ -1,14 +1,10 @@
 """The content of notifications: JSON for webhooks such as Slack's, with a readable `text`."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
+from datetime import datetime
+from typing import Final
 
 #: More pending events than this become one digest.
 SINGLE: Final = 10

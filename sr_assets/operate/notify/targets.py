@@ -1,7 +1,5 @@
 """One attempt to send a notification by HTTP, command or mail; each ends within seconds."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import smtplib
@@ -10,11 +8,10 @@ import subprocess
 import urllib.error
 import urllib.request
 from email.message import EmailMessage
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from sr_assets.operate.notify.messages import Message
-    from sr_assets.settings import EmailSettings, NotifySettings
+from sr_assets.operate.notify.messages import Message
+from sr_assets.settings import EmailSettings, NotifySettings
 
 #: Time limit of a server's response and of a command.
 _ANSWER_SECONDS: Final = 10.0

@@ -8,19 +8,18 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.status_queries import Status, status
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.settings import Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from jinja2 import Template
 
-    from sr_assets.settings import Settings
 
 #: Most rows in a section.
 _MOST_ROWS: Final = 100

@@ -3,20 +3,15 @@
 Unlike metrics, the page contains names of nodes: only users who may read the published tables may see it.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from sr_assets.operate.page.rendering import render_problem
 from sr_assets.operate.ui_access import peer_user, refuse_foreign_page
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sr_assets.settings import Settings
+from sr_assets.settings import Settings
 
 PAGE_PATHS: Final = ("/", "/status")
 PAGE_HEADERS: Final = {

@@ -11,9 +11,11 @@ import pyarrow as pa
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.receipt import Parked, Receipt
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.counters import COPYING, Counter
-from sr_assets.adapters.state.gaps import gap_row
+from sr_assets.adapters.state.gaps import Gap, gap_row
+from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.heartbeats import Hop, hops
 from sr_assets.domain.positions import SequenceRange, merge_ranges
@@ -22,9 +24,6 @@ from sr_assets.stages.source.position import advance, note_read
 from sr_assets.stages.source.reading import gap_rows, save_gaps
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.gaps import Gap
-    from sr_assets.adapters.state.records import CopyState, Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
 

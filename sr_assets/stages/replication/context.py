@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.clock import Clock

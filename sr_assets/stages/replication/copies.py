@@ -5,11 +5,14 @@ The stored times of its messages show whether a source was recreated or rolled b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters import wire
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.senders import inspect
@@ -17,10 +20,6 @@ from sr_assets.stages.progress import LongWork
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.domain.messages import Message
     from sr_assets.settings import ClusterSettings, StreamSettings
     from sr_assets.stages.site import Site
 

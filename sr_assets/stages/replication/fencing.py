@@ -10,17 +10,16 @@ import contextlib
 import json
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.copying.fence import LAST_WRITE_SECONDS, forget_claims, make_fence, take_away
+from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.private import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sr_assets.adapters.copying.plan import CopyPlan
     from sr_assets.adapters.nats.cluster import Cluster
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ import os
 import tempfile
 import weakref
 from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     Rows = np.ndarray[tuple[int], np.dtype[np.void]]
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.gaps import gap_row
+from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.replication.writers import Writers
 from sr_assets.stages.source.reading import save_gaps
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.records import CopyState, Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
 logger = logging.getLogger(__name__)

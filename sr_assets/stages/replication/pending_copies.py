@@ -5,24 +5,21 @@ Each one is in the target, is made later (`due`), is read again after the new po
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sr_assets.adapters.state.gaps import gap_row
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.state.gaps import Gap, gap_row
+from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
-from sr_assets.stages.replication.copies import read_stream
+from sr_assets.settings import StreamSettings
+from sr_assets.stages.replication.copies import Copies, read_stream
 from sr_assets.stages.source.reading import first_available, gap_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.gaps import Gap
-    from sr_assets.adapters.state.records import StreamState
-    from sr_assets.settings import StreamSettings
-    from sr_assets.stages.replication.copies import Copies
     from sr_assets.stages.site import Site
 
 

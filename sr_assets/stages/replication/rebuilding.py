@@ -5,21 +5,17 @@ Pure functions: no queries, no writes.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from sr_assets.domain.blindness import NO_BLIND_SPANS
-from sr_assets.domain.senders import inspect
-from sr_assets.domain.tracking.rules import Sighting, sight, splay_ns
+from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
+from sr_assets.domain.messages import Message
+from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, inspect
+from sr_assets.domain.tracking.rules import NodeState, Policy, Sighting, Transition, sight, splay_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from sr_assets.domain.blindness import BlindSpans
-    from sr_assets.domain.messages import Message
-    from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
-    from sr_assets.domain.tracking.rules import NodeState, Policy, Transition
     from sr_assets.stages.replication.copies import Copies
     from sr_assets.stages.replication.found_copies import Copy
 

@@ -6,13 +6,14 @@ Transitions before the recovered position are recorded as late and stay unpublis
 the advisory stream.
 """
 
-from __future__ import annotations
-
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import file_mark, file_range, mark_restart, source_mark, stream_folder
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
@@ -21,27 +22,19 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.received import Advisory, read_message
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, state_of, transition_row
+from sr_assets.domain.tracking.rules import Policy
+from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.replication.context import CopyContext, writers_folder
-from sr_assets.stages.replication.copies import compare_with_original, find_copies, read_stream
+from sr_assets.stages.replication.copies import Copies, compare_with_original, find_copies, read_stream
 from sr_assets.stages.replication.fencing import settle_fence
 from sr_assets.stages.replication.lost_source import stage_open_batch
-from sr_assets.stages.replication.pending_copies import classify_pending
+from sr_assets.stages.replication.pending_copies import PendingCopies, classify_pending
 from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, keep_known_nodes, rebuild_nodes
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import epoch_at, first_sequence
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.domain.tracking.rules import Policy
-    from sr_assets.settings import Settings, StreamSettings
-    from sr_assets.stages.replication.copies import Copies
-    from sr_assets.stages.replication.pending_copies import PendingCopies
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

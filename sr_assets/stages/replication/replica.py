@@ -13,7 +13,9 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.state.records import Intent
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
@@ -28,15 +30,11 @@ from sr_assets.stages.source.position import (
     load_position,
     source_reset_error,
 )
-from sr_assets.stages.source.reading import first_available, next_range, reading_end, too_old_before
+from sr_assets.stages.source.reading import Ends, first_available, next_range, reading_end, too_old_before
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import Cluster
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.records import CopyState, StreamState
     from sr_assets.stages.replication.context import CopyContext
-    from sr_assets.stages.source.reading import Ends
 
 #: The 32 MiB window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
 _BYTES_FACTOR: Final = 10

@@ -1,16 +1,11 @@
 """`retry-parked`: parked messages get another attempt, after the target was changed to accept them."""
 
-from __future__ import annotations
-
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from sr_assets.adapters import wire
 from sr_assets.domain.positions import SequenceRange, merge_ranges
+from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.site import Site
-
-if TYPE_CHECKING:
-    from sr_assets.settings import Settings, StreamSettings
 
 
 def request_parked(settings: Settings, stream: StreamSettings) -> tuple[int, int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.jetstream import SUBJECTS_TAKEN, ApiError
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import header_writer
 from sr_assets.domain.provenance import Identity, doubled_text, foreign_copy
@@ -14,10 +16,7 @@ from sr_assets.domain.subjects import matcher, overlaps, printable
 from sr_assets.domain.target_stream import target_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sr_assets.adapters.nats.cluster import Cluster
-    from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.settings import StreamSettings
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import wire
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
 from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.gaps import gap_row
+from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, other_writer_text
@@ -27,8 +29,6 @@ from sr_assets.stages.replication.target import create_target, prepare_target
 from sr_assets.stages.source.reading import save_gaps
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.records import CopyState, Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
 logger = logging.getLogger(__name__)

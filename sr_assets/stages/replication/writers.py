@@ -7,13 +7,16 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.remote import copy_remotely
 from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_at_work
 from sr_assets.adapters.spark.source import FORMAT
+from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.replication.fencing import fenced, settle_fence
@@ -21,10 +24,6 @@ from sr_assets.stages.source.reading import average_bytes
 from sr_assets.stages.tracking.node_snapshots import staging_folder
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.state.records import Intent, StreamState
     from sr_assets.stages.replication.context import CopyContext
 
 

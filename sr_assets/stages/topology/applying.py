@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.jetstream import BODY_NOT_EMPTY, NAME_MISMATCH, NAME_TAKEN, ApiError
@@ -10,12 +11,10 @@ from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.topology.drift import compare
 from sr_assets.domain.topology.found import read_stream
 from sr_assets.domain.topology.plan import Action, Step, depends_on
+from sr_assets.domain.topology.wanted import WantedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from sr_assets.adapters.nats.cluster import Cluster
-    from sr_assets.domain.topology.wanted import WantedStream
     from sr_assets.stages.topology.survey import Survey
 
 _OPERATIONS: Final = {

@@ -5,8 +5,10 @@ The sensor's tick and the job's run share it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.home import open_home
@@ -16,19 +18,16 @@ from sr_assets.adapters.published.publishing import publish_topology
 from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.status_file import write_status
+from sr_assets.domain.topology.drift import Drift
+from sr_assets.domain.topology.links import Link
+from sr_assets.domain.topology.wanted import WantedStream
+from sr_assets.settings import Settings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import published_sites
 from sr_assets.stages.topology.planning import NO_LEADER, find_drift, topology_of
 from sr_assets.stages.topology.report import Report, link_record, make_report, stream_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from sr_assets.domain.topology.drift import Drift
-    from sr_assets.domain.topology.links import Link
-    from sr_assets.domain.topology.wanted import WantedStream
-    from sr_assets.settings import Settings
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 
 #: The checks of a native stream with a mirror or sources; `DRIFT_CHECK` applies to every native stream.

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.messages import header_values
+from sr_assets.domain.messages import Message, header_values
+from sr_assets.domain.topology.found import FoundLink, FoundStream
 from sr_assets.domain.topology.links import NATIVE_SOURCE_HEADER, brought_by, read_mark
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.cluster import Cluster
-    from sr_assets.domain.messages import Message
-    from sr_assets.domain.topology.found import FoundLink, FoundStream
 
 #: Number of messages at a stream's end that are searched for a source's last message.
 _MOST_STEPS: Final = 200

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.topology.drift import Drift, compare
 from sr_assets.domain.topology.plan import Action, Step, in_order, plan_adoption, plan_stream
+from sr_assets.domain.topology.wanted import Upstream, WantedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from sr_assets.domain.topology.wanted import Upstream, WantedStream
     from sr_assets.settings import Settings, TopologySettings
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -11,13 +12,11 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.topology.wanted import Upstream, WantedStream
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.topology.applying import probe_update
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from sr_assets.domain.topology.wanted import Upstream, WantedStream
     from sr_assets.settings import TopologyCluster, TopologySettings
 
 _NAME: Final = "sr-assets check"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -9,18 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sr_assets.adapters.nats.stream_info import parse_stream_info
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.topology.links import Limits, Link, limits
-from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.domain.topology.found import FoundLink, FoundStream
+from sr_assets.domain.topology.links import Limits, Link, LinkKind, limits
+from sr_assets.domain.topology.wanted import Upstream, WantedStream
+from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.source.lag import compare_with_source
 from sr_assets.stages.topology.link_lag import LinkLag, measure_link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sr_assets.domain.topology.found import FoundLink, FoundStream
-    from sr_assets.domain.topology.links import LinkKind
-    from sr_assets.domain.topology.wanted import Upstream, WantedStream
-    from sr_assets.settings import Entry, Settings
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 
 _SECOND_NS: Final = 1_000_000_000

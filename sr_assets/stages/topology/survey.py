@@ -1,27 +1,20 @@
 """A survey: streams, domain and version of every configured cluster, queried in parallel."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import Version
 from sr_assets.domain.clusters import OWN_API
 from sr_assets.domain.errors import RunError, TransientError
-from sr_assets.domain.topology.found import FoundStream, read_stream
-from sr_assets.settings import StreamSettings, TopologyCluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from types import TracebackType
-
-    from sr_assets.adapters.nats.stream_info import Version
-    from sr_assets.domain.topology.found import FoundLink
-    from sr_assets.settings import ClusterSettings, Settings
+from sr_assets.domain.topology.found import FoundLink, FoundStream, read_stream
+from sr_assets.settings import ClusterSettings, Settings, StreamSettings, TopologyCluster
 
 T = TypeVar("T")
 R = TypeVar("R")
