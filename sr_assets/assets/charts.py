@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -12,13 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from sr_assets.adapters.extras import missing_extra
+from sr_assets.domain.topology.graph import Graph, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.figure import Figure
 
-    from sr_assets.domain.topology.graph import Graph, Node
 
 _LONGEST_NAME: Final = 26
 #: Inches between the columns and the rows of a graph.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
@@ -11,11 +12,9 @@ from sr_assets.assets.specs import stream_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import DAY_NS, format_rfc3339_ns
 from sr_assets.domain.provenance import Identity, find_copy
+from sr_assets.settings import FeedSettings, StreamSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sr_assets.settings import FeedSettings, StreamSettings
     from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 

@@ -1,8 +1,7 @@
 """The columns of every table that is an asset: their types as DuckDB declares them, and their descriptions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 import dagster as dg
 
@@ -15,9 +14,6 @@ from sr_assets.adapters.published.schema import (
     TABLES,
     TOPOLOGY_TABLES,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _HOPS: Final = TABLES["heartbeat_hops"].kinds
 _TYPES: Final[Mapping[str, Mapping[str, str]]] = {

@@ -5,6 +5,7 @@ Add a kind of entry here, and its checks in `checks`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,14 +21,10 @@ from sr_assets.assets.checks import (
 )
 from sr_assets.assets.specs import entry_spec, markdown_table, source_spec, stream_key
 from sr_assets.domain.positions import format_rfc3339_ns
-from sr_assets.settings import FeedSettings, StreamSettings
-from sr_assets.stages.report import Stage
+from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
+from sr_assets.stages.report import Stage, StreamReport
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from sr_assets.settings import Entry, Settings
-    from sr_assets.stages.report import StreamReport
     from sr_assets.stages.site import Site
 
 #: How many transitions an asset's page shows.

@@ -4,8 +4,6 @@ A run's process needs seconds of CPU and 250 MB before it does any work, so many
 other. `docs/architecture.md` explains the run model.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import resource
@@ -14,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import dagster as dg
 
@@ -24,9 +22,7 @@ from sr_assets.adapters.state.site_queue import dequeue_site, queue_ttl_seconds,
 from sr_assets.adapters.state.status_file import streams_without_error
 from sr_assets.assets.specs import site_job_name
 from sr_assets.resources import NOTED
-
-if TYPE_CHECKING:
-    from sr_assets.settings import Settings
+from sr_assets.settings import Settings
 
 Result = dg.MaterializeResult[None] | dg.AssetCheckResult | dg.AssetMaterialization | dg.AssetCheckEvaluation
 #: Run a queued site; yields the events to record, raises dg.Failure.

@@ -1,18 +1,12 @@
 """Asset keys, and the parts of an asset's spec that several modules share: owners, links to the documents, columns."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import dagster as dg
 
 from sr_assets.assets.columns import table_schema
-from sr_assets.settings import asset_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sr_assets.settings import Entry, Settings
+from sr_assets.settings import Entry, Settings, asset_name
 
 OWNERS: Final = ["team:fleet-platform"]
 ROW_COUNT: Final = "dagster/row_count"

@@ -6,12 +6,11 @@ memory between ticks, so a lost tick, a failed run or a restarted daemon makes n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sr_assets.settings import SensorSettings
 
 _SECOND_NS: Final = 1_000_000_000

@@ -4,10 +4,9 @@ A failing stream is recorded in its site's state, from which `notify` reports it
 such as an unreadable state, a full disk or a killed process.
 """
 
-from __future__ import annotations
-
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import dagster as dg
 
@@ -15,11 +14,7 @@ from sr_assets.adapters.run_failures import RunFailure, note_run_failure, read_r
 from sr_assets.adapters.state.status_file import streams_without_error
 from sr_assets.assets.specs import site_job_name
 from sr_assets.resources import NOTED
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from sr_assets.settings import Entry, Settings
+from sr_assets.settings import Entry, Settings
 
 _KILLED: Final = "no data is lost and the next run continues; if it recurs, check for out-of-memory kills"
 #: Errors of a run whose process was terminated, for example by stopping `up`.

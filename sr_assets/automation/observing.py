@@ -1,16 +1,16 @@
 """Observations of a sensor's tick: the positions of a site's streams, and the stream infos of their sources."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.adapters.state.status_file import read_status, record_idle_poll, status_age_seconds
 from sr_assets.automation.decisions import (
@@ -25,15 +25,9 @@ from sr_assets.automation.decisions import (
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
-from sr_assets.settings import FeedSettings
+from sr_assets.settings import ClusterSettings, Entry, FeedSettings, Settings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import needs_publishing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.settings import ClusterSettings, Entry, Settings
 
 _SECOND_NS: Final = 1_000_000_000
 

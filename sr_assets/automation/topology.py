@@ -1,10 +1,9 @@
 """The sensor of the native streams: each tick records its survey and requests a run if a stream must change."""
 
-from __future__ import annotations
-
 import json
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import dagster as dg
 
@@ -15,15 +14,10 @@ from sr_assets.assets.topology import evaluations, metadata
 from sr_assets.automation.sensors import ACTIVE_STATUSES
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
-from sr_assets.stages.topology.evaluation import evaluate, publish_evaluation, topology_lock
+from sr_assets.settings import Settings
+from sr_assets.stages.topology.evaluation import Evaluation, evaluate, publish_evaluation, topology_lock
 from sr_assets.stages.topology.planning import make_plan, topology_of
 from sr_assets.stages.topology.survey import Survey
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sr_assets.settings import Settings
-    from sr_assets.stages.topology.evaluation import Evaluation
 
 JOB: Final = "topology"
 #: A link is dead after 10 s of silence, and must be flagged within 5 s more. Dagster's daemon checks for due sensors every 5 s;
