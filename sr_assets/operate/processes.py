@@ -90,7 +90,7 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
         else:
             raise KeyboardInterrupt
 
-    def raise_again(unraisable: sys.UnraisableHookArgs) -> None:
+    def raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
         else:
