@@ -142,7 +142,9 @@ def _try_target(
         if stream.target_options:
             probes.attempt(target, "a target without drift", lambda: refuse_drift(stream, info))
         if source_info is not None and info.messages:
-            probes.attempt(target, "no other copies of the source", lambda: refuse_doubled(stream, planned, target))
+            probes.attempt(
+                target, "no other copies of the source", lambda: refuse_doubled(stream, planned, target, info)
+            )
     elif not stream.create_target:
         learned = f"{stream.target_stream} does not exist; no_target_create, or create_target: false, is set: create it"
         probes.note(target, "a target for the copies", works=False, learned=learned)

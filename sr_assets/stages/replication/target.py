@@ -109,9 +109,17 @@ def refuse_drift(stream: StreamSettings, info: StreamInfo) -> str:
     return "nothing differs"
 
 
-def refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster) -> str:
-    """Return a text if the target's newest message is not another entry's copy of the same source; else raise RunError."""
-    newest = target.last_message(stream.target_stream)
+def copies_pattern(stream: StreamSettings, info: StreamInfo) -> str | None:
+    """Return a pattern of our copies' subjects in a target, or None for all subjects: it may rewrite them."""
+    return None if info.config.get("subject_transform") else stream.copies_pattern
+
+
+def refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster, info: StreamInfo) -> str:
+    """Return a text if the newest possible copy in the target is not another entry's of the same source; else raise RunError.
+
+    Copies of an entry with another filter have other subjects.
+    """
+    newest = target.last_message(stream.target_stream, copies_pattern(stream, info) or ">")
     identity = Identity(stream.stream, stream.replicator, stream.name)
     other = foreign_copy(newest.headers, identity, source.created_ns) if newest else None
     if other is not None:

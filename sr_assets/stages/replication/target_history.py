@@ -24,8 +24,9 @@ from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, other_writer_text
+from sr_assets.domain.subjects import matcher
 from sr_assets.stages.progress import LongWork
-from sr_assets.stages.replication.target import create_target, prepare_target
+from sr_assets.stages.replication.target import copies_pattern, create_target, prepare_target
 from sr_assets.stages.source.reading import save_gaps
 
 if TYPE_CHECKING:
@@ -114,8 +115,7 @@ class TargetReview:
         behind = SequenceRange(checked + 1, max(checked, target.last_sequence) + 1)
         if self._stream.ephemeral or not copying.target_created_ns or not len(behind):
             return
-        subjects = None if target.config.get("subject_transform") else self._stream.copies_pattern
-        for sequence in self.read_copies(behind, subjects).values():
+        for sequence in self.read_copies(behind, copies_pattern(self._stream, target)).values():
             raise RunError(other_writer_text(self._stream.target_stream, self._identity, sequence))
 
     def refuse_lost_state(self) -> None:
@@ -131,6 +131,8 @@ class TargetReview:
         if not len(held):
             return
         foreign: Identity | None = None
+        # Copies of an entry with another filter have other subjects.
+        possible = matcher([copies_pattern(stream, target) or ">"])
         looking = f"{stream.label}: scanning target stream {stream.target_stream}"
         with (
             LongWork(looking, len(held)) as progress,
@@ -145,7 +147,8 @@ class TargetReview:
                             f" holds copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover"
                             f" --stream {stream.label}`"
                         )
-                    foreign = foreign or foreign_copy(message.headers, self._identity, self._source.created_ns)
+                    if foreign is None and possible(message.subject):
+                        foreign = foreign_copy(message.headers, self._identity, self._source.created_ns)
                 if progress.reached(messages[-1].sequence + 1 - held.first):
                     self._note_look(target.created_ns, messages[-1].sequence)
         if foreign is not None:

@@ -120,6 +120,21 @@ def test_check_fails_for_a_target_that_would_refuse_a_copy(rig: Rig, config: dic
     assert expected.format(stream) in failed[0]
 
 
+def test_entries_with_disjoint_filters_share_a_target(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither entry takes the other's copies for copies of its own messages."""
+    stream, target = rig.make(), rig.unique("T")
+    rig.publish(stream, [Sent(b"1", "a.x"), Sent(b"2", "b.x")])
+    for part in ("a", "b"):
+        rig.add(stream, name=part, filter_subject=f"{stream}.{part}.*", target_stream=target)
+    rig.create(target, rig.target, subjects=[f"{stream}.>"])
+    for _ in range(2):
+        for part in ("a", "b"):
+            rig.drain(part)
+        assert [probe for probe in probe_connectivity(rig.settings()) if not probe.works] == []
+    assert sorted(copy.payload for copy in rig.copies(target)) == [b"1", b"2"]
+    assert "copies of the same source" not in caplog.text
+
+
 def test_no_target_create_fails_on_a_missing_target(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"x")])
