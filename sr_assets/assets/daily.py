@@ -78,7 +78,9 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
         try:
             rows = stage.compute_days(configured, dates, lambda: spark.spark_session)
             metadata = {ROW_COUNT: sum(rows.values()), "days": len(rows), **daily.metadata(configured, dates[-1])}
-            computed = [day_of(day, stage.settings(configured).timezone) for day in dates]
+            if expired := [day.isoformat() for day in dates if day not in rows]:
+                metadata["not_computable"] = f"{', '.join(expired)}: the input has expired"
+            computed = [day_of(day, stage.settings(configured).timezone) for day in rows]
             check_results = list(_check_results(daily, configured.home, computed))
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None

@@ -101,12 +101,13 @@ def due_days(settings: Settings, stage: DailyStage, now_ns: int) -> tuple[date, 
     """
     zone = stage.settings(settings).timezone
     unfinished = unfinished_dates(settings.home, stage.table)
-    over = [when for when, until_ns in unfinished if day_of(when, zone).next_ns <= until_ns]
+    earliest = stage.earliest_input(settings, now_ns)
+    over = [when for when, until_ns in unfinished if when >= earliest and day_of(when, zone).next_ns <= until_ns]
     computed = stage.table.computed_dates(settings.home)
     first, last = due_dates(date_at(now_ns, zone), computed[-1] if computed else None, over)
-    earliest = stage.first_date(settings, now_ns)
     if earliest > last:
         raise RunError(
             f"{stage.table.computed}: {stage.input_retention(settings)[1]} is too short to compute {last}; set it to 3d or more"
         )
-    return max(first, earliest), last
+    # After a pause, the run also records the days that can no longer be computed, once: the next run starts after them.
+    return first if computed else max(first, earliest), last

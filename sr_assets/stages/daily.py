@@ -69,27 +69,27 @@ class DailyStage(ABC):
 
     def first_date(self, settings: Settings, now_ns: int) -> date:
         """Return the earliest computable date of the table; the input of earlier dates has expired."""
-        earliest = self._earliest(settings, now_ns - self.input_retention(settings)[0])
-        return min((earliest, *self.table.computed_dates(settings.home)[:1]))
+        return min((self.earliest_input(settings, now_ns), *self.table.computed_dates(settings.home)[:1]))
 
     def compute_days(
         self, settings: Settings, dates: Sequence[date], session: Callable[[], SparkSession]
     ) -> dict[date, int]:
         """Compute the rows of consecutive dates from the published tables, replacing existing rows; return the number
-        per date.
+        per computed date.
 
-        `session` is called only if there is work. Raises RunError if no table was published yet or the rows cannot be
-        written, and ConfigurationError if the input of a date has expired.
+        The input of the first dates may have expired: they keep their rows. `session` is called only if there is work.
+        Raises RunError if no table was published yet or the rows cannot be written, and ConfigurationError if no date can
+        be computed.
         """
         chosen, before = self.settings(settings), self.days_before
-        days = [day_of(dates[0] - timedelta(days=number), chosen.timezone) for number in range(before, 0, -1)]
-        days += [day_of(when, chosen.timezone) for when in dates]
         rows: dict[date, int] = {}
         with Histories(settings.home, settings.replicator, own=self.own).opened() as published:
             watermark_ns = published.watermark_ns()
             if watermark_ns is None:
                 raise RunError(f"{self.table.computed}: no tracked stream has been published yet; run it once first")
-            self._refuse_forgotten(settings, dates[0], days[0].first_ns, watermark_ns)
+            dates = self._computable(settings, dates, watermark_ns)
+            days = [day_of(dates[0] - timedelta(days=number), chosen.timezone) for number in range(before, 0, -1)]
+            days += [day_of(when, chosen.timezone) for when in dates]
             portion = max(1, _HELD_ROWS // max(1, published.node_count()))
             for first in range(before, len(days), portion):
                 some = days[first - before : first + portion]
@@ -100,16 +100,23 @@ class DailyStage(ABC):
         self.table.forget_before(settings.home, date_at(watermark_ns - chosen.retention_ns, chosen.timezone))
         return rows
 
+    def earliest_input(self, settings: Settings, now_ns: int) -> date:
+        """Return the earliest date whose input has not expired."""
+        return self._earliest(settings, now_ns - self.input_retention(settings)[0])
+
     def _earliest(self, settings: Settings, begins_ns: int) -> date:
         return date_at(begins_ns, self.settings(settings).timezone) + timedelta(days=1 + self.days_before)
 
-    def _refuse_forgotten(self, settings: Settings, first: date, first_ns: int, watermark_ns: int) -> None:
-        input_retention_ns, key = self.input_retention(settings)
-        if first_ns < watermark_ns - input_retention_ns:
-            raise ConfigurationError(
-                f"{self.table.computed} of {first}: its input has expired ({key}); the earliest day that"
-                f" can be computed is {self._earliest(settings, watermark_ns - input_retention_ns)}"
-            )
+    def _computable(self, settings: Settings, dates: Sequence[date], watermark_ns: int) -> Sequence[date]:
+        """Return the dates whose input has not expired; raises ConfigurationError if there is none."""
+        earliest, (_, key) = self.earliest_input(settings, watermark_ns), self.input_retention(settings)
+        left = [when for when in dates if when >= earliest]
+        expired = f"its input has expired ({key}); the earliest day that can be computed is {earliest}"
+        if not left:
+            raise ConfigurationError(f"{self.table.computed} of {dates[0]}: {expired}")
+        if len(left) < len(dates):
+            logger.warning("%s of %s: %s", self.table.computed, dates[0], expired)
+        return left
 
 
 class AvailabilityStage(DailyStage):

@@ -15,6 +15,7 @@ from sr_assets.adapters.published.daily import AVAILABILITY, INVENTORY
 from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.automation.jobs import due_days
 from sr_assets.domain.days import Day, dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import Settings, SparkSettings
@@ -83,6 +84,29 @@ def test_missing_or_expired_history_is_an_error(
     assert stage.first_date(settings, BEGIN_NS + 200 * DAY_NS) == earliest
     # A fleet without nodes has days without rows.
     assert compute(stage, settings, [FIRST + timedelta(days=199)], spark) == {}
+
+
+@pytest.mark.parametrize("stage", (AVAILABILITY_STAGE, INVENTORY_STAGE), ids=("availability", "inventory"))
+def test_pause_longer_than_the_retention_costs_only_expired_days(
+    tmp_path: Path, spark: Session, stage: DailyStage
+) -> None:
+    settings = configured(tmp_path, advisories="{retention: 5d}", snapshots="{retention: 5d}")
+    histories = {"a": [Change(BEGIN_NS, "new", None)]}
+    # The first day is half over when the platform stops for 20 days.
+    messages = [Message("a", BEGIN_NS + HOUR, {"build_info": {"version": "0.31.0"}})]
+    publish(settings.home, histories, BEGIN_NS + 12 * HOUR, messages=messages)
+    assert list(stage.compute_days(settings, [FIRST], spark)) == [FIRST]
+    now_ns = BEGIN_NS + 20 * DAY_NS + HOUR
+    publish(settings.home, histories, now_ns, messages=messages)
+    today, earliest = FIRST + timedelta(days=20), stage.earliest_input(settings, now_ns)
+    assert FIRST + timedelta(days=1) < earliest < today
+    assert due_days(settings, stage, now_ns) == (FIRST + timedelta(days=1), today)
+    due = list(dates_between(FIRST + timedelta(days=1), today))
+    assert list(stage.compute_days(settings, due, spark)) == list(dates_between(earliest, today))
+    # The expired days are not due again, nor is the first one, which stays as it was computed.
+    first, last = due_days(settings, stage, now_ns + HOUR)
+    assert (first > earliest, last) == (True, today)
+    assert FIRST in stage.table.computed_dates(settings.home)
 
 
 def availability_of(
