@@ -13,6 +13,7 @@ from sr_assets.adapters.jetstream import NO_RESPONDERS
 from sr_assets.adapters.nats.client import ClientThread, error_text
 from sr_assets.adapters.wire import Ack, parse_ack
 from sr_assets.adapters.wire.frames import Frame
+from sr_assets.domain.refusals import Reaction, reaction
 
 _WINDOW: Final = 256
 #: More consecutive refusals than this are not about single messages.
@@ -24,10 +25,14 @@ Item = tuple[str, bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The outcome of a published message: stored, refused with a reason, or unknown."""
+    """The outcome of a published message: stored, refused with a reason, or unknown.
+
+    `by_stream`: the stream, its account or its server refuses other messages too.
+    """
 
     acknowledged: bool
     refusal: str | None = None
+    by_stream: bool = False
 
 
 _UNKNOWN: Final = Delivery(acknowledged=False)
@@ -84,8 +89,11 @@ class ItemPublisher:
 
     async def _on_answer(self, message: Msg) -> None:
         number = int(message.subject.rpartition(".")[2])
-        refusal = refusal_text(read_ack(message))
-        self.deliveries[number] = Delivery(refusal is None, refusal)
+        ack = read_ack(message)
+        refusal = refusal_text(ack)
+        # Another stream may take other subjects.
+        waits = ack.error_code != NO_RESPONDERS and reaction(ack.error_code, ack.error) is not Reaction.PARK
+        self.deliveries[number] = Delivery(refusal is None, refusal, refusal is not None and waits)
         self._refused_in_a_row = self._refused_in_a_row + 1 if refusal else 0
         if refusal:
             self._held_back.add(self._senders[number])

@@ -38,8 +38,9 @@ class AdvisoryStage:
         self._stream, self._advisory = stream, stream.advisory
         self._outbox, self._store = store.outbox(stream.stream), store
         self._clock, self._report = clock, report
-        # Senders with a refused advisory, and the end of their pause.
+        # Senders with a refused advisory, whether the stream refuses all advisories, and the end of the pause.
         self._held_back: set[str] = set()
+        self._all_refused = False
         self._retry_at = 0.0
 
     def publish(self, cluster: Cluster) -> bool:
@@ -54,6 +55,7 @@ class AdvisoryStage:
             return self._publish_core(cluster)
         if time.monotonic() >= self._retry_at:
             self._held_back.clear()
+            self._all_refused = False
             if not self._takers(cluster):
                 self._report.undeliverable = (
                     f"no stream on {cluster.settings.label} takes {advisory_pattern(self._advisory.subject)}:"
@@ -62,7 +64,7 @@ class AdvisoryStage:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 return False
             self._report.undeliverable = None
-        elif self._report.undeliverable and not self._held_back:
+        elif self._all_refused or (self._report.undeliverable and not self._held_back):
             return False
         return self._publish_reliably(cluster)
 
@@ -106,6 +108,10 @@ class AdvisoryStage:
                 self._hold_back(
                     cluster, {row["node"]: delivery.refusal for row, delivery in answered if delivery.refusal}
                 )
+                # A full stream would refuse the rest of a long outbox too.
+                self._all_refused = not acknowledged and all(each.by_stream for _, each in answered if each.refusal)
+                if self._all_refused:
+                    break
             elif not acknowledged:
                 self._report.undeliverable = (
                     f"{cluster.settings.label}: {cluster.last_refusal}; they will be sent again"

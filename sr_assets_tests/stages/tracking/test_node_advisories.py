@@ -118,6 +118,28 @@ def test_refused_advisories_stay_in_the_outbox_with_a_reason(rig: Rig) -> None:
     assert published_nodes(rig, advisories) == ["a", "b", "c", "d"]
 
 
+def test_full_advisory_stream_is_not_offered_the_whole_outbox(rig: Rig) -> None:
+    count = 3_000
+    stream, advisories = rig.make(), rig.make("ADV", max_msgs=1, discard="new")
+    rig.publish(stream, from_sender(*(f"n{n:04}" for n in range(count))))
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **SAMPLED)
+    with connection(rig.source) as listener:
+        listener.send(f"SUB {advisories}.> 99\r\n".encode())
+        # The server responds after it has processed the subscription.
+        listener.request("$JS.API.STREAM.NAMES", {})
+        (report,) = rig.drain().values()
+        offered = 0
+        while frames := listener.receive(1.0):
+            offered += len(frames)
+    assert (report.published, report.waiting) == (1, count - 1)
+    assert 512 <= offered < 2_000
+    body = {"name": advisories, "subjects": [f"{advisories}.>"], "max_msgs": -1, "discard": "new"}
+    assert "error" not in rig.api(f"STREAM.UPDATE.{advisories}", body)
+    (report,) = rig.drain().values()
+    assert (report.waiting, report.undeliverable) == (0, None)
+    assert published_nodes(rig, advisories) == [f"n{n:04}" for n in range(count)]
+
+
 def test_undeliverable_outbox_does_not_stop_copying(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a"))
