@@ -91,16 +91,27 @@ class Sender:
         the errors of `items`.
         """
         items = self._watch(items)
-        waits = 0
+        waits, unanswered = 0, False
         again: list[wire.Outgoing] = []
         while True:
             self._plan.check_batch()
             began = time.monotonic()
-            # While the target refuses a message, none that follows it is sent: the copies stay in order.
-            refused = self._publish_or_resend(again if waits else itertools.chain(again, items))
-            if not waits and not refused and not self._window:
-                self._confirm_stored()
-                return
+            # While messages are refused or not acknowledged, none that follows them is sent: the copies stay in order.
+            resends = waits > 0 or unanswered
+            try:
+                refused = self._publish(again if resends else itertools.chain(again, items))
+            except wire.DeniedError as denied:
+                raise StopError(str(denied)) from None
+            except wire.WireError as lost:
+                # No acknowledgement proves nothing about a message: its leader may have lost the quorum. Send once more.
+                if lost is self._source_failure or unanswered or not self._window:
+                    raise
+                unanswered, refused = True, []
+            else:
+                unanswered = False
+                if not (resends or refused or self._window):
+                    self._confirm_stored()
+                    return
             waiting = self._judge(refused)
             again = [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
             if not waiting:
@@ -121,20 +132,6 @@ class Sender:
             raise
 
     # --------------------------------------------------------------------------------------------- acknowledgements
-
-    def _publish_or_resend(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
-        """Publish; if acknowledgements are missing, send those messages once more. Return the refusals.
-
-        A message without an acknowledgement proves nothing about the message: its leader may have lost the quorum.
-        """
-        try:
-            return self._publish(items)
-        except wire.DeniedError as denied:
-            raise StopError(str(denied)) from None
-        except wire.WireError as lost:
-            if lost is self._source_failure or not self._window:
-                raise
-        return self._publish([self._outgoing(self._window[sequence]) for sequence in sorted(self._window)])
 
     def _publish(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
         """Publish until the first refusal, settle the acknowledged messages, and return the refusals."""

@@ -1,5 +1,7 @@
 """Refused and unacknowledged copies: parking of single messages, and stopping the stream when the target is the cause."""
 
+import os
+import signal
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -179,6 +181,29 @@ def test_unanswered_message_waits_and_is_resent_once(rig: Rig, subjects: tuple[i
     silent = subjects.index(9) + 1
     assert rig.copied() == [n for n in range(1, 7) if n != silent]
     assert len(received) == 2
+
+
+def test_rest_of_batch_follows_resent_messages(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target stops responding within the batch, for longer than the writer waits for an acknowledgement."""
+    count = 10_000
+    with NatsServer(tmp_path / "target", "target") as server, Connection(ClusterSettings((server.address,))) as target:
+        rig.fill(sent=())
+        publish(rig.connection, outgoing("FROM", count))
+        create_stream(target, "TO", subjects=["to.FROM.>"])
+        pid = server.pid
+
+        def pause(_: object) -> None:
+            os.kill(pid, signal.SIGSTOP)
+            threading.Timer(0.8, os.kill, (pid, signal.SIGCONT)).start()
+
+        monkeypatch.setattr(sending, "reach", pause)
+        connection = str(write_connection(tmp_path / "to", ClusterSettings((server.address,))))
+        receipt = rig.copy(count, connection=connection)
+        stored = flat(read_range(target, "TO", SequenceRange(1, count + 1), direct=True))
+    assert (receipt.failure, receipt.missing, receipt.copied) == (None, [], count)
+    assert [origin.sequence for message in stored if (origin := last_origin(message.headers))] == list(
+        range(1, count + 1)
+    )
 
 
 def test_silent_target_is_a_lost_connection(rig: Rig) -> None:
