@@ -48,8 +48,8 @@ class Copier:
     def run(self) -> Receipt:
         """Copy all messages and return the receipt.
 
-        Raises WireError if a connection is lost, and RunError if the target holds another writer's copies. Then there is
-        no receipt, and the next attempt finds this one's copies in the target.
+        Raises WireError if a connection is lost, and RunError if the target holds another writer's copies or a message has
+        no outcome. Then there is no receipt, and the next attempt finds this one's copies in the target.
         """
         plan = self._plan
         with contextlib.ExitStack() as stack:
@@ -67,6 +67,11 @@ class Copier:
             except StopError as stop:
                 self._receipt.failure = str(stop)
             self._take_orphans(target)
+        if not self._receipt.failure and self._receipt.outcomes != len(self._rows):
+            counts = f"{self._receipt.outcomes:,} of {len(self._rows):,} messages"
+            raise RunError(
+                f"{plan.source_stream}: a writer returned the outcomes of only {counts}; the batch is repeated"
+            )
         return self._receipt
 
     def settle(self) -> Receipt:

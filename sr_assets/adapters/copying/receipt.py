@@ -60,6 +60,12 @@ class Receipt:
         self.copied += 1
         self.copied_bytes += payload_bytes
 
+    @property
+    def outcomes(self) -> int:
+        """How many messages have an outcome: copied, too old, parked or missing."""
+        missing = sum(after - first for first, after in self.missing)
+        return self.copied + self.too_old + len(self.parked) + missing
+
     def locate(self, target_sequence: int, sequence: int) -> None:
         """Record the target sequence of a source sequence's copy."""
         at, first, length = self.copied_ranges[-1] if self.copied_ranges else (0, 0, 0)

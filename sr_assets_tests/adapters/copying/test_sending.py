@@ -1,5 +1,6 @@
 """Refused and unacknowledged copies: parking of single messages, and stopping the stream when the target is the cause."""
 
+import itertools
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.connection_file import write_connection
-from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying import copier, sending
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.fetching import fetch
 from sr_assets.adapters.copying.receipt import Receipt
@@ -204,6 +205,13 @@ def test_rest_of_batch_follows_resent_messages(rig: Rig, tmp_path: Path, monkeyp
     assert [origin.sequence for message in stored if (origin := last_origin(message.headers))] == list(
         range(1, count + 1)
     )
+
+
+def test_batch_with_message_without_outcome_fails(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.fill()
+    monkeypatch.setattr(copier, "fetch", lambda *arguments: itertools.islice(fetch(*arguments), 0))
+    with pytest.raises(RunError, match="outcomes of only 0 of 6 messages"):
+        rig.copy()
 
 
 def test_silent_target_is_a_lost_connection(rig: Rig) -> None:
