@@ -20,6 +20,7 @@ from sr_assets.settings import ClusterSettings, StreamSettings
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.entry_work import EntryWork
 from sr_assets.stages.replication.context import CopyContext
+from sr_assets.stages.replication.lost_state import refuse_lost_state
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site
@@ -72,6 +73,7 @@ class StreamWork(EntryWork):
         # Whether there may be work that copying has not seen yet.
         self._may_have_work = True
         self._poll_at = 0.0
+        self._has_position = False
         self._abandoned = False
 
     @property
@@ -138,11 +140,22 @@ class StreamWork(EntryWork):
     def _watch(self, ends: Ends) -> bool:
         busy = False
         if self._watcher is not None:
+            self._refuse_lost_state()
             busy = self._watcher.fold_next(ends)
             busy |= self._watcher.sweep_due()
         if not self._announced_with_copies:
             busy |= self._announce(self._site.clusters, self._stream.source, busy=busy)
         return busy
+
+    def _refuse_lost_state(self) -> None:
+        """Raise RunError before the first message of a stream whose state was lost: nothing is folded or announced."""
+        if self._has_position:
+            return
+        store = self._site.state
+        state = store.load_stream(self._stream.stream)
+        if state is None or not state.has_position:
+            refuse_lost_state(self._stream, store, self._site.clusters)
+        self._has_position = True
 
     def _announce(self, clusters: Clusters, where: ClusterSettings, *, busy: bool) -> bool:
         if self._advisories is None or self._heartbeat is None:

@@ -68,7 +68,7 @@ class Copies:
     @property
     def source_is_another(self) -> bool:
         """Whether the source was recreated or rolled back since the youngest copy was made."""
-        return bool(len(self.undone)) or not len(self.here)
+        return bool(len(self.undone)) or (bool(len(self.earlier)) and not len(self.here))
 
     def undo_after(self, sequence: int | None) -> None:
         """Treat the copies after a source sequence, or all, as copies of messages that the source no longer holds."""

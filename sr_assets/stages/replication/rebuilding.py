@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.received import STATUS, Advisory
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, inspect
-from sr_assets.domain.tracking.rules import NodeState, Policy, Sighting, Transition, sight, splay_ns
+from sr_assets.domain.tracking.rules import NodeState, Policy, Sighting, Status, Transition, sight, splay_ns
 
 if TYPE_CHECKING:
     from sr_assets.stages.replication.copies import Copies
@@ -92,3 +94,32 @@ def continue_counters(rebuilt: Rebuilt, highest: Mapping[str, int]) -> None:
     """Continue each node's transitions after its highest known number."""
     for node, state in rebuilt.nodes.items():
         rebuilt.nodes[node] = replace(state, transition=max(state.transition, highest.get(node, 0)))
+
+
+def continue_announced(rebuilt: Rebuilt, announced: Mapping[str, Advisory], states: Mapping[str, NodeState]) -> None:
+    """Continue each node after its last stored advisory: its number, and its status unless a later message changed it.
+
+    A readable state may know later transitions, which wait in its outbox.
+    """
+    continue_counters(rebuilt, {node: advisory.transition for node, advisory in announced.items()})
+    for node, advisory in announced.items():
+        if node in states and states[node].transition > advisory.transition:
+            continue
+        known, event_ns, status = rebuilt.nodes.get(node), advisory.event_ns, STATUS[advisory.event_code]
+        if known is None:
+            # A recovered node was seen at the event; `age` then counts the silence before it.
+            silent_ns = 0 if status is Status.UP else round((advisory.age_seconds or 0) * SECOND_NS)
+            seen_ns = event_ns - silent_ns
+            known = NodeState(seen_ns, seen_ns, 0, None, None, status, event_ns, None, 0, advisory.transition)
+        if known.seen_ns <= event_ns and known.status is not Status.RETIRED:
+            retired = status is Status.RETIRED
+            known = replace(
+                known,
+                status=status,
+                status_since_ns=event_ns,
+                retired_at_ns=event_ns if retired else None,
+                times_retired=known.times_retired + retired,
+            )
+            if retired:
+                known = replace(known, copied_ns=None, copied_bytes=None)
+        rebuilt.nodes[node] = known

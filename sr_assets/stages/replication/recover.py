@@ -8,10 +8,11 @@ the advisory stream.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import file_mark, file_range, mark_restart, source_mark, stream_folder
@@ -19,8 +20,7 @@ from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.received import Advisory, read_message
-from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.domain.received import Advisory
 from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, state_of, transition_row
 from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings import Settings, StreamSettings
@@ -28,11 +28,12 @@ from sr_assets.stages.replication.context import CopyContext, writers_folder
 from sr_assets.stages.replication.copies import Copies, compare_with_original, find_copies, read_stream
 from sr_assets.stages.replication.fencing import settle_fence
 from sr_assets.stages.replication.lost_source import stage_open_batch
+from sr_assets.stages.replication.lost_state import last_announced
 from sr_assets.stages.replication.pending_copies import PendingCopies, classify_pending
-from sr_assets.stages.replication.rebuilding import Rebuilt, continue_counters, keep_known_nodes, rebuild_nodes
+from sr_assets.stages.replication.rebuilding import Rebuilt, continue_announced, keep_known_nodes, rebuild_nodes
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
-from sr_assets.stages.source.position import epoch_at, first_sequence
+from sr_assets.stages.source.position import epoch_at, first_sequence, sequence_at
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 
@@ -61,15 +62,19 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         site.clock.set(source.ts_ns)
         settle_fence(writers_folder(site.folder, stream), site.clusters.connect(stream.target))
         copies, rebuilt = find_copies(site, stream, source), Rebuilt()
-        if not len(copies):
+        announced = last_announced(stream, site.clusters, rebuilt.unknown)
+        if not len(copies) and not announced:
             raise RunError(
                 f"target stream {stream.target_stream} holds no copies of {stream.label}: nothing to recover from; a run"
                 f" {'goes on from the state there is' if known else 'begins it anew'}"
             )
-        mark_ns = compare_with_original(site, stream, source, copies, rebuilt.unknown, force=force)
+        mark_ns = None
+        if len(copies):
+            mark_ns = compare_with_original(site, stream, source, copies, rebuilt.unknown, force=force)
+        position = _position(site, stream, source, copies, announced)
         if stream.policy is not None:
-            _rebuild_nodes(site, stream, stream.policy, source, copies, rebuilt)
-        state, copying = _recovered_state(site, stream, source, copies, known)
+            _rebuild_nodes(site, stream, stream.policy, source, copies, announced, position, rebuilt)
+        state, copying = _recovered_state(site, stream, source, copies, position, known)
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
         pending = _commit(site, stream, source, state, copying, copies, rebuilt)
         files = _index_history(site, stream, state)
@@ -120,56 +125,61 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
     return [f"the unreadable state is kept as {aside}"]
 
 
+class _Position(NamedTuple):
+    """The first sequence to read, the stored time of the last message before it, and the new watermark (unix ns)."""
+
+    sequence: int
+    last_stored_ns: int | None
+    watermark_ns: int
+
+
+def _position(
+    site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, announced: Mapping[str, Advisory]
+) -> _Position:
+    """Return the position after the last copy, else after the last announced event, else the entry's start."""
+    if copies.last is not None:
+        return _Position(copies.last + 1, copies.here[-1].stored_ns, copies.latest_ns)
+    cluster = site.clusters.connect(stream.source)
+    if len(copies):
+        return _Position(first_sequence(cluster, stream.start, source), None, copies.latest_ns)
+    announced_ns = max(advisory.event_ns for advisory in announced.values())
+    return _Position(sequence_at(cluster, source, announced_ns + 1), announced_ns, announced_ns)
+
+
 def _rebuild_nodes(
-    site: Site, stream: StreamSettings, policy: Policy, source: StreamInfo, copies: Copies, rebuilt: Rebuilt
+    site: Site,
+    stream: StreamSettings,
+    policy: Policy,
+    source: StreamInfo,
+    copies: Copies,
+    announced: Mapping[str, Advisory],
+    position: _Position,
+    rebuilt: Rebuilt,
 ) -> None:
     """Fold the copies and the source's messages up to the position; a readable state adds older knowledge."""
     nodes = site.state.nodes(stream.stream)
     rebuilt.blind = BlindSpans(tuple(nodes.blind_spans()))
     assert stream.extractor is not None  # settings require it of a tracked stream
-    messages = read_stream(stream.source, source, stream.filter_subject, until=copies.last or 0)
+    until = (copies.last or 0) if len(copies) else position.sequence - 1
+    messages = read_stream(stream.source, source, stream.filter_subject, until=until)
     rebuild_nodes(policy, stream.extractor, copies, source.first_sequence, messages, rebuilt)
     queued = site.state.copy_queue(stream.stream).all_copies()
     here = source.created_ns
     not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence > (copies.last or 0)}
-    keep_known_nodes(rebuilt, {node: state_of(values) for node, *values in nodes.all_states()}, not_made)
-    _continue_announced(site, stream, rebuilt)
-
-
-def _continue_announced(site: Site, stream: StreamSettings, rebuilt: Rebuilt) -> None:
-    """Continue each node's transitions after the highest announced number, because a centre ranks by it."""
-    cluster_settings = stream.advisory_cluster
-    if stream.advisory is None or cluster_settings is None:
-        return
-    pattern, highest = advisory_pattern(stream.advisory.subject), dict[str, int]()
-    try:
-        cluster = site.clusters.connect(cluster_settings)
-        keepers = cluster.stream_names(pattern)
-        for message in chain.from_iterable(
-            read_stream(cluster_settings, cluster.stream_info(keeper), pattern) for keeper in keepers
-        ):
-            advisory = read_message(message.payload, message.stored_ns)
-            if isinstance(advisory, Advisory) and advisory[:3] == (stream.replicator, stream.name, stream.stream):
-                highest[advisory.node] = max(advisory.transition, highest.get(advisory.node, 0))
-    except RunError as error:
-        rebuilt.unknown.append(f"which transitions were announced: {error}")
-        return
-    if not keepers:
-        rebuilt.unknown.append(
-            f"which transitions were announced: no stream on {cluster_settings.label} keeps {pattern}"
-        )
-    continue_counters(rebuilt, highest)
+    states = {node: state_of(values) for node, *values in nodes.all_states()}
+    keep_known_nodes(rebuilt, states, not_made)
+    continue_announced(rebuilt, announced, states)
 
 
 def _recovered_state(
-    site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, known: StreamState | None
+    site: Site,
+    stream: StreamSettings,
+    source: StreamInfo,
+    copies: Copies,
+    position: _Position,
+    known: StreamState | None,
 ) -> tuple[StreamState, CopyState]:
-    """Return the state at the new position; after a change of source, later copies belong to another restart with other
-    ids.
-    """
-    target = site.clusters.connect(stream.target).stream_info(stream.target_stream)
-    last, here = copies.last, copies.here
-    position = first_sequence(site.clusters.connect(stream.source), stream.start, source) if last is None else last + 1
+    """Return the state at the new position; after a change of source, later copies have another restart's ids."""
     starts, reset_starts = (known.starts, known.reset_starts) if known else (0, 0)
     if known is None or not known.has_position:
         # Unlike the state, the history's files tell the number of earlier sources.
@@ -179,24 +189,30 @@ def _recovered_state(
     state = StreamState(
         stream.stream,
         source.created_ns,
-        position,
+        position.sequence,
         epoch_ns=max(epoch_at(source), known.epoch_ns + 1 if known else 0),
-        watermark_ns=copies.latest_ns,
+        watermark_ns=position.watermark_ns,
         planned_ns=source.ts_ns,
-        last_stored_ns=None if last is None else here[-1].stored_ns,
+        last_stored_ns=position.last_stored_ns,
         source_last_sequence=source.last_sequence,
-        lag_messages=max(0, source.last_sequence + 1 - max(position, source.first_sequence)),
+        lag_messages=max(0, source.last_sequence + 1 - max(position.sequence, source.first_sequence)),
         started=known.started if known else None,
         starts=starts,
         reset_starts=reset_starts,
         forgotten_transition=known.forgotten_transition if known else 0,
-        seen_messages=len(here),
+        seen_messages=len(copies.here),
         as_of_ns=site.clock.now_ns(),
     )
-    copying = CopyState(
-        stream.stream,
-        source.created_ns,
-        starts,
+    return state, _recovered_copying(site, stream, CopyState(stream.stream, source.created_ns, starts), copies)
+
+
+def _recovered_copying(site: Site, stream: StreamSettings, copying: CopyState, copies: Copies) -> CopyState:
+    """Return the state of the copies that the target holds; without any, the first batch checks the target."""
+    if not len(copies):
+        return copying
+    here, target = copies.here, site.clusters.connect(stream.target).stream_info(stream.target_stream)
+    copying = replace(
+        copying,
         target_stream=stream.target_stream,
         target_created_ns=target.created_ns,
         target_checked=target.last_sequence,
@@ -205,7 +221,7 @@ def _recovered_state(
     )
     if not copies.source_is_another:
         copying.target_sequence, copying.target_holds = here.latest.target_sequence, here.latest.sequence
-    return state, copying
+    return copying
 
 
 def _last_restart(site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies) -> int:

@@ -21,6 +21,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.lost_source import settle_abandoned_batch, settle_lost_source
+from sr_assets.stages.replication.lost_state import refuse_lost_copies
 from sr_assets.stages.replication.target import prepare_target, target_drift
 from sr_assets.stages.replication.target_history import TargetReview
 from sr_assets.stages.source.position import (
@@ -180,7 +181,7 @@ class ReplicaStage:
             return
         end = target.last_sequence if target else 0
         if copying.target_stream is None and not copying.copied_messages and self._open_intent() is None:
-            review.refuse_lost_state()
+            refuse_lost_copies(self._stream, self._store, copying, source, target)
             copying.target_checked = end
         elif not same:
             # Copies of an abandoned attempt in the target must not count as another writer's.

@@ -23,9 +23,7 @@ from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, other_writer_text
-from sr_assets.domain.subjects import matcher
-from sr_assets.stages.progress import LongWork
+from sr_assets.domain.provenance import Identity, find_copy, other_writer_text
 from sr_assets.stages.replication.target import copies_pattern, create_target, prepare_target
 from sr_assets.stages.source.reading import save_gaps
 
@@ -117,48 +115,6 @@ class TargetReview:
             return
         for sequence in self.read_copies(behind, copies_pattern(self._stream, target)).values():
             raise RunError(other_writer_text(self._stream.target_stream, self._identity, sequence))
-
-    def refuse_lost_state(self) -> None:
-        """Stop if the target has copies of ours but the state has none: starting over would store them twice."""
-        stream, target = self._stream, self._target
-        if stream.ephemeral or target is None:
-            return
-        # Scan the whole target once in a stream's life: on a shared target, our copies may be older than many others.
-        # An interrupted scan resumes; the scan of another target does not count.
-        looked = self._copying.target_looked if self._copying.target_looked_ns == target.created_ns else 0
-        after = target.last_sequence + 1
-        held = SequenceRange(min(max(1, target.first_sequence, looked + 1), after), after)
-        if not len(held):
-            return
-        foreign: Identity | None = None
-        # Copies of an entry with another filter have other subjects.
-        possible = matcher([copies_pattern(stream, target) or ">"])
-        looking = f"{stream.label}: scanning target stream {stream.target_stream}"
-        with (
-            LongWork(looking, len(held)) as progress,
-            wire.Connection(stream.target, "sr-assets review") as connection,
-        ):
-            for messages in wire.read_headers(connection, stream.target_stream, held):
-                for message in messages:
-                    copy = find_copy(message.headers, self._identity)
-                    if copy is not None:
-                        raise RunError(
-                            f"there is no state for {stream.label}, but target stream {stream.target_stream} already"
-                            f" holds copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover"
-                            f" --stream {stream.label}`"
-                        )
-                    if foreign is None and possible(message.subject):
-                        foreign = foreign_copy(message.headers, self._identity, self._source.created_ns)
-                if progress.reached(messages[-1].sequence + 1 - held.first):
-                    self._note_look(target.created_ns, messages[-1].sequence)
-        if foreign is not None:
-            logger.warning("%s: %s", stream.label, doubled_text(stream.target_stream, self._identity, foreign))
-
-    def _note_look(self, target_created_ns: int, sequence: int) -> None:
-        """Save the progress of a target scan."""
-        self._copying.target_looked_ns, self._copying.target_looked = target_created_ns, sequence
-        with self._store.transaction():
-            self._store.save_copying(self._copying)
 
     def restart(self) -> None:
         """Forget the earlier copies: the next ones belong to another source or restart."""

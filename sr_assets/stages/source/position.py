@@ -117,7 +117,7 @@ def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int |
         return message.stored_ns == stored_ns
     # The message was deleted, or replaced by a later one of its subject. In a rolled-back source an earlier one would
     # be later.
-    later = cluster.next_message(source.stream, _sequence_at(cluster, source, stored_ns + _CLOCKS_DIFFER_NS, sequence))
+    later = cluster.next_message(source.stream, sequence_at(cluster, source, stored_ns + _CLOCKS_DIFFER_NS, sequence))
     return later is None or later.sequence > sequence
 
 
@@ -193,19 +193,19 @@ def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
         case "sequence":
             return max(earliest, start.value)
         case "time":
-            return _sequence_at(cluster, source, start.value)
+            return sequence_at(cluster, source, start.value)
         case "delta":
             if source.ts_ns is None:
                 raise RunError(
                     f"start_delta needs the server's clock, which {source.stream}'s server (before 2.10) does not send;"
                     " use start_time"
                 )
-            return _sequence_at(cluster, source, source.ts_ns - start.value)
+            return sequence_at(cluster, source, source.ts_ns - start.value)
         case _:
             return earliest
 
 
-def _sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | None = None) -> int:
+def sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | None = None) -> int:
     """Return the first sequence stored at or after a time, by binary search, or `end` (after the last one)."""
     low, high = max(1, source.first_sequence), source.last_sequence + 1 if end is None else end
     while low < high:

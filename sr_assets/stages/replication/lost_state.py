@@ -1,0 +1,125 @@
+"""The check before a stream's first message: copies or advisories of it without a state mean that the state was lost.
+
+Starting over would store the copies twice and announce every node as new.
+"""
+
+import logging
+from collections.abc import Iterator
+
+from sr_assets.adapters import wire
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.state.records import CopyState
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy
+from sr_assets.domain.received import Advisory, read_message
+from sr_assets.domain.subjects import advisory_pattern, matcher
+from sr_assets.settings import StreamSettings
+from sr_assets.stages.connections import Clusters
+from sr_assets.stages.progress import LongWork
+from sr_assets.stages.replication.copies import read_stream
+from sr_assets.stages.replication.target import copies_pattern
+
+logger = logging.getLogger(__name__)
+
+
+def refuse_lost_state(stream: StreamSettings, store: SiteState, clusters: Clusters) -> None:
+    """Raise RunError if a tracked stream without a position has copies in its target, or stored advisories.
+
+    Raises TransientError if a cluster is unreachable: a stream begins only after both are known.
+    """
+    source = clusters.connect(stream.source).stream_info(stream.stream)
+    target = clusters.connect(stream.target).find_stream(stream.target_stream)
+    refuse_lost_copies(stream, store, store.load_copying(stream.stream), source, target)
+    if stream.advisory is None or stream.advisory_cluster is None or stream.advisory.reliable is False:
+        return
+    try:
+        advisory = next(stored_advisories(stream, clusters.connect(stream.advisory_cluster)), None)
+    except RunError as error:
+        if isinstance(error, TransientError) and not isinstance(error, wire.DeniedError):
+            raise
+        logger.warning("%s: cannot read the stored advisories, which would show a lost state: %s", stream.label, error)
+        return
+    if advisory is not None:
+        raise RunError(
+            f"there is no state for {stream.label}, but a stream on {stream.advisory_cluster.label} already holds"
+            f" advisories of it (node {advisory.node}, transition {advisory.transition}); run `sr-assets recover --stream"
+            f" {stream.label}`"
+        )
+
+
+def refuse_lost_copies(
+    stream: StreamSettings, store: SiteState, copying: CopyState, source: StreamInfo, target: StreamInfo | None
+) -> None:
+    """Raise RunError if the target holds copies of a stream whose state has none.
+
+    The whole target is scanned once in a stream's life: on a shared target, our copies may be older than many others. An
+    interrupted scan resumes; the scan of another target does not count.
+    """
+    if stream.ephemeral or target is None:
+        return
+    looked = copying.target_looked if copying.target_looked_ns == target.created_ns else 0
+    after = target.last_sequence + 1
+    held = SequenceRange(min(max(1, target.first_sequence, looked + 1), after), after)
+    if not len(held):
+        return
+    identity = Identity(stream.stream, stream.replicator, stream.name)
+    foreign: Identity | None = None
+    # Copies of an entry with another filter have other subjects.
+    possible = matcher([copies_pattern(stream, target) or ">"])
+    looking = f"{stream.label}: scanning target stream {stream.target_stream}"
+    with LongWork(looking, len(held)) as progress, wire.Connection(stream.target, "sr-assets review") as connection:
+        for messages in wire.read_headers(connection, stream.target_stream, held):
+            for message in messages:
+                copy = find_copy(message.headers, identity)
+                if copy is not None:
+                    raise RunError(
+                        f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds"
+                        f" copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover --stream"
+                        f" {stream.label}`"
+                    )
+                if foreign is None and possible(message.subject):
+                    foreign = foreign_copy(message.headers, identity, source.created_ns)
+            if progress.reached(messages[-1].sequence + 1 - held.first):
+                _note_scan(store, copying, target, messages[-1].sequence)
+    _note_scan(store, copying, target, target.last_sequence)
+    if foreign is not None:
+        logger.warning("%s: %s", stream.label, doubled_text(stream.target_stream, identity, foreign))
+
+
+def _note_scan(store: SiteState, copying: CopyState, target: StreamInfo, sequence: int) -> None:
+    """Save the progress of a target scan."""
+    copying.target_looked_ns, copying.target_looked = target.created_ns, sequence
+    with store.transaction():
+        store.save_copying(copying)
+
+
+def stored_advisories(stream: StreamSettings, cluster: Cluster) -> Iterator[Advisory]:
+    """Yield a stream's advisories in the streams that keep their subject, each stream's in order."""
+    assert stream.advisory is not None
+    pattern = advisory_pattern(stream.advisory.subject)
+    for keeper in cluster.stream_names(pattern):
+        for message in read_stream(cluster.settings, cluster.stream_info(keeper), pattern):
+            advisory = read_message(message.payload, message.stored_ns)
+            if isinstance(advisory, Advisory) and advisory[:3] == (stream.replicator, stream.name, stream.stream):
+                yield advisory
+
+
+def last_announced(stream: StreamSettings, clusters: Clusters, unknown: list[str]) -> dict[str, Advisory]:
+    """Return each node's stored advisory with the highest number: a centre ranks by it."""
+    announced: dict[str, Advisory] = {}
+    if stream.advisory is None or stream.advisory_cluster is None:
+        return announced
+    try:
+        for advisory in stored_advisories(stream, clusters.connect(stream.advisory_cluster)):
+            known = announced.get(advisory.node)
+            if known is None or advisory.transition > known.transition:
+                announced[advisory.node] = advisory
+    except RunError as error:
+        unknown.append(f"which transitions were announced: {error}")
+        return announced
+    if not announced:
+        unknown.append(f"which transitions were announced: no stream on {stream.advisory_cluster.label} has any")
+    return announced

@@ -1,0 +1,124 @@
+"""A deleted state: the stream stops before it reads, and `recover` continues without repeating copies or advisories."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.stages.replication.test_recover import numbered, numbers, recover
+
+pytestmark = pytest.mark.process
+
+TRACKED = {"inspect_field": "sender", "inspect_duration": "10h"}
+
+
+def add_tracked(rig: Rig, **entry: str) -> tuple[str, str]:
+    """Configure a tracked stream with reliable advisories; return it and the advisory stream."""
+    stream, advisories = rig.make(), rig.make("ADV")
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **TRACKED, **entry)
+    return stream, advisories
+
+
+def announced(rig: Rig, advisories: str) -> list[tuple[str, str]]:
+    """Return the stored advisories in order: event and node."""
+    bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
+    return [(body["event"], body["value"]) for body in bodies]
+
+
+def lose_state(rig: Rig) -> None:
+    shutil.rmtree(rig.home / "sites")
+
+
+def purge_target(rig: Rig, stream: str) -> None:
+    rig.api(f"STREAM.PURGE.{stream}", {}, rig.target)
+
+
+def delete_target(rig: Rig, stream: str) -> None:
+    rig.api(f"STREAM.DELETE.{stream}", {}, rig.target)
+
+
+def keep_target(rig: Rig, stream: str) -> None:
+    """The target keeps its copies."""
+
+
+def test_tracked_stream_without_its_state_announces_nothing(rig: Rig) -> None:
+    stream, advisories = add_tracked(rig)
+    rig.publish(stream, numbered(3))
+    rig.drain()
+    before = announced(rig, advisories)
+    assert before == [("new", "n1"), ("new", "n2"), ("new", "n3")]
+    lose_state(rig)
+    rig.publish(stream, numbered(1, first=4))
+    assert f"run `sr-assets recover --stream {SITE}/{stream}`" in rig.failure()
+    assert announced(rig, advisories) == before
+    assert numbers(rig, stream) == [1, 2, 3]
+    assert "continues at 4; 3 copies found" in recover(rig, stream, force=False)
+    rig.drain()
+    assert announced(rig, advisories) == [*before, ("new", "n4")]
+    assert numbers(rig, stream) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("empty", (purge_target, delete_target))
+def test_advisories_alone_reveal_a_lost_state(rig: Rig, empty: Callable[[Rig, str], None]) -> None:
+    stream, advisories = add_tracked(rig)
+    rig.publish(stream, numbered(3))
+    rig.drain()
+    before = announced(rig, advisories)
+    empty(rig, stream)
+    lose_state(rig)
+    rig.publish(stream, numbered(1, first=4))
+    assert "already holds advisories of it (node n1, transition 1)" in rig.failure()
+    assert announced(rig, advisories) == before
+    assert "continues at 4; 0 copies found" in recover(rig, stream, force=False)
+    rig.drain()
+    assert announced(rig, advisories) == [*before, ("new", "n4")]
+    assert numbers(rig, stream) == [4]
+    # The next message of each node is copied: it is unknown which ones were.
+    rig.publish(stream, numbered(3))
+    rig.drain()
+    assert numbers(rig, stream) == [4, 1, 2, 3]
+
+
+@pytest.mark.parametrize("change", (keep_target, purge_target))
+def test_recovered_node_keeps_its_announced_silence(rig: Rig, change: Callable[[Rig, str], None]) -> None:
+    stream, advisories = add_tracked(rig, warn_duration="1s")
+    rig.publish(stream, numbered(2))
+    rig.drain()
+    deadline = time.monotonic() + 60
+    while ("timeout", "n2") not in announced(rig, advisories):
+        assert time.monotonic() < deadline
+        rig.drain()
+    rig.publish(stream, numbered(1))
+    rig.drain()
+    before = announced(rig, advisories)
+    assert sorted(before) == [("new", "n1"), ("new", "n2"), ("recover", "n1"), ("timeout", "n1"), ("timeout", "n2")]
+    change(rig, stream)
+    lose_state(rig)
+    recover(rig, stream, force=False)
+    rig.publish(stream, numbered(1))
+    rig.drain()
+    assert [each for each in announced(rig, advisories)[5:] if each[1] == "n2"] == []
+    rig.publish(stream, numbered(1, first=2))
+    rig.drain()
+    last = json.loads(rig.stored(advisories)[-1].payload)
+    assert (last["event"], last["value"], last["transition"], last["previous"]) == ("recover", "n2", 3, "timeout")
+
+
+def test_stream_begins_only_after_its_target_responds(rig: Rig, tmp_path: Path) -> None:
+    stream, advisories = rig.make(), rig.make("ADV")
+    with NatsServer(tmp_path / "target", "target") as target:
+        advisory = {"subject": f"{advisories}.%s.%v", "cluster": "source", "reliable": True}
+        rig.add(stream, target_url=target.url, advisory=advisory, **TRACKED)
+        rig.publish(stream, [Sent(b'{"sender": "n1", "n": 1}')])
+        target.kill()
+        assert target.address in rig.failure()
+        assert announced(rig, advisories) == []
+        target.start()
+        rig.drain()
+        assert announced(rig, advisories) == [("new", "n1")]
+        assert len(rig.stored(stream, target)) == 1
