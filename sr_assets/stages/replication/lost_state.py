@@ -28,26 +28,42 @@ logger = logging.getLogger(__name__)
 def refuse_lost_state(stream: StreamSettings, store: SiteState, clusters: Clusters) -> None:
     """Raise RunError if a tracked stream without a position has copies in its target, or stored advisories.
 
-    Raises TransientError if a cluster is unreachable: a stream begins only after both are known.
+    A stream may begin while its target is unreachable, but only if nothing can be announced a second time: it has no
+    advisories, or their stream holds none of it. Otherwise TransientError is raised.
     """
     source = clusters.connect(stream.source).stream_info(stream.stream)
-    target = clusters.connect(stream.target).find_stream(stream.target_stream)
-    refuse_lost_copies(stream, store, store.load_copying(stream.stream), source, target)
-    if stream.advisory is None or stream.advisory_cluster is None or stream.advisory.reliable is False:
-        return
+    unannounced = stream.advisory is None or _refuse_announced(stream, clusters)
     try:
-        advisory = next(stored_advisories(stream, clusters.connect(stream.advisory_cluster)), None)
+        target = clusters.connect(stream.target).find_stream(stream.target_stream)
+        refuse_lost_copies(stream, store, store.load_copying(stream.stream), source, target)
+    except TransientError as error:
+        if not unannounced:
+            raise
+        logger.warning("%s: nodes are tracked, although the target's copies are unknown: %s", stream.label, error)
+
+
+def _refuse_announced(stream: StreamSettings, clusters: Clusters) -> bool:
+    """Raise RunError if a stream has stored advisories; return whether it is proven that none were announced."""
+    assert stream.advisory is not None
+    assert stream.advisory_cluster is not None
+    if stream.advisory.reliable is False:
+        return False
+    cluster = clusters.connect(stream.advisory_cluster)
+    try:
+        keepers = cluster.stream_names(advisory_pattern(stream.advisory.subject))
+        advisory = next(stored_advisories(stream, cluster), None)
     except RunError as error:
         if isinstance(error, TransientError) and not isinstance(error, wire.DeniedError):
             raise
         logger.warning("%s: cannot read the stored advisories, which would show a lost state: %s", stream.label, error)
-        return
+        return False
     if advisory is not None:
         raise RunError(
             f"there is no state for {stream.label}, but a stream on {stream.advisory_cluster.label} already holds"
             f" advisories of it (node {advisory.node}, transition {advisory.transition}); run `sr-assets recover --stream"
             f" {stream.label}`"
         )
+    return bool(keepers)
 
 
 def refuse_lost_copies(

@@ -5,10 +5,10 @@ Pure functions: no queries, no writes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import TYPE_CHECKING
+from itertools import chain, islice
+from typing import TYPE_CHECKING, TypeVar
 
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.messages import Message
@@ -20,6 +20,9 @@ from sr_assets.domain.tracking.rules import NodeState, Policy, Sighting, Status,
 if TYPE_CHECKING:
     from sr_assets.stages.replication.copies import Copies
     from sr_assets.stages.replication.found_copies import Copy
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -123,3 +126,9 @@ def continue_announced(rebuilt: Rebuilt, announced: Mapping[str, Advisory], stat
             if retired:
                 known = replace(known, copied_ns=None, copied_bytes=None)
         rebuilt.nodes[node] = known
+
+
+def portions(rows: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield rows in lists of `size` rows."""
+    left = iter(rows)
+    return iter(lambda: list(islice(left, size)), [])

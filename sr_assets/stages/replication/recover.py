@@ -6,13 +6,11 @@ Transitions before the recovered position are recorded as late and stay unpublis
 the advisory stream.
 """
 
-import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import file_mark, file_range, mark_restart, source_mark, stream_folder
@@ -30,15 +28,19 @@ from sr_assets.stages.replication.fencing import settle_fence
 from sr_assets.stages.replication.lost_source import stage_open_batch
 from sr_assets.stages.replication.lost_state import last_announced
 from sr_assets.stages.replication.pending_copies import PendingCopies, classify_pending
-from sr_assets.stages.replication.rebuilding import Rebuilt, continue_announced, keep_known_nodes, rebuild_nodes
+from sr_assets.stages.replication.rebuilding import (
+    Rebuilt,
+    continue_announced,
+    keep_known_nodes,
+    portions,
+    rebuild_nodes,
+)
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import epoch_at, first_sequence, sequence_at
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
 _PORTION: Final = 50_000
 
 
@@ -48,13 +50,15 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
     `force` rebuilds even if the state is readable, or the source was recreated or rolled back; the site's other streams
     keep their state.
 
-    Raises RunError without `force` if the state is readable, if the target holds none of our copies, or if the source's
-    message differs from the copied one.
+    Raises RunError without `force` if a state that has copied is readable or the source's message differs from the copied
+    one, and in any case if there are neither copies nor advisories of the stream.
     """
     lines = _set_broken_state_aside(settings, stream)
     with Site(settings, stream.name, owner="recover", run_id="recover") as site:
         known = site.state.load_stream(stream.stream)
-        if known is not None and known.has_position and not force:
+        # A state that has made no copy may be the new start of a lost one.
+        copied = site.state.load_copying(stream.stream).target_stream is not None
+        if known is not None and known.has_position and copied and not force:
             raise RunError(
                 f"{stream.label} already has a readable state in {site.folder}; to rebuild it nevertheless, use --force"
             )
@@ -68,9 +72,8 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
                 f"target stream {stream.target_stream} holds no copies of {stream.label}: nothing to recover from; a run"
                 f" {'goes on from the state there is' if known else 'begins it anew'}"
             )
-        mark_ns = None
-        if len(copies):
-            mark_ns = compare_with_original(site, stream, source, copies, rebuilt.unknown, force=force)
+        unknown = rebuilt.unknown
+        mark_ns = compare_with_original(site, stream, source, copies, unknown, force=force) if len(copies) else None
         position = _position(site, stream, source, copies, announced)
         if stream.policy is not None:
             _rebuild_nodes(site, stream, stream.policy, source, copies, announced, position, rebuilt)
@@ -86,12 +89,12 @@ def _summary(
     stream: StreamSettings, state: StreamState, copies: Copies, rebuilt: Rebuilt, pending: PendingCopies, files: int
 ) -> list[str]:
     """Return the results and the unknown facts as lines; `files` is the number of indexed history files."""
-    nodes, transitions = len(rebuilt.nodes), len(rebuilt.transitions)
+    nodes, late = len(rebuilt.nodes), len(rebuilt.transitions)
     last = "none of what the source holds now" if copies.last is None else f"the last one of {copies.last}"
     position = f"continues at {state.next_sequence}; {len(copies)} copies found in {stream.target_stream}, {last}"
     return [
         f"{stream.label}: {position}",
-        f"{nodes} nodes rebuilt, {transitions} transitions recorded as late and not published, {files} snapshot files kept",
+        f"{nodes} nodes rebuilt, {late} transitions recorded as late and not published, {files} snapshot files kept",
         *(
             f"{count} {fate}"
             for count, fate in (
@@ -263,18 +266,12 @@ def _commit(
             return pending
         nodes = store.nodes(name)
         nodes.save_blind_spans(rebuilt.blind.spans)
-        for known in _portions(rebuilt.nodes.items()):
+        for known in portions(rebuilt.nodes.items(), _PORTION):
             nodes.merge(node_table([node_row(policy, node, row, rebuilt.blind) for node, row in known]))
-        for events in _portions(rebuilt.transitions):
+        for events in portions(rebuilt.transitions, _PORTION):
             folded = folded_table([transition_row(sender, transition) for sender, transition in events])
             add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
     return pending
-
-
-def _portions(rows: Iterable[T]) -> Iterator[list[T]]:
-    """Yield rows in lists of `_PORTION` rows."""
-    left = iter(rows)
-    return iter(lambda: list(islice(left, _PORTION)), [])
 
 
 def _keep_history(site: Site, stream: StreamSettings, source: StreamInfo) -> None:
