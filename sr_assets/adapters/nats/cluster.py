@@ -30,6 +30,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo, Version, parse_strea
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
 
 #: How long the server keeps a counting consumer that we failed to delete.
@@ -171,6 +172,11 @@ class Cluster:
         answer = self.request_api(*consumer_creation(stream, config))
         self.request_api(f"CONSUMER.DELETE.{stream}.{name}")
         return int(answer["num_pending"])
+
+    def deleted_in(self, stream: str, covered: SequenceRange) -> list[int]:
+        """Return the sequences of a range, ascending, that the leader lists as deleted between existing messages."""
+        answer = self.request_api(f"STREAM.INFO.{stream}", {"deleted_details": True})
+        return sorted(number for number in answer["state"].get("deleted") or () if number in covered)
 
     def publish_many(
         self,

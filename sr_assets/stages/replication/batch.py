@@ -20,8 +20,9 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.heartbeats import Hop, hops
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.stages.replication.writers import Writers
+from sr_assets.stages.source.holes import find_holes, gap_rows
 from sr_assets.stages.source.position import advance, note_read
-from sr_assets.stages.source.reading import gap_rows, save_gaps
+from sr_assets.stages.source.reading import save_gaps
 
 if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext
@@ -95,7 +96,8 @@ class Batch:
         # The range that the plan skipped is a hole, unless the source starts after it.
         held = min(max(self._covered.first, self._source.first_sequence), self._present.first)
         absent = merge_ranges([SequenceRange(held, self._present.first), *absent])
-        gaps = gap_rows(stream, self._source, self._covered, held, absent, now_ns)
+        holes = find_holes(stream, self._context.clusters.connect(stream.source), self._source, absent)
+        gaps = gap_rows(stream, self._covered, held, holes, now_ns)
         state.next_sequence = intent.next
         state.seen_messages += seen
         state.too_old_messages += receipt.too_old

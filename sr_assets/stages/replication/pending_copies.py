@@ -17,7 +17,8 @@ from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.replication.copies import Copies, read_stream
-from sr_assets.stages.source.reading import first_available, gap_rows
+from sr_assets.stages.source.holes import find_holes, gap_rows
+from sr_assets.stages.source.reading import first_available
 
 if TYPE_CHECKING:
     from sr_assets.stages.site import Site
@@ -121,6 +122,7 @@ def _read_again(
         holes = missing(SequenceRange(available, covered.next), known)
         lacking = [hole for hole in missing(SequenceRange(covered.first, available), known) if len(hole)]
         now_ns = site.clock.now_ns()
-        pending.gaps += gap_rows(stream, source, SequenceRange(available, covered.next), available, holes, now_ns)
+        classified = find_holes(stream, site.clusters.connect(stream.source), source, holes)
+        pending.gaps += gap_rows(stream, SequenceRange(available, covered.next), available, classified, now_ns)
         pending.gaps += [gap_row(stream.stream, hole, len(hole), "overtaken", now_ns) for hole in lacking]
         pending.absent += sum(map(len, (*holes, *lacking)))

@@ -12,7 +12,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import header_writer
 from sr_assets.domain.provenance import Identity, doubled_text, foreign_copy
 from sr_assets.domain.stored_subjects import stored_patterns
-from sr_assets.domain.subjects import matcher, overlaps, printable
+from sr_assets.domain.subjects import covers, matcher, overlaps, printable
 from sr_assets.domain.target_stream import target_config
 
 if TYPE_CHECKING:
@@ -77,8 +77,16 @@ def new_target(stream: StreamSettings, source: StreamInfo, source_cluster: Clust
 
 def _copied_patterns(stream: StreamSettings, source: StreamInfo, cluster: Cluster | None) -> tuple[str, ...] | None:
     """Return patterns of the copied messages' subjects; without a cluster, those of other streams are unknown."""
-    if stream.filter_subject:
-        return (stream.filter_subject,)
+    stored, wanted = _source_patterns(source, cluster), stream.filter_subject
+    if not wanted:
+        return stored
+    matching = tuple(pattern for pattern in stored or () if overlaps(pattern, wanted))
+    # A stream that captures all subjects would need no_ack, so `>` becomes the source's own subjects.
+    return matching if matching and all(covers(wanted, pattern) for pattern in matching) else (wanted,)
+
+
+def _source_patterns(source: StreamInfo, cluster: Cluster | None) -> tuple[str, ...] | None:
+    """Return patterns of the source's stored subjects, or None if they are unknown."""
     read = {source.stream}
 
     def upstream(origin: Mapping[str, Any]) -> tuple[str, ...] | None:

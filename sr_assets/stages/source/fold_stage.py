@@ -21,14 +21,15 @@ from sr_assets.settings import Entry
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
+from sr_assets.stages.source.holes import Hole, find_holes, gap_rows
 from sr_assets.stages.source.position import load_position, note_read
-from sr_assets.stages.source.reading import Ends, Reader, first_available, gap_rows, read_unless_changed, reading_end
+from sr_assets.stages.source.reading import Ends, Reader, first_available, read_unless_changed, reading_end
 from sr_assets.stages.source.suitability import check_source
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A range that was read: its rows in sequence order, its missing ranges, and their rows for the table `gaps`.
+    """A range that was read: its rows in sequence order, its holes, and their rows for the table `gaps`.
 
     The source had lost the messages before `available` when the range was planned. `began` is in monotonic seconds.
     """
@@ -36,7 +37,7 @@ class Batch:
     covered: SequenceRange
     available: int
     rows: pa.Table
-    absent: Sequence[SequenceRange]
+    holes: Sequence[Hole]
     gaps: list[Gap]
     began: float
 
@@ -115,8 +116,9 @@ class FoldStage(ABC):
     def _batch(self, source: StreamInfo, covered: SequenceRange, rows: pa.Table, began: float) -> Batch:
         available = first_available(source, covered)
         absent = missing(SequenceRange(available, covered.next), rows["sequence"].to_pylist())
-        gaps = gap_rows(self._entry, source, covered, available, absent, self._clock.now_ns())
-        return Batch(covered, available, rows, absent, gaps, began)
+        holes = find_holes(self._entry, self._clusters.connect(self._entry.source), source, absent)
+        gaps = gap_rows(self._entry, covered, available, holes, self._clock.now_ns())
+        return Batch(covered, available, rows, holes, gaps, began)
 
     def _move_on(self, state: StreamState, batch: Batch) -> None:
         """Move the position behind a batch."""

@@ -1,4 +1,4 @@
-"""Reading a stream: the next range, its rows, and the rows of table `gaps` for absent sequences."""
+"""Reading a stream: the next range and its rows."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,7 +8,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.remote import read_remotely
 from sr_assets.adapters.spark.source import FORMAT, read_here
-from sr_assets.adapters.state.gaps import MOST_ROWS, Gap, gap_row
+from sr_assets.adapters.state.gaps import MOST_ROWS, Gap
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import TransientError
@@ -23,7 +23,6 @@ from sr_assets.stages.source.position import changed_since
 #: lingering run.
 Ends = dict[tuple[str, int], int] | None
 
-_MAX_GAP_ROWS = 1_000
 #: A batch may read this many times `batch_bytes`, because memory holds only a part of the bytes read.
 _READ_FACTOR = 10
 
@@ -156,41 +155,6 @@ class Reader:
 def first_available(source: StreamInfo, covered: SequenceRange) -> int:
     """Return the first sequence of a range that the source still holds, or its end."""
     return min(max(covered.first, source.first_sequence), covered.next)
-
-
-def absence_reason(entry: Entry, source: StreamInfo) -> str:
-    """Return the reason of absent sequences inside a source: `filtered`, `per_subject_limit` or `deleted`."""
-    if entry.filter_subject:
-        return "filtered"
-    return "per_subject_limit" if source.max_msgs_per_subject > 0 else "deleted"
-
-
-def gap_rows(
-    entry: Entry,
-    source: StreamInfo,
-    covered: SequenceRange,
-    available: int,
-    absent: list[SequenceRange],
-    noticed_ns: int,
-) -> list[Gap]:
-    """Return gap rows for the absent sequences of a range: those deleted by retention up to `available`, then holes.
-
-    Holes of a filtered stream or of one with a per-subject limit become one row, as do more than 1,000 others.
-    """
-
-    def gap(hole: SequenceRange, reason: str, messages: int | None = None) -> Gap:
-        return gap_row(entry.stream, hole, len(hole) if messages is None else messages, reason, noticed_ns)
-
-    rows = []
-    if available > covered.first:
-        rows.append(gap(SequenceRange(covered.first, available), "overtaken"))
-    holes = [hole for hole in absent if len(hole)]
-    if not holes:
-        return rows
-    reason = absence_reason(entry, source)
-    if reason != "deleted" or len(holes) > _MAX_GAP_ROWS:
-        return [*rows, gap(SequenceRange(holes[0].first, holes[-1].next), reason, sum(map(len, holes)))]
-    return [*rows, *(gap(hole, reason) for hole in holes)]
 
 
 def save_gaps(store: SiteState, entry: Entry, gaps: Iterable[Gap], report: StreamReport) -> None:

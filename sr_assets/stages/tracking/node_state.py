@@ -28,8 +28,9 @@ from sr_assets.stages.progress import LongWork
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.fold_stage import Batch, FoldStage
+from sr_assets.stages.source.holes import Hole
 from sr_assets.stages.source.position import advance, warn_of_blind_time, warn_of_clock
-from sr_assets.stages.source.reading import absence_reason, next_range, save_gaps, too_old_before
+from sr_assets.stages.source.reading import next_range, save_gaps, too_old_before
 from sr_assets.stages.tracking.batch_rows import (
     add_transitions,
     amounts_of,
@@ -145,9 +146,7 @@ class NodeStage(FoldStage):
         """Return the stream's blind spans including a batch's, and whether its last hole is still open."""
         covered, sightings = batch.covered, batch.rows
         overtaken = SequenceRange(covered.first, batch.available)
-        reason = absence_reason(self._stream, source)
-        holes = [(overtaken, "overtaken")] if len(overtaken) else []
-        holes += [(hole, reason) for hole in batch.absent]
+        holes = [*([Hole(overtaken, "overtaken")] if len(overtaken) else ()), *batch.holes]
         nodes = self._store.nodes(self._stream.stream)
         known = BlindSpans(tuple(nodes.blind_spans()))
         if not holes and not state.hole_open:

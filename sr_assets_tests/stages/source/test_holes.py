@@ -12,6 +12,7 @@ import pytest
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.stages.report import Stage
+from sr_assets.stages.source import holes
 from sr_assets_tests.rig import Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
@@ -98,9 +99,10 @@ def send_for(rig: Rig, stream: str, seconds: float, *nodes: str) -> None:
 
 
 @pytest.mark.parametrize("limited", (False, True), ids=("purged", "per_subject"))
-def test_messages_the_source_dropped_do_not_count_as_silence(rig: Rig, limited: bool) -> None:
+@pytest.mark.parametrize("entry", ({}, {"filter_subject": ">"}), ids=("all", "filter"))
+def test_messages_the_source_dropped_do_not_count_as_silence(rig: Rig, limited: bool, entry: dict[str, str]) -> None:
     stream = rig.make(max_msgs_per_subject=1 if limited else -1)
-    rig.add(stream, **SHORT)
+    rig.add(stream, **SHORT, **entry)
     rig.drain()
     rig.publish(stream, [message_of("alive"), message_of("dies")])
     rig.drain()
@@ -123,6 +125,48 @@ def test_messages_the_source_dropped_do_not_count_as_silence(rig: Rig, limited: 
         "SELECT epoch(event_time) - epoch(seen) AS silent FROM node_advisories WHERE event = 'timeout' AND node = 'dies'"
     )
     assert row["silent"] > 11 + 5
+
+
+def test_only_deleted_messages_of_a_filtered_stream_are_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that the filter excludes are no holes, unless they may have been deleted as well."""
+    stream = rig.make()
+    rig.add(stream, **{**TRACKED, "filter_subject": f"{stream}.node.>"})
+
+    def publish(*subjects: str) -> None:
+        rig.publish(stream, [Sent(json.dumps({"sender": subject}).encode(), subject) for subject in subjects])
+
+    def lost() -> list[tuple[Any, ...]]:
+        columns = "first_sequence, last_sequence, messages, reason"
+        return [
+            tuple(row.values()) for row in rig.rows(f"SELECT {columns} FROM gaps WHERE reason <> 'filtered' ORDER BY 1")
+        ]
+
+    def blind_spans() -> int:
+        with rig.open() as site:
+            return len(site.state.nodes(stream).blind_spans())
+
+    publish("node.a", "other", "other", "node.b", "other", "node.a")
+    rig.drain()
+    assert (lost(), blind_spans()) == ([], 0)
+    assert rig.row("SELECT sum(messages) AS messages FROM gaps") == {"messages": 3}
+    publish("node.a", "other", "node.lost", "other", "other", "node.b")
+    for sequence in (9, 11):
+        assert rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})["success"]
+    rig.drain()
+    assert lost() == [(9, 9, 1, "deleted"), (11, 11, 1, "deleted")]
+    assert rig.row("SELECT sum(messages) AS messages FROM gaps WHERE reason = 'filtered'") == {"messages": 5}
+    assert blind_spans() == 1
+    # A stream with many deleted messages: they are counted before they are listed.
+    monkeypatch.setattr(holes, "_FEW", 1)
+    publish("node.a", "other", "node.b")
+    rig.drain()
+    assert (len(lost()), blind_spans()) == (2, 1)
+    # Too many to be listed: every absent sequence of a range that has lost some counts as lost.
+    monkeypatch.setattr(holes, "_MANY", 1)
+    publish("node.a", "other", "node.lost", "node.b")
+    assert rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 18})["success"]
+    rig.drain()
+    assert lost()[2:] == [(17, 18, 2, "deleted")]
 
 
 def test_shorter_duration_takes_effect_in_the_next_run(rig: Rig) -> None:
