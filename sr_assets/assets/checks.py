@@ -150,9 +150,9 @@ def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> 
     return dg.AssetCheckResult(
         asset_key=stream_key(stream, "replica"),
         check_name="progressing",
-        passed=intervals <= _WARN_INTERVALS,
+        passed=intervals <= _WARN_INTERVALS and report.wrong_clock is None,
         severity=dg.AssetCheckSeverity.ERROR if intervals > _FAIL_INTERVALS else dg.AssetCheckSeverity.WARN,
-        description=error,
+        description=error or report.wrong_clock,
         metadata={
             "stalled_seconds": round(stalled_ns / 1e9, 3),
             "lag_messages": state.lag_messages if state else report.lag_messages,

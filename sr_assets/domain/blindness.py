@@ -16,8 +16,11 @@ from sr_assets.domain.positions import SequenceRange, merge_ranges
 
 #: Maximum number of spans of a stream; beyond it the closest ones are merged.
 MAX_BLIND_SPANS: Final = 1_000
-#: Reasons of a hole with unread messages. Filtered messages do not belong to the stream.
-BLINDING_REASONS: Final = frozenset({"overtaken", "deleted", "per_subject_limit"})
+#: The stored times of these messages are not credible, so it is unknown when they were sent.
+CLOCK_AHEAD: Final = "clock_ahead"
+#: Reasons of a hole with unread messages, or of messages without a known time. Filtered messages do not belong to the
+#: stream.
+BLINDING_REASONS: Final = frozenset({"overtaken", "deleted", "per_subject_limit", CLOCK_AHEAD})
 
 #: A half-open span of stored time, in unix ns.
 Span = tuple[int, int]
@@ -85,9 +88,9 @@ def find_blind_spans(
     """Return the blind spans of a batch's holes, and whether a hole at its end is still open.
 
     `holes` are confirmed absent ranges with their reasons, in any order; `sequences` (ascending) and `stored_ns` are
-    the batch's messages, with or without a sender. `before_ns` is the highest stored time before the batch, or None.
-    `after_hole` is the second result for the previous batch. `until_ns` is the planning info's clock if all its
-    messages are processed and that clock set the watermark, else None.
+    the batch's messages with a credible time, with or without a sender. `before_ns` is the highest stored time before
+    the batch, or None. `after_hole` is the second result for the previous batch. `until_ns` is the planning info's
+    clock if all its messages are processed and that clock set the watermark, else None.
 
     A hole lasts from the last message before it to the first later-stored message after it. Without such a message it
     ends at `until_ns`; without that it stays open until the next batch, so that a batch boundary inside or after a hole

@@ -10,6 +10,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 SECOND_NS: Final = 1_000_000_000
 DAY_NS: Final = 86_400 * SECOND_NS
 #: Maximum plausible lead of a server's clock over another server's and ours.
@@ -101,7 +104,7 @@ def watermark(
     previous_ns: int | None,
     own_clock_ns: int,
 ) -> Watermark:
-    """Return the time for `tracking.sweep`. It never decreases.
+    """Return the time for `tracking.sweep`. It never decreases, unless two clocks prove that it is in the future.
 
     `ts_ns` is the server's clock in a run's stream info, `caught_up` whether all its messages are processed. Only the
     last message counts for a mirror (its clock proves nothing about its origin), in a run that stopped earlier, and if
@@ -110,6 +113,9 @@ def watermark(
     ahead = clock_is_ahead(ts_ns, last_processed_ns, own_clock_ns)
     by_clock = caught_up and not mirror and ts_ns is not None and not ahead
     fresh_ns = ts_ns - _margin_ns(replicas, warning_ns) if by_clock and ts_ns is not None else last_processed_ns
+    if by_clock and previous_ns is not None and previous_ns - max(ts_ns or 0, own_clock_ns) > CLOCK_TOLERANCE_NS:
+        # A wrong clock set it, and both clocks have been corrected.
+        previous_ns = None
     known_ns = max((ns for ns in (fresh_ns, previous_ns) if ns is not None), default=None)
     return Watermark(known_ns, by_clock, ahead)
 
@@ -119,6 +125,26 @@ def clock_is_ahead(ts_ns: int | None, last_stored_ns: int | None, own_clock_ns: 
     clock.
     """
     return ts_ns is not None and ts_ns - max(last_stored_ns or 0, own_clock_ns) > CLOCK_TOLERANCE_NS
+
+
+def is_credible(stored_ns: int, own_clock_ns: int) -> bool:
+    """Return whether a server's clock may be right: it is at most an hour ahead of ours."""
+    return stored_ns - own_clock_ns <= CLOCK_TOLERANCE_NS
+
+
+def credible_times(
+    stored_ns: npt.NDArray[np.int64], before_ns: int | None, own_clock_ns: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return stored times, of which incredible ones count as the latest credible time before them, and which those are.
+
+    `before_ns` is the latest credible time before the first one; without any, our clock's time counts.
+    """
+    ahead = stored_ns - own_clock_ns > CLOCK_TOLERANCE_NS
+    if not ahead.any():
+        return stored_ns, ahead
+    least_ns = own_clock_ns if before_ns is None else before_ns
+    latest_ns = np.maximum(np.maximum.accumulate(np.where(ahead, 0, stored_ns)), least_ns)
+    return np.where(ahead, latest_ns, stored_ns), ahead
 
 
 def retention_clock_ns(watermark_ns: int | None, own_clock_ns: int) -> int | None:

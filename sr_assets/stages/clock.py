@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.domain.positions import is_credible
 
 
 class Clock:
@@ -14,9 +15,14 @@ class Clock:
         self._known: tuple[int, float] | None = None
 
     def set(self, ts_ns: int | None) -> None:
-        """Set the time to a server's clock (unix ns); None changes nothing."""
-        if ts_ns is not None:
-            self._known = (ts_ns, time.monotonic())
+        """Set the time to a server's clock (unix ns); None, or a clock far ahead, changes nothing."""
+        if (credible_ns := self.credible_ns(ts_ns)) is not None:
+            self._known = (credible_ns, time.monotonic())
+
+    @classmethod
+    def credible_ns(cls, ts_ns: int | None) -> int | None:
+        """Return a server's time (unix ns), or None if it is unknown or more than an hour ahead of this machine's."""
+        return ts_ns if ts_ns is not None and is_credible(ts_ns, cls.own_ns()) else None
 
     @staticmethod
     def own_ns() -> int:

@@ -16,7 +16,8 @@ class StreamInfo:
 
     `ts_ns` is the server's clock at the response (None before 2.10). `last_stored_ns` is the stored time of the last
     message, and `num_deleted` counts the missing sequences between the first and the last. `server_version` is the
-    connected server's; `config` is the configuration as the server sent it.
+    connected server's, `leader` the name of the server that stores the
+    stream; `config` is the configuration as the server sent it.
     """
 
     stream: str
@@ -37,6 +38,7 @@ class StreamInfo:
     no_ack: bool
     sealed: bool
     server_version: Version
+    leader: str
     config: dict[str, Any]
 
     @property
@@ -67,6 +69,7 @@ def parse_stream_info(answer: dict[str, Any], server_version: Version) -> Stream
         no_ack=bool(config.get("no_ack")),
         sealed=bool(config.get("sealed")),
         server_version=server_version,
+        leader=(answer.get("cluster") or {}).get("leader", ""),
         config=config,
     )
 

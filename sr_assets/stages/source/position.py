@@ -13,7 +13,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.domain.blindness import Span
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.positions import clock_is_ahead, format_rfc3339_ns, watermark
+from sr_assets.domain.positions import format_rfc3339_ns, is_credible, watermark
 from sr_assets.settings import Entry, Start
 from sr_assets.stages.clock import Clock
 
@@ -171,9 +171,8 @@ def _time(ns: int | None) -> str:
 
 def epoch_at(source: StreamInfo) -> int:
     """Return the epoch of a state that starts with this info (unix ns): a clock far ahead would outrank later epochs."""
-    if source.ts_ns is None or clock_is_ahead(source.ts_ns, source.last_stored_ns, Clock.own_ns()):
-        return source.last_stored_ns or source.created_ns
-    return source.ts_ns
+    known = [ns for ns in (Clock.credible_ns(source.ts_ns), Clock.credible_ns(source.last_stored_ns)) if ns is not None]
+    return known[0] if known else source.created_ns
 
 
 def source_reset_error(problem: str) -> RunError:
@@ -229,6 +228,10 @@ def advance(state: StreamState, source: StreamInfo, *, warning_ns: int | None, c
     prove that all messages stored until that time are known.
     """
     behind = source.last_sequence < _known_last(state)
+    own_ns = Clock.own_ns()
+    if state.last_stored_ns is not None and not is_credible(state.last_stored_ns, max(own_ns, source.ts_ns or 0)):
+        # A wrong clock set it, and both clocks have been corrected.
+        state.last_stored_ns = own_ns
     moved = watermark(
         source.ts_ns,
         state.last_stored_ns,
@@ -237,27 +240,27 @@ def advance(state: StreamState, source: StreamInfo, *, warning_ns: int | None, c
         caught_up=caught_up and not behind,
         mirror=source.mirror,
         previous_ns=state.watermark_ns,
-        own_clock_ns=Clock.own_ns(),
+        own_clock_ns=own_ns,
     )
     state.watermark_ns = moved.ns
     state.ahead_clocks += moved.clock_ahead
-    state.planned_ns = source.ts_ns
-    state.progress_ns = source.ts_ns or state.last_stored_ns
+    ts_ns = None if moved.clock_ahead else source.ts_ns
+    state.planned_ns = ts_ns
+    state.progress_ns = ts_ns or (own_ns if moved.clock_ahead else state.last_stored_ns)
     note_source(state, source)
-    if state.lag_messages == 0 or source.ts_ns is None or state.last_stored_ns is None:
+    if state.lag_messages == 0 or ts_ns is None or state.last_stored_ns is None:
         state.lag_ns = 0
     else:
-        state.lag_ns = max(0, source.ts_ns - state.last_stored_ns)
+        state.lag_ns = max(0, ts_ns - state.last_stored_ns)
     return moved.by_clock
 
 
-def warn_of_clock(entry: Entry, ts_ns: int) -> None:
-    """Log that a source's clock is not used."""
-    logger.warning(
-        "%s: the source's clock says %s, more than an hour ahead of ours and of the last message; it is not used,"
-        " silence counts up to the last message; correct that server's clock",
-        entry.label,
-        format_rfc3339_ns(ts_ns),
+def clock_warning(entry: Entry, source: StreamInfo, ahead_ns: int) -> str:
+    """Return the line about a server time that is not used; it names the server."""
+    return (
+        f"{entry.label}: server {source.leader} of stream {entry.stream} says or stored {format_rfc3339_ns(ahead_ns)}, more"
+        f" than an hour ahead of this machine's {format_rfc3339_ns(Clock.own_ns())}; these times are not used, and no node"
+        " times out until the clocks agree; correct the wrong clock"
     )
 
 
@@ -276,7 +279,11 @@ def warn_of_blind_time(entry: Entry, spans: Sequence[Span]) -> None:
 def note_read(state: StreamState, sequence: int, stored_ns: int) -> None:
     """Record the last message read: another message at its sequence reveals a rolled-back source."""
     state.mark_sequence, state.mark_ns = sequence, stored_ns
-    state.last_stored_ns = max(stored_ns, state.last_stored_ns or 0)
+    credible_ns = Clock.credible_ns(stored_ns)
+    if credible_ns is not None:
+        state.last_stored_ns = max(credible_ns, state.last_stored_ns or 0)
+    elif state.last_stored_ns is None:
+        state.last_stored_ns = Clock.own_ns()
 
 
 def note_source(state: StreamState, source: StreamInfo) -> None:

@@ -15,6 +15,7 @@ from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.sizing import MAX_FOLD_MESSAGES, catch_up_size, is_far, partitions, reads_headers_only
 from sr_assets.settings import Entry
+from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import ConnectionFiles, SparkConnection
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.source.position import changed_since
@@ -96,8 +97,12 @@ def _sparse_end(entry: Entry, cluster: Cluster, rest: SequenceRange, count: int)
 
 
 def too_old_before(max_age_ns: int | None, source: StreamInfo) -> int | None:
-    """Return the stored time (unix ns) before which a message is too old to copy, or None without a limit."""
-    return None if max_age_ns is None or source.ts_ns is None else source.ts_ns - max_age_ns
+    """Return the stored time (unix ns) before which a message is too old to copy, or None without a limit.
+
+    A clock far ahead would make every message too old, so it sets no limit.
+    """
+    ts_ns = Clock.credible_ns(source.ts_ns)
+    return None if max_age_ns is None or ts_ns is None else ts_ns - max_age_ns
 
 
 def read_unless_changed(cluster: Cluster, source: StreamInfo, read: Callable[[], pa.Table]) -> pa.Table | None:

@@ -4,10 +4,13 @@ One transaction commits a batch's node states, transitions, counters, gaps, due 
 position.
 """
 
+import logging
 import time
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,8 +19,8 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.source import encode_extractor
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.blindness import BlindSpans, find_blind_spans
-from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
+from sr_assets.domain.positions import SequenceRange, credible_times
 from sr_assets.domain.senders import needs_payload
 from sr_assets.domain.tracking.columns import deadlines, fold_batch
 from sr_assets.domain.tracking.rows import NODE_SCHEMA
@@ -29,7 +32,7 @@ from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.fold_stage import Batch, FoldStage
 from sr_assets.stages.source.holes import Hole
-from sr_assets.stages.source.position import advance, warn_of_blind_time, warn_of_clock
+from sr_assets.stages.source.position import advance, clock_warning, warn_of_blind_time
 from sr_assets.stages.source.reading import next_range, save_gaps, too_old_before
 from sr_assets.stages.tracking.batch_rows import (
     add_transitions,
@@ -39,6 +42,8 @@ from sr_assets.stages.tracking.batch_rows import (
     due_copies,
     reasons_of,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Number of nodes swept in one transaction.
 SWEPT_AT_ONCE: Final = 20_000
@@ -56,7 +61,6 @@ class NodeStage(FoldStage):
         self._inspected = encode_extractor(stream.extractor, stream.force_path)
         self._payloads = needs_payload(stream.extractor, stream.force_path)
         self._left_open: Intent | None = None
-        self._clock_reported = False
 
     def _prepare(self, state: StreamState, *, first: bool) -> None:
         if first:
@@ -108,14 +112,16 @@ class NodeStage(FoldStage):
 
     def _commit(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
         stream, store, report = self._stream, self._store, self._report
-        left_open, covered, sightings = self._left_open, batch.covered, batch.rows
+        left_open, covered = self._left_open, batch.covered
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
-        blind, hole_open = self._blind_spans(state, source, batch)
+        sightings, ahead = self._credible(state, source, batch.rows)
+        blind, hole_open = self._blind_spans(state, source, batch, sightings, ahead)
         folded = self._fold(state, sightings, cutoff_ns, blind)
         decisions = batch_decisions(sightings, folded, cutoff_ns)
         reasons, due = reasons_of(decisions), due_copies(decisions)
         count_decisions(state, reasons, batch.gaps, sightings)
         self._move_on(state, batch)
+        state.last_stored_ns = _latest(sightings, state.last_stored_ns)
         state.hole_open = hole_open
         self._advance(state, source, caught_up=covered.next > source.last_sequence)
         state.as_of_ns = self._clock.now_ns()
@@ -137,28 +143,59 @@ class NodeStage(FoldStage):
     def _advance(self, state: StreamState, source: StreamInfo, *, caught_up: bool) -> bool:
         before = state.ahead_clocks
         by_clock = advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up)
-        if state.ahead_clocks > before and not self._clock_reported and source.ts_ns is not None:
-            self._clock_reported = True
-            warn_of_clock(self._stream, source.ts_ns)
+        if state.ahead_clocks > before:
+            self._note_clock(source, source.ts_ns)
+        elif by_clock:
+            self._report.wrong_clock = None
         return by_clock
 
-    def _blind_spans(self, state: StreamState, source: StreamInfo, batch: Batch) -> tuple[BlindSpans, bool]:
-        """Return the stream's blind spans including a batch's, and whether its last hole is still open."""
-        covered, sightings = batch.covered, batch.rows
-        overtaken = SequenceRange(covered.first, batch.available)
+    def _note_clock(self, source: StreamInfo, ahead_ns: int | None) -> None:
+        if ahead_ns is not None and self._report.wrong_clock is None:
+            self._report.wrong_clock = clock_warning(self._stream, source, ahead_ns)
+            logger.warning("%s", self._report.wrong_clock)
+
+    def _credible(
+        self, state: StreamState, source: StreamInfo, rows: pa.Table
+    ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+        """Return a batch's messages with credible times, and which of them had another one."""
+        stored_ns = rows["stored_ns"].to_numpy()
+        times_ns, ahead = credible_times(stored_ns, state.last_stored_ns, self._clock.own_ns())
+        if ahead.any():
+            self._note_clock(source, int(stored_ns.max()))
+            rows = rows.set_column(rows.column_names.index("stored_ns"), "stored_ns", pa.array(times_ns))
+        return rows, ahead
+
+    def _blind_spans(
+        self,
+        state: StreamState,
+        source: StreamInfo,
+        batch: Batch,
+        sightings: pa.Table,
+        ahead: npt.NDArray[np.bool_],
+    ) -> tuple[BlindSpans, bool]:
+        """Return the stream's blind spans including a batch's, and whether its last hole is still open.
+
+        It is unknown when the messages in `ahead` were stored, so they hide silence like lost ones.
+        """
+        covered, overtaken = batch.covered, SequenceRange(batch.covered.first, batch.available)
         holes = [*([Hole(overtaken, "overtaken")] if len(overtaken) else ()), *batch.holes]
+        holes += [
+            Hole(SequenceRange(sequence, sequence + 1), CLOCK_AHEAD)
+            for sequence in sightings["sequence"].to_numpy()[ahead].tolist()
+        ]
+        timed = sightings.filter(pa.array(~ahead))
         nodes = self._store.nodes(self._stream.stream)
         known = BlindSpans(tuple(nodes.blind_spans()))
         if not holes and not state.hole_open:
             return known, False
         # The clock sets the watermark only if this batch processes all messages that the info covers.
-        ahead = replace(state, last_stored_ns=_latest(sightings, state.last_stored_ns))
-        ahead.next_sequence = covered.next
-        by_clock = self._advance(ahead, source, caught_up=covered.next > source.last_sequence)
+        later = replace(state, last_stored_ns=_latest(sightings, state.last_stored_ns))
+        later.next_sequence = covered.next
+        by_clock = self._advance(later, source, caught_up=covered.next > source.last_sequence)
         spans, hole_open = find_blind_spans(
             holes,
-            sightings["sequence"].to_pylist(),
-            sightings["stored_ns"].to_pylist(),
+            timed["sequence"].to_pylist(),
+            timed["stored_ns"].to_pylist(),
             before_ns=state.last_stored_ns,
             after_hole=state.hole_open,
             until_ns=source.ts_ns if by_clock else None,
@@ -170,8 +207,10 @@ class NodeStage(FoldStage):
 
     def _fold(self, state: StreamState, sightings: pa.Table, cutoff_ns: int | None, blind: BlindSpans) -> pa.Table:
         rows = self._store.nodes(self._stream.stream).fold_input(sightings)
-        # After a hole at the end, as a rolled-back source leaves it, only older messages are read again.
-        read_until_ns = state.last_stored_ns if state.hole_open else None
+        # After a hole at the end, as a rolled-back source leaves it, only older messages are read again. Messages with an
+        # incredible time also leave one, but are new.
+        is_new = (state.mark_ns or 0) > (state.last_stored_ns or 0)
+        read_until_ns = state.last_stored_ns if state.hole_open and not is_new else None
         first = state.forgotten_transition + 1
         return fold_batch(rows, self._policy, cutoff_ns, blind, first, read_until_ns)
 
