@@ -58,9 +58,14 @@ class ClientThread:
         self._thread.join()
         self._loop = self._thread = self._client = None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether an opened connection was lost, so that the next call reopens it."""
+        return self._client is not None and self._client.is_closed
+
     def connected(self) -> Client:
         """Return the open connection; reopen a lost one."""
-        if self._client is None or self._client.is_closed:
+        if self._client is None or self.is_lost:
             self._client = self._submit(self._connect(), self.settings.connect_timeout_seconds)
         return self._client
 

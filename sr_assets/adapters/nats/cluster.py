@@ -68,6 +68,11 @@ class Cluster:
         self._thread.close()
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the connection was lost since the last call: the server may return with an earlier state."""
+        return self._thread.is_lost
+
+    @property
     def server_version(self) -> Version:
         """The version of the connected server; other servers of its cluster may differ."""
         return _version(self._thread.connected())

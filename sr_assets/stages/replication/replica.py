@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: The 32 MiB window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
 _BYTES_FACTOR: Final = 10
+#: An idle stream compares its target with the state at least this often.
+_COMPARE_SECONDS: Final = 30.0
 #: Maximum number of sequences in a sparse batch.
 _WIDEST: Final = 500_000
 
@@ -58,7 +60,7 @@ class ReplicaStage:
     def __init__(self, context: CopyContext) -> None:
         self._context = context
         self._stream, self._store, self._report = context.stream, context.store, context.report
-        self._compared = False
+        self._compared, self._compare_at = False, 0.0
         self._progress = Progress(self._stream.label, "copied")
         #: Whether a batch is being made, as opposed to a check for work.
         self.batch_active = False
@@ -75,6 +77,9 @@ class ReplicaStage:
         Raises RunError or ConfigurationError with one line.
         """
         stream, store = self._stream, self._store
+        if time.monotonic() >= self._compare_at or self._context.clusters.connect(stream.target).is_lost:
+            # The target may have been restored to an earlier state, and other writers may have filled it since.
+            self._compared = False
         tracked = store.load_stream(stream.stream) if stream.tracked else None
         if stream.tracked and (
             tracked is None or not tracked.has_position or self._waits_for_fold() or self._nothing_due()
@@ -117,7 +122,7 @@ class ReplicaStage:
         self._follow_restart(review, source, state, copying, target)
         if target is None or not self._compared or review.changed():
             target = review.run()
-            self._compared = True
+            self._compared, self._compare_at = True, time.monotonic() + _COMPARE_SECONDS
         intent = self._open_intent()
         if intent is None:
             intent = self._plan(source, state, copying, target, ends)

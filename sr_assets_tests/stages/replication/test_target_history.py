@@ -1,15 +1,18 @@
 """Targets that were rolled back, purged, recreated, or written to by others."""
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.records import CopyState, Intent
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.stages.replication import replica
 from sr_assets.stages.replication.batch import Batch
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
 
@@ -105,6 +108,34 @@ def test_target_rollback_is_detected_after_other_writes(restorable: Rig, restore
     restorable.publish(stream, numbered(91, 95), restorable.target)
     restorable.drain()
     assert payloads(restorable, stream) == [1, 2, 3, 91, 92, 93, 94, 4, 5]
+
+
+@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
+@pytest.mark.parametrize("same_connection", (False, True), ids=("reconnected", "in_time"))
+def test_idle_run_detects_a_filled_target_rollback(
+    restorable: Rig,
+    restore_target: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    entry: dict[str, str],
+    same_connection: bool,
+) -> None:
+    """While a run lingers with nothing to copy, its target is restored, and others fill it past our last copy."""
+    monkeypatch.setattr(replica, "_COMPARE_SECONDS", 0.5 if same_connection else 3_600.0)
+    if same_connection:
+        monkeypatch.setattr(Cluster, "is_lost", False)
+    stream = restorable.make()
+    restorable.add(stream, **entry)
+    restorable.publish(stream, numbered(1, 4))
+    restorable.drain()
+    restore_target("save")
+    restorable.publish(stream, numbered(4, 6))
+    run = threading.Thread(target=lambda: restorable.run(drain_only=False, run_budget="60s", linger="20s"))
+    run.start()
+    wait_until(lambda: payloads(restorable, stream) == [1, 2, 3, 4, 5], "the copies")
+    restore_target("restore")
+    restorable.publish(stream, numbered(91, 95), restorable.target)
+    wait_until(lambda: payloads(restorable, stream) == [1, 2, 3, 91, 92, 93, 94, 4, 5], "the copies' return", 20)
+    run.join()
 
 
 def test_open_batch_follows_the_copies_resent_after_a_rollback(
