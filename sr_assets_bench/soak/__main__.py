@@ -40,7 +40,7 @@ from sr_assets_bench.comparison.streams import Comparison, compare
 from sr_assets_bench.comparison.tables import Difference, Kind
 from sr_assets_bench.soak.faults import Fault, Gremlin
 from sr_assets_bench.soak.runs import Operator, Progress
-from sr_assets_bench.soak.source import SourceStore
+from sr_assets_bench.soak.servers import LimitedServer, SourceStore
 from sr_assets_tests.marked import marked
 from sr_assets_tests.reference import SECOND, Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
@@ -127,7 +127,7 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
     """
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(NatsServer(home / "source", "source"))
-        target = stack.enter_context(NatsServer(home / "target", "target"))
+        target = stack.enter_context(LimitedServer(home / "target", "target"))
         (home / "site").mkdir()
         rig = Rig(home / "site", source, target, str)
         stack.callback(stop_engine, rig.home)
@@ -136,7 +136,7 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
         stack.callback(operator.kill)
         _begin(rig, operator)
         store = SourceStore(rig)
-        gremlin = Gremlin(rig, store, operator, random.Random(f"{seed} faults"), seconds)
+        gremlin = Gremlin(rig, target, FEED, store, operator, random.Random(f"{seed} faults"), seconds)
         for after, fault, lasting in gremlin.plan:
             _say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)

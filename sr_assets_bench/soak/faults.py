@@ -1,11 +1,13 @@
-"""Random faults of a soak: killed and suspended processes, target outages, a rolled-back source."""
+"""Random faults of a soak: killed and suspended processes, target outages, limits, a rolled-back source, a lost state."""
 
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections import Counter
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from sr_assets.embedded.nats_server import NatsServer
     from sr_assets_bench.soak.runs import Operator
-    from sr_assets_bench.soak.source import SourceStore
+    from sr_assets_bench.soak.servers import LimitedServer, SourceStore
     from sr_assets_tests.rig import Rig
 
 #: Seconds between two faults, of a server's absence, and of a server's suspension; each is drawn evenly between two
@@ -29,11 +31,11 @@ _CALM_AMONG: Final = 6
 _CALM_SHARE: Final = 1 / 30
 _GONE_SECONDS: Final = (0.1, 3.0)
 _STILL_SECONDS: Final = (1.0, 7.0)
-#: Numbers of rare faults in a soak; the share determines how long the target is absent and how old the restored copy
-#: is: some seconds of a minute, some minutes of half an hour.
+#: Numbers of rare faults in a soak; the shares determine how long they last and how old the restored copy is: some
+#: seconds of a minute, some minutes of half an hour.
 _RARE: Final = 3
 _RARE_WITHIN: Final = (0.3, 0.9)
-_AWAY_SHARE: Final = (0.05, 0.15)
+_LASTING_SHARE: Final = (0.05, 0.15)
 _COPY_AGE_SHARE: Final = (0.02, 0.1)
 #: Within this time without the target, at least one message must be read.
 _WATCHING_SECONDS: Final = 60.0
@@ -53,10 +55,19 @@ class Fault(StrEnum):
     TARGET_AWAY = "target away"
     SOURCE_COPIED = "source killed and its store copied"
     SOURCE_PUT_BACK = "source put back from the copy"
+    TARGET_LIMITED = "target account at its limit"
+    ADVISORIES_FULL = "advisory stream full"
+    STATE_LOST = "state lost and put back"
 
 
-_RARE_FAULTS: Final = (Fault.TARGET_AWAY, Fault.SOURCE_COPIED, Fault.SOURCE_PUT_BACK)
-_FREQUENT: Final = tuple(fault for fault in Fault if fault not in _RARE_FAULTS)
+#: These faults occur at planned times; the kinds of a group one after the other.
+_RARE_FAULTS: Final = (
+    (Fault.TARGET_AWAY,),
+    (Fault.SOURCE_COPIED, Fault.SOURCE_PUT_BACK),
+    (Fault.TARGET_LIMITED, Fault.ADVISORIES_FULL),
+    (Fault.STATE_LOST,),
+)
+_FREQUENT: Final = tuple(fault for fault in Fault if not any(fault in group for group in _RARE_FAULTS))
 
 #: After these faults the site starts again, which takes time: they wait until it has worked since the last one.
 _SETBACKS: Final = frozenset({Fault.RUN_KILLED, Fault.RUN_ENDED, Fault.ENGINE_KILLED})
@@ -69,19 +80,29 @@ class Gremlin:
     rare faults: their times in seconds, kinds and durations. They wait until their object exists.
     """
 
-    def __init__(self, rig: Rig, store: SourceStore, operator: Operator, chance: random.Random, seconds: float) -> None:
+    def __init__(
+        self,
+        rig: Rig,
+        target: LimitedServer,
+        advisories: str,
+        store: SourceStore,
+        operator: Operator,
+        chance: random.Random,
+        seconds: float,
+    ) -> None:
         self.faults: Counter[Fault] = Counter()
         self.plan = _rare_faults(chance, seconds)
         self._rig, self._store = rig, store
+        self._target, self._advisories = target, advisories
         self._operator = operator
         self._chance = chance
         self._calm_seconds = _CALM_SHARE * seconds
         self._strike_at = time.monotonic() + self._pause_seconds()
         self._progress = Progress(rig.home)
         self._begun_at = time.monotonic()
-        away = [planned for planned in self.plan if planned[1] is Fault.TARGET_AWAY]
-        self._rare = [away, [planned for planned in self.plan if planned not in away]]
-        self._healing: dict[NatsServer, tuple[float, Callable[[], object]]] = {}
+        self._rare = [[planned for planned in self.plan if planned[1] in group] for group in _RARE_FAULTS]
+        #: The time and the way to heal each affected server, or the site's state.
+        self._healing: dict[object, tuple[float, Callable[[], object]]] = {}
 
     def tend(self) -> None:
         """End the faults that are due, and cause the next one if it is due."""
@@ -113,26 +134,69 @@ class Gremlin:
         return self._chance.uniform(*_PAUSE_SECONDS) + calm
 
     def _strike_rarely(self, fault: Fault, lasting: float) -> bool:
-        """Cause a rare fault, unless its server is down, or no message was read that the copy does not hold."""
-        server = self._rig.target if fault is Fault.TARGET_AWAY else self._rig.source
+        """Cause a rare fault, unless its object is affected by another, or no message was read that the copy lacks."""
+        affected = {
+            Fault.TARGET_AWAY: self._target,
+            Fault.TARGET_LIMITED: self._target,
+            Fault.STATE_LOST: self._operator,
+        }
+        place = affected.get(fault, self._rig.source)
         ready = fault is not Fault.SOURCE_PUT_BACK or self._store.behind(self._progress.positions())
-        if server in self._healing or not ready:
+        if place in self._healing or not ready:
             return False
         self._operator.note(f"{fault} for {lasting:.1f} s")
         self.faults[fault] += 1
-        heal: Callable[[], object] = server.start
-        if fault is Fault.SOURCE_COPIED:
-            ends = self._store.ends()
-            server.kill()
-            self._store.keep(ends)
-        elif fault is Fault.SOURCE_PUT_BACK:
-            server.kill()
-            self._store.put_back()
-        else:
-            heal = self._return_of_the_target(lasting)
-            server.kill()
-        self._healing[server] = (time.monotonic() + lasting, heal)
+        self._healing[place] = (time.monotonic() + lasting, self._begin_lasting(fault, lasting))
         return True
+
+    def _begin_lasting(self, fault: Fault, lasting: float) -> Callable[[], object]:
+        """Cause a lasting fault and return the way to heal it."""
+        match fault:
+            case Fault.SOURCE_COPIED:
+                ends = self._store.ends()
+                self._rig.source.kill()
+                self._store.keep(ends)
+                return self._rig.source.start
+            case Fault.SOURCE_PUT_BACK:
+                self._rig.source.kill()
+                self._store.put_back()
+                return self._rig.source.start
+            case Fault.TARGET_LIMITED:
+                self._target.limit(1)
+                return partial(self._target.limit, -1)
+            case Fault.ADVISORIES_FULL:
+                self._limit_advisories(max(1, self._rig.info(self._advisories).messages))
+                return partial(self._limit_advisories, -1)
+            case Fault.STATE_LOST:
+                return self._lose_state()
+        heal = self._return_of_the_target(lasting)
+        self._target.kill()
+        return heal
+
+    def _limit_advisories(self, max_messages: int) -> None:
+        """Let the advisory stream refuse all messages beyond this number, -1 for none."""
+        config = {
+            "name": self._advisories,
+            "subjects": [f"{self._advisories}.>"],
+            "allow_direct": True,
+            "max_msgs": max_messages,
+            "discard": "new",
+        }
+        answer = self._rig.api(f"STREAM.UPDATE.{self._advisories}", config)
+        assert "error" not in answer, answer
+
+    def _lose_state(self) -> Callable[[], object]:
+        """Set the site's folder aside; until it returns, each run must refuse to start, and announce nothing."""
+        folder, aside = self._rig.home / "sites", self._rig.home / "sites.aside"
+        self._operator.kill()
+        folder.rename(aside)
+
+        def heal() -> None:
+            self._operator.kill()
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.rename(folder)
+
+        return heal
 
     def _return_of_the_target(self, lasting: float) -> Callable[[], object]:
         """Restart the target; the nodes must have been tracked during its absence."""
@@ -142,7 +206,7 @@ class Gremlin:
             if lasting >= _WATCHING_SECONDS and self._progress.positions() == before:
                 self._operator.complaints.append(f"nothing was read while the target was away for {lasting:.0f} s")
             self._operator.note("target back")
-            self._rig.target.start()
+            self._target.start()
 
         return heal
 
@@ -159,11 +223,11 @@ class Gremlin:
             case Fault.SOURCE_KILLED:
                 return self._kill_server(self._rig.source)
             case Fault.TARGET_KILLED:
-                return self._kill_server(self._rig.target)
+                return self._kill_server(self._target)
             case Fault.SOURCE_STOPPED:
                 return self._stop_server(self._rig.source)
             case Fault.TARGET_STOPPED:
-                return self._stop_server(self._rig.target)
+                return self._stop_server(self._target)
         raise ValueError(f"{fault} is a rare one")
 
     def _kill_of_engine(self, program: str) -> bool:
@@ -196,11 +260,16 @@ def _rare_faults(chance: random.Random, seconds: float) -> list[tuple[float, Fau
     """Draw the times of the rare faults in a soak, one of each kind after the other, and their durations."""
     drawn = []
     for number in range(_RARE):
-        away_at, put_back_at = ((number + chance.uniform(*_RARE_WITHIN)) / _RARE * seconds for _ in range(2))
-        copied_at = put_back_at - chance.uniform(*_COPY_AGE_SHARE) * seconds
-        drawn.append((away_at, Fault.TARGET_AWAY, chance.uniform(*_AWAY_SHARE) * seconds))
-        drawn.append((copied_at, Fault.SOURCE_COPIED, chance.uniform(*_GONE_SECONDS)))
-        drawn.append((put_back_at, Fault.SOURCE_PUT_BACK, chance.uniform(*_GONE_SECONDS)))
+        at = {
+            fault: (number + chance.uniform(*_RARE_WITHIN)) / _RARE * seconds
+            for group in _RARE_FAULTS
+            for fault in group
+        }
+        at[Fault.SOURCE_COPIED] = at[Fault.SOURCE_PUT_BACK] - chance.uniform(*_COPY_AGE_SHARE) * seconds
+        for fault, seconds_after in at.items():
+            long = fault not in {Fault.SOURCE_COPIED, Fault.SOURCE_PUT_BACK}
+            lasting = chance.uniform(*_LASTING_SHARE) * seconds if long else chance.uniform(*_GONE_SECONDS)
+            drawn.append((seconds_after, fault, lasting))
     return sorted(drawn)
 
 

@@ -1,8 +1,12 @@
-"""The source of a soak: copies of its store that replace it later, with its earlier contents still readable."""
+"""The servers of a soak: an account with a limit, and copies of the source's store that replace it later, with its
+earlier contents still readable.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from typing import TYPE_CHECKING
 
 from sr_assets.embedded.nats_server import NatsServer
@@ -15,6 +19,25 @@ if TYPE_CHECKING:
 
     from sr_assets_tests.reference import Seen
     from sr_assets_tests.rig import Rig
+
+
+_ACCOUNT = """
+no_auth_user: soak
+accounts {{ SOAK {{ jetstream {{ max_file: {max_file} }}, users: [{{user: soak, password: soak}}] }} }}
+"""
+
+
+class LimitedServer(NatsServer):
+    """A server with one account, whose clients need no login, and whose storage can be limited while it runs."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        super().__init__(home, name, config=_ACCOUNT.format(max_file=-1))
+
+    def limit(self, max_file_bytes: int) -> None:
+        """Let the account store at most this number of bytes, -1 for any; the server applies it soon."""
+        self._config = _ACCOUNT.format(max_file=max_file_bytes)
+        (self.home / "server.conf").write_text(self._configuration())
+        os.kill(self.pid, signal.SIGHUP)
 
 
 class SourceStore:
