@@ -74,7 +74,6 @@ def other_writer_text(target_stream: str, identity: Identity, sequence: int) -> 
     """Return the error about a copy of ours that no intent of this state explains."""
     stream, replicator, name = identity.stream, identity.replicator, identity.name
     return (
-        f"target stream {target_stream} holds a copy of {stream} {sequence} that no batch of this site made: another"
-        f" replicator named {replicator}/{name} writes there, or this state is too old; stop that replicator, or run"
-        f" `sr-assets recover --stream {name}/{stream}`"
+        f"target stream {target_stream} holds a copy of {stream} {sequence} that no batch of this run made: another"
+        f" replicator named {replicator}/{name} writes there at the same time; stop one of the two"
     )

@@ -20,6 +20,7 @@ class CopyPlan:
     - `prefix`, `remove`: how the subject is rewritten
     - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was
       committed. A source message with our copy after `since` is already copied
+    - `adopted`: the target sequences of the range's copies that a later state of this site has made, half-open
     - `folder`, `batch`: the folder with this stream's writer locks, and the batch that may write (its file `batch`)
     - `receipt`: the file for the receipt of all tasks, written once all have succeeded
     - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is recopied on purpose
@@ -48,6 +49,7 @@ class CopyPlan:
     folder: str
     batch: str
     receipt: str
+    adopted: tuple[int, int] = (0, 0)
     filter: str | None = None
     resend: int = 0
     source_sequence: int | None = None
@@ -70,7 +72,7 @@ class CopyPlan:
     def decode(cls, options: Mapping[str, str]) -> Self:
         """Read the option of a write."""
         fields = json.loads(options["plan"])
-        return cls(**{**fields, "subjects": tuple(fields["subjects"])})
+        return cls(**{**fields, "subjects": tuple(fields["subjects"]), "adopted": tuple(fields["adopted"])})
 
     def check_batch(self) -> None:
         """Raise RunError if a later run has started another batch: a task may outlive its run."""

@@ -70,7 +70,7 @@ class Sender:
         return outgoing
 
     def copies(self) -> Iterator[tuple[int, CopyOf]]:
-        """Yield our copies that the target has stored since the intent, each with its target sequence."""
+        """Yield the adopted copies and those stored since the intent, each with its target sequence."""
         plan = self._plan
         try:
             last = int(self._target.request_api(f"STREAM.INFO.{plan.stream}")["state"]["last_seq"])
@@ -79,10 +79,12 @@ class Sender:
                 raise RunError(f"target stream {plan.stream} does not exist on {self._target.address}") from None
             raise
         stored_since = SequenceRange(plan.since + 1, max(plan.since, last) + 1)
-        for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, stored_since)):
-            copy = find_copy(message.headers, plan.identity, plan.created_ns)
-            if copy is not None:
-                yield message.sequence, copy
+        for held in (SequenceRange(*plan.adopted), stored_since):
+            for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, held)):
+                copy = find_copy(message.headers, plan.identity, plan.created_ns)
+                # Between adopted copies are copies of other batches.
+                if copy and (held is stored_since or plan.first <= copy.sequence < plan.next):
+                    yield message.sequence, copy
 
     def send(self, items: Iterator[wire.Outgoing]) -> None:
         """Send all items in order and wait for every acknowledgement.

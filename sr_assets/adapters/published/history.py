@@ -171,6 +171,30 @@ def copied_sequences(folder: Path, mark: str, since_ns: int) -> list[int]:
     return sorted(sequences)
 
 
+def drop_rows(files: Iterable[Path], others: Iterable[Path]) -> list[Path]:
+    """Remove the rows whose sequences are also in other files; return the files that still have rows."""
+    doubled = pa.concat_arrays([_sequences(file) for file in others])
+    left = []
+    for file in files:
+        rows = parquet.read_table(file, partitioning=None)
+        single = rows.filter(pc.invert(pc.is_in(rows["sequence"], doubled)))
+        if not len(single):
+            file.unlink()
+            continue
+        left.append(file)
+        if len(single) < len(rows):
+            draft = file.with_name(f".{file.name}")
+            with open_writer(draft) as writer:
+                writer.write_table(single, row_group_size=GROUP_ROWS)
+            draft.replace(file)
+            share_as_folder(file)
+    return left
+
+
+def _sequences(file: Path) -> pa.Array:
+    return parquet.read_table(file, columns=["sequence"], partitioning=None)["sequence"].combine_chunks()
+
+
 def place_staged(staging: Path, folder: Path, covered: SequenceRange, mark: str = "") -> list[Path]:
     """Move a batch's staged files to their dates; return all files of the batch, including those of an earlier attempt.
 

@@ -34,11 +34,12 @@ CREATE TABLE copying (
     stream VARCHAR, created_ns BIGINT, starts BIGINT, target_stream VARCHAR, target_created_ns BIGINT,
     target_sequence BIGINT, target_holds BIGINT, target_checked BIGINT, copied_messages BIGINT, copied_bytes BIGINT,
     parked_messages BIGINT, lost_messages BIGINT, error VARCHAR, error_since_ns BIGINT,
-    target_looked BIGINT DEFAULT 0, target_looked_ns BIGINT DEFAULT 0);
+    target_looked BIGINT DEFAULT 0, target_looked_ns BIGINT DEFAULT 0, target_adopted BIGINT DEFAULT 0);
 CREATE TABLE intents (
     stream VARCHAR, first BIGINT, available BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
     target_created_ns BIGINT, target_sequence BIGINT, resend BOOLEAN, waits BOOLEAN, folded BOOLEAN DEFAULT false,
-    target_stream VARCHAR, starts BIGINT DEFAULT 0, source_sequence BIGINT, source_ns BIGINT);
+    target_stream VARCHAR, starts BIGINT DEFAULT 0, source_sequence BIGINT, source_ns BIGINT,
+    adopted_first BIGINT DEFAULT 0, adopted_next BIGINT DEFAULT 0);
 CREATE TABLE nodes (
     stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
     copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,

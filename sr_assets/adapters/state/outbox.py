@@ -60,6 +60,78 @@ class Outbox(StreamTable):
             [at_ns, list(event_ids)],
         )
 
+    def earliest_ns(self) -> int | None:
+        """Return the time of the earliest unpublished transition in unix ns, or None without one."""
+        earliest_ns: int | None = self._value(
+            "SELECT min(event_ns) FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL"
+        )
+        return earliest_ns
+
+    def note_waiting(self) -> None:
+        """Remember the unpublished transitions of an earlier run; this connection alone holds the list."""
+        self._connection.execute("CREATE TEMP TABLE IF NOT EXISTS waiting (stream VARCHAR, event_id VARCHAR)")
+        self._connection.execute("DELETE FROM waiting WHERE stream = ?", [self._stream])
+        self._connection.execute(
+            "INSERT INTO waiting SELECT stream, event_id FROM transitions"
+            " WHERE stream = ? AND outbox AND published_ns IS NULL",
+            [self._stream],
+        )
+
+    def forget_stored(self) -> None:
+        """Begin a new list of advisories that are stored in JetStream; this connection alone holds it."""
+        self._connection.execute(
+            "CREATE TEMP TABLE IF NOT EXISTS stored (stream VARCHAR, event_id VARCHAR, stored_ns BIGINT, ours BOOLEAN)"
+        )
+        self._connection.execute("DELETE FROM stored WHERE stream = ?", [self._stream])
+
+    def note_stored(self, advisories: Sequence[tuple[str, int, bool]]) -> None:
+        """Add stored advisories: id, stored time in unix ns, and whether it is known to be this stream's."""
+        columns = [list(column) for column in zip(*advisories, strict=True)]
+        if columns:
+            self._connection.execute(
+                "INSERT INTO stored SELECT ?, unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::BOOLEAN[])",
+                [self._stream, *columns],
+            )
+
+    def later_stored(self) -> int:
+        """Return the number of this stream's stored advisories that no earlier run of this state knew."""
+        return int(
+            self._value(
+                """
+                SELECT count(*) FROM stored WHERE stream = ? AND ours
+                    AND event_id NOT IN (SELECT event_id FROM waiting)
+                    AND event_id NOT IN (SELECT event_id FROM transitions WHERE published_ns IS NOT NULL)
+                """
+            )
+        )
+
+    def count_stored(self, dropped_before_ns: int, now_ns: int) -> bool:
+        """Mark unpublished transitions as published at the time of their stored advisory; return whether others are left.
+
+        Those before `dropped_before_ns` were stored too, and deleted since; they count as published at `now_ns`.
+        """
+        waiting = "stream = ? AND outbox AND published_ns IS NULL"
+        self._connection.execute(
+            f"""
+            UPDATE transitions SET published_ns = stored.stored_ns FROM stored
+            WHERE stored.stream = transitions.stream AND stored.event_id = transitions.event_id
+                AND transitions.{waiting}
+            """,
+            [self._stream],
+        )
+        self._connection.execute(
+            f"UPDATE transitions SET published_ns = ? WHERE {waiting} AND event_ns < ?",
+            [now_ns, self._stream, dropped_before_ns],
+        )
+        return bool(
+            self._value(
+                """
+                SELECT count(*) FROM stored WHERE stream = ? AND ours
+                    AND event_id NOT IN (SELECT event_id FROM transitions)
+                """
+            )
+        )
+
     def newest(self, limit: int) -> list[tuple[str, str, int, bool]]:
         """Return the newest transitions, newest first: event, node, event time in unix ns, late."""
         return self._connection.execute(

@@ -18,6 +18,9 @@ class Intent:
 
     `source_sequence` and `source_ns` are the source's last message at planning and its stored time: another time at
     that sequence means another source.
+
+    `adopted_first` and `adopted_next` bound the target sequences of the batch's copies that a later state of this site
+    has made: this state is an older one.
     """
 
     stream: str
@@ -36,6 +39,8 @@ class Intent:
     starts: int = 0
     source_sequence: int | None = None
     source_ns: int | None = None
+    adopted_first: int = 0
+    adopted_next: int = 0
 
 
 @dataclass(slots=True)
@@ -110,7 +115,8 @@ class CopyState:
 
     `created_ns` and `starts` identify the source of the copies and its restart. `target_sequence` is the target
     sequence of our last acknowledged copy, `target_holds` its source sequence. `target_checked` is the end of the
-    target range that was checked for another writer's copies. `target_looked` is how far the first scan came of the
+    target range that was checked for another writer's copies. `target_adopted` is the first target sequence that may hold
+    copies of a later state that no batch has counted yet, or 0. `target_looked` is how far the first scan came of the
     target created at `target_looked_ns`.
 
     `lost_messages` were due, but the source deleted them before they were copied. For a feed, `copied_messages` counts
@@ -133,3 +139,4 @@ class CopyState:
     error_since_ns: int | None = None
     target_looked: int = 0
     target_looked_ns: int = 0
+    target_adopted: int = 0

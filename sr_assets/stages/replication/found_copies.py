@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sr_assets.domain.positions import SequenceRange
+
 if TYPE_CHECKING:
     Rows = np.ndarray[tuple[int], np.dtype[np.void]]
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -137,6 +139,18 @@ class FoundCopies:
         wanted = np.fromiter(sequences, np.int64, len(sequences))
         for rows in self._chunks():
             yield from map(self._copy, rows[np.isin(rows["sequence"], wanted)].tolist())
+
+    def of_range(self, sequences: SequenceRange) -> FoundCopies:
+        """Return the copies of a range of source sequences; the copies must be sorted by sequence."""
+        return self.part(self.before(sequences.first), self.before(sequences.next))
+
+    @property
+    def location(self) -> SequenceRange:
+        """The range of target sequences of all copies; empty, at 0, without a copy."""
+        columns = [rows["target_sequence"] for rows in self._chunks()]
+        if not columns:
+            return SequenceRange(0, 0)
+        return SequenceRange(min(int(at.min()) for at in columns), max(int(at.max()) for at in columns) + 1)
 
     def sort_by_sequence(self) -> None:
         """Sort by source sequence; of several copies of one message, only the last added stays."""

@@ -19,7 +19,9 @@ from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
+from sr_assets.stages.replication.adoption import adopt_copies
 from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.found_copies import FoundCopies
 from sr_assets.stages.replication.lost_source import settle_abandoned_batch, settle_lost_source
 from sr_assets.stages.replication.lost_state import refuse_lost_copies
 from sr_assets.stages.replication.target import prepare_target, target_drift
@@ -61,6 +63,8 @@ class ReplicaStage:
         self._context = context
         self._stream, self._store, self._report = context.stream, context.store, context.report
         self._compared, self._compare_at = False, 0.0
+        #: Copies that a later state has made, if this one is older.
+        self._adopted: FoundCopies | None = None
         self._progress = Progress(self._stream.label, "copied")
         #: Whether a batch is being made, as opposed to a check for work.
         self.batch_active = False
@@ -123,6 +127,8 @@ class ReplicaStage:
         if target is None or not self._compared or review.changed():
             target = review.run()
             self._compared, self._compare_at = True, time.monotonic() + _COMPARE_SECONDS
+        if self._adopted is None:
+            self._adopted = adopt_copies(self._context, state, copying, target)
         intent = self._open_intent()
         if intent is None:
             intent = self._plan(source, state, copying, target, ends)
@@ -219,8 +225,12 @@ class ReplicaStage:
         if due is None:
             return None
         covered, available = due.covered, due.available
+        assert self._adopted is not None
+        adopted = self._adopted.of_range(covered)
+        if adopted and not due.queued:
+            # The source may have lost the originals since.
+            available = min(available, adopted[0].sequence)
         TargetReview(self._context, source, state, copying, target).refuse_other_writer()
-        copying.target_checked = max(copying.target_checked, target.last_sequence)
         intent = Intent(
             stream.stream,
             covered.first,
@@ -238,6 +248,8 @@ class ReplicaStage:
             starts=copying.starts,
             source_sequence=source.last_sequence,
             source_ns=source.last_stored_ns,
+            adopted_first=adopted.location.first,
+            adopted_next=adopted.location.next,
         )
         with store.transaction():
             store.save_copying(copying)

@@ -4,7 +4,8 @@
 - *recreated*: it has another created time.
 - *rolled back* (a power failure, a restored disk): it ends before an acknowledged copy, or holds another message there.
 - *purged* or expired: only the first sequence moved; nothing follows.
-- *another writer*, or an old state: it holds copies that no batch made; the stream stops.
+- *another writer*: it holds copies that no batch of this run made; the stream stops. Copies from before the run count as
+  made (`adoption`).
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class TargetReview:
             self._target = prepare_target(self._stream, self._source, cluster)
 
     def refuse_other_writer(self) -> None:
-        """Stop if the target has copies of ours after the last one that a batch of this state made.
+        """Stop if the target has copies of ours after the last one that was adopted or that a batch of this run made.
 
         Each other message is read only once: `target_checked` advances with the next intent. On a target of many sites,
         messages with other sites' subjects are not read at all, unless the target rewrites subjects.
@@ -111,10 +112,10 @@ class TargetReview:
         assert target is not None
         checked = max(copying.target_checked, copying.target_sequence)
         behind = SequenceRange(checked + 1, max(checked, target.last_sequence) + 1)
-        if self._stream.ephemeral or not copying.target_created_ns or not len(behind):
-            return
-        for sequence in self.read_copies(behind, copies_pattern(self._stream, target)).values():
-            raise RunError(other_writer_text(self._stream.target_stream, self._identity, sequence))
+        if not self._stream.ephemeral and copying.target_created_ns and len(behind):
+            for sequence in self.read_copies(behind, copies_pattern(self._stream, target)).values():
+                raise RunError(other_writer_text(self._stream.target_stream, self._identity, sequence))
+        copying.target_checked = max(copying.target_checked, target.last_sequence)
 
     def restart(self) -> None:
         """Forget the earlier copies: the next ones belong to another source or restart."""

@@ -128,6 +128,7 @@ class Writers:
             first=intent.first,
             next=intent.next,
             since=intent.target_sequence,
+            adopted=(intent.adopted_first, intent.adopted_next),
             # The fold has decided on a tracked stream's messages, so none of the rows is too old.
             cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
             on_poison=stream.on_poison,

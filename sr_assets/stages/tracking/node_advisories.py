@@ -18,6 +18,7 @@ from sr_assets.domain.tracking.rules import Event, Status, Transition
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.announced import StoredAdvisories
 
 _CHUNK: Final = 5_000
 #: A starting server may respond that no stream takes the advisories; the query is repeated for this long.
@@ -38,6 +39,7 @@ class AdvisoryStage:
         self._stream, self._advisory = stream, stream.advisory
         self._outbox, self._store = store.outbox(stream.stream), store
         self._clock, self._report = clock, report
+        self._stored = StoredAdvisories(stream, self._outbox, clock)
         # Senders with a refused advisory, whether the stream refuses all advisories, and the end of the pause.
         self._held_back: set[str] = set()
         self._all_refused = False
@@ -95,6 +97,7 @@ class AdvisoryStage:
 
     def _publish_reliably(self, cluster: Cluster) -> bool:
         sent = 0
+        self._stored.settle(cluster, advisory_pattern(self._advisory.subject))
         while rows := self._known(self._outbox.unpublished(_CHUNK, without=self._held_back)):
             items = [(self._subject(row), _body(self._stream, row), row["event_id"]) for row in rows]
             deliveries = cluster.publish_many(items, [row["node"] for row in rows])

@@ -11,7 +11,14 @@ from typing import Final
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.published.compaction import Merge, is_abandoned, merge, plan_merges
-from sr_assets.adapters.published.history import place_staged, remove_before, stream_folder
+from sr_assets.adapters.published.history import (
+    drop_rows,
+    file_mark,
+    file_range,
+    place_staged,
+    remove_before,
+    stream_folder,
+)
 from sr_assets.adapters.state.snapshot_index import relative_name
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.positions import DAY_NS, SequenceRange
@@ -41,15 +48,22 @@ class SnapshotStage:
         self._site_folder, self._retention_ns = site.folder, site.settings.snapshots.retention_ns
         self._home, self._report = site.settings.home.resolve(), report
         self._folder = stream_folder(self._home, stream.name, stream.stream)
+        # Files of a later state, if this one is an older one: they hold some rows already.
+        self._later: list[Path] | None = None
 
     def index_staged(self) -> bool:
         """Move staged files into the history and index the nodes' newest messages; return whether there were any."""
         batches = self._index.staged()
+        if batches and self._later is None:
+            present = self._folder.glob("date=*/[0-9]*.parquet")
+            self._later = [file for file in present if file_range(file)[1] > batches[0][0]]
         for first, after, mark in batches:
             covered = SequenceRange(first, after)
             staging = staging_folder(self._site_folder, self._stream, covered, mark)
             files = place_staged(staging, self._folder, covered, mark)
             reach(Point.PLACING_SNAPSHOTS)
+            if others := [file for file in self._later or () if file not in files and _overlaps(file, covered, mark)]:
+                files = [*drop_rows(files, others), *others]
             with self._store.transaction():
                 self._index.add(first, after, files, mark)
             self._report.snapshots += 1
@@ -140,6 +154,11 @@ class SnapshotStage:
         for folder in (self._site_folder / "staging" / self._stream.asset_prefix[1]).glob("*-*"):
             if folder.name not in known and not f"{folder.name}-".startswith(f"{batch_active}-"):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _overlaps(file: Path, covered: SequenceRange, mark: str) -> bool:
+    first, after = file_range(file)
+    return first < covered.next and after > covered.first and file_mark(file) == mark
 
 
 def _is_quiet(files: Iterable[Path], now_ns: int) -> bool:

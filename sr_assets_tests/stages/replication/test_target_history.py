@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters import checkpoints
+from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.records import CopyState, Intent
 from sr_assets.embedded.nats_server import NatsServer
@@ -203,23 +205,6 @@ def test_deleted_target_stops_the_stream_if_configured(rig: Rig, recreated: bool
     assert ("recreated" in failure) is recreated
 
 
-def test_state_restored_from_a_backup_stops_the_stream(rig: Rig, tmp_path: Path) -> None:
-    stream = rig.make()
-    rig.add(stream)
-    rig.publish(stream, numbered(1, 4))
-    rig.drain()
-    shutil.copytree(rig.home / "sites", tmp_path / "sites")
-    rig.publish(stream, numbered(4, 6))
-    rig.drain()
-    shutil.rmtree(rig.home / "sites")
-    shutil.copytree(tmp_path / "sites", rig.home / "sites")
-    rig.publish(stream, numbered(6, 8))
-    failure = rig.failure()
-    assert "no batch of this site made" in failure
-    assert f"sr-assets recover --stream {rig.settings().streams[0].label}" in failure
-    assert payloads(rig, stream) == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("copied", (0, 2))
 def test_open_batch_is_finished_in_a_recreated_target(rig: Rig, copied: int) -> None:
     stream = rig.make()
@@ -296,8 +281,32 @@ def test_long_target_scan_logs_and_saves_its_progress(
     assert (copying.target_looked, copying.target_looked_ns) == (300, rig.info(target, rig.target).created_ns)
 
 
+def test_second_writer_of_the_same_name_stops_the_active_run(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two homes work on one site: copies made before a run count as made, copies made during it do not."""
+    stream = rig.make()
+    rig.add(stream, batch_messages=2)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain()
+    (tmp_path / "twin").mkdir()
+    twin = Rig(tmp_path / "twin", rig.source, rig.target, rig.unique, entries=rig.entries)
+    shutil.copytree(rig.home / "sites", twin.home / "sites")
+    rig.publish(stream, numbered(4, 8))
+
+    def copy_elsewhere(point: Point) -> None:
+        if point == Point.COMMITTED:
+            monkeypatch.setattr(checkpoints, "hook", None)
+            twin.drain()
+
+    monkeypatch.setattr(checkpoints, "hook", copy_elsewhere)
+    assert f"another replicator named {SITE}/{SITE} writes there" in rig.failure()
+    rig.drain()
+    assert payloads(rig, stream) == [1, 2, 3, 4, 5, 6, 7]
+
+
 @pytest.mark.parametrize("prefixes", (("a", "b"), ("", "")), ids=("own_subjects", "same_subjects"))
-def test_foreign_copies_are_detected_on_a_shared_target(rig: Rig, tmp_path: Path, prefixes: tuple[str, str]) -> None:
+def test_older_state_finds_its_copies_on_a_shared_target(rig: Rig, tmp_path: Path, prefixes: tuple[str, str]) -> None:
     stream, target = rig.make(), rig.unique("SHARED")
     subjects = [f"{prefix}.>" for prefix in prefixes] if prefixes[0] else [f"{stream}.>"]
     rig.create(target, rig.target, subjects=subjects)
@@ -312,7 +321,6 @@ def test_foreign_copies_are_detected_on_a_shared_target(rig: Rig, tmp_path: Path
     rig.drain("other")
     shutil.copy(tmp_path / "older", state)
     rig.publish(stream, numbered(6, 8))
-    assert "that no batch of this site made" in rig.failure()
-    # Copies by others do not matter.
-    rig.drain("other")
-    assert len(rig.copies(target)) == 5 + 7
+    for site in (SITE, "other"):
+        rig.drain(site)
+    assert len(rig.copies(target)) == 7 + 7

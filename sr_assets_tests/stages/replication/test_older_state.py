@@ -1,0 +1,192 @@
+"""A state behind its streams, such as a restored backup: the site catches up, and the result is as if it had never stopped."""
+
+import contextlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters import checkpoints
+from sr_assets.adapters.checkpoints import Point
+from sr_assets_bench.comparison.streams import compare
+from sr_assets_bench.comparison.tables import Kind
+from sr_assets_tests.reference import SECOND, Rules, by_field
+from sr_assets_tests.rig import SITE, Rig, Sent
+
+pytestmark = pytest.mark.process
+
+PLAIN: dict[str, Any] = {}
+TRACKED: dict[str, Any] = {"inspect_field": "sender", "inspect_duration": "10h", "size_trigger": 1}
+#: The parts of a home that a backup may contain; the history of snapshots may have stayed.
+STATE, HOME = ("sites",), ("sites", "snapshots")
+
+
+def numbered(first: int, after: int, nodes: int = 4) -> list[Sent]:
+    """Return messages of changing sizes: a tracked stream copies most of them."""
+    bodies = [{"sender": f"n{n % nodes}", "n": n, "pad": "x" * (n % 3)} for n in range(first, after)]
+    return [Sent(json.dumps(body).encode()) for body in bodies]
+
+
+def numbers(rig: Rig, stream: str) -> list[int]:
+    return [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
+
+
+def back_up(rig: Rig, parts: tuple[str, ...]) -> None:
+    for part in parts:
+        if (rig.home / part).exists():
+            shutil.copytree(rig.home / part, rig.home / "backup" / part)
+
+
+def put_back(rig: Rig, parts: tuple[str, ...]) -> None:
+    for part in parts:
+        shutil.rmtree(rig.home / part, ignore_errors=True)
+        if (rig.home / "backup" / part).exists():
+            shutil.copytree(rig.home / "backup" / part, rig.home / part)
+
+
+def results(rig: Rig) -> dict[str, Any]:
+    """Return the rows that must be the same as without an older state."""
+    columns = ", ".join(
+        name for name in rig.row("SELECT * FROM replication") if name not in {"as_of", "watermark", "next_deadline"}
+    )
+    return {
+        "counts": rig.row(f"SELECT {columns} FROM replication"),
+        "gaps": rig.rows("SELECT * EXCLUDE (noticed_at) FROM gaps ORDER BY ALL"),
+        "advisories": rig.rows(
+            "SELECT node, event, event_time, published_at IS NULL FROM node_advisories ORDER BY ALL"
+        ),
+        "history": rig.rows("SELECT node, sequence, payload FROM node_snapshot_history ORDER BY sequence"),
+        "newest": rig.rows("SELECT node, sequence, payload FROM node_snapshots ORDER BY node"),
+    }
+
+
+@pytest.mark.parametrize("entry", (PLAIN, TRACKED), ids=("plain", "tracked"))
+@pytest.mark.parametrize("parts", (STATE, HOME), ids=("state", "home"))
+def test_older_state_makes_no_copy_twice(rig: Rig, entry: dict[str, Any], parts: tuple[str, ...]) -> None:
+    stream = rig.make()
+    configured = rig.add(stream, batch_messages=7, **entry)
+    rig.publish(stream, numbered(1, 11))
+    rig.drain()
+    back_up(rig, parts)
+    for first, after in ((11, 23), (23, 31), (31, 40)):
+        rig.publish(stream, numbered(first, after))
+        rig.drain()
+    before, copies = results(rig), numbers(rig, stream)
+    put_back(rig, parts)
+    # The same decisions, in other batches.
+    configured["batch_messages"] = 5
+    reports = rig.drain()
+    assert reports[stream].copied - reports[stream].found == 0
+    assert numbers(rig, stream) == copies
+    assert results(rig) == before
+    assert len(copies) > 25
+    rig.publish(stream, numbered(40, 50))
+    rig.drain()
+    in_the_end = numbers(rig, stream)
+    assert in_the_end[: len(copies)] == copies
+    assert len(in_the_end) > len(copies)
+    assert len(set(in_the_end)) == len(in_the_end)
+
+
+class CrashError(Exception):
+    """A crash at a checkpoint."""
+
+
+@pytest.fixture
+def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[[Point | None], None]:
+    """Return a function that lets the process crash at the next passing of a point, or no more."""
+
+    def at(point: Point | None) -> None:
+        def hook(reached: Point) -> None:
+            if reached == point:
+                monkeypatch.setattr(checkpoints, "hook", None)
+                raise CrashError
+
+        monkeypatch.setattr(checkpoints, "hook", hook)
+
+    return at
+
+
+CRASHES = (None, None, Point.PLANNED, Point.PUBLISHED, Point.COMMITTED, Point.FOLDED, Point.PUBLISHING_OUTBOX)
+
+
+@pytest.mark.parametrize("tracked", (False, True), ids=("plain", "tracked"))
+@pytest.mark.parametrize("seed", range(4))
+def test_any_sequence_of_older_states_and_crashes_ends_exactly(
+    rig: Rig, crash: Callable[[Point | None], None], seed: int, tracked: bool
+) -> None:
+    """Neither the target nor the advisory stream recognises a repeated message by its id for longer than 100 ms."""
+    chance = random.Random(seed)
+    window: dict[str, Any] = {"duplicate_window": 100_000_000}
+    stream, feed = rig.make(), rig.make("FEED", **window)
+    rig.create(stream, rig.target, **window)
+    rules = Rules(SITE, SITE, stream, 6 * SECOND, 3 * SECOND, "sender", by_field, trigger_bytes=1)
+    entry = rig.add(stream)
+    if tracked:
+        entry |= {"inspect_field": "sender", "inspect_duration": "6s", "warn_duration": "3s", "size_trigger": 1}
+        entry["advisory"] = {"subject": f"{feed}.%s.%v", "reliable": True}
+    else:
+        rules = Rules(SITE, SITE, stream, 6 * SECOND, 3 * SECOND, "", sender=lambda _: None)
+    at = 1
+    for step in range(14):
+        after = at + chance.randrange(3, 30)
+        rig.publish(stream, numbered(at, after, nodes=chance.choice((2, 5, 9))))
+        at = after
+        entry["batch_messages"] = chance.choice((4, 7, 1000))
+        crash(chance.choice(CRASHES) if step else None)
+        with contextlib.suppress(CrashError):
+            rig.run()
+        if step % 4 == 0:
+            shutil.rmtree(rig.home / "backup", ignore_errors=True)
+            back_up(rig, STATE)
+        elif chance.random() < 0.3:
+            put_back(rig, STATE)
+    crash(None)
+    rig.drain()
+    rig.drain()
+    result = compare(rig, rules, feed=feed if tracked else None)
+    assert [each.text for each in result.differences if each.kind is not Kind.DISORDERED] == []
+
+
+def announce(rig: Rig, stream: str, nodes: range) -> None:
+    rig.publish(stream, [Sent(json.dumps({"sender": f"n{node}"}).encode()) for node in nodes])
+    rig.drain()
+
+
+def announced(rig: Rig, feed: str) -> list[str]:
+    return [json.loads(message.payload)["value"] for message in rig.stored(feed)]
+
+
+@pytest.mark.parametrize("is_older", (True, False), ids=("older_state", "late_advisories"))
+def test_advisories_deleted_since_count_as_published_by_a_later_state_only(rig: Rig, is_older: bool) -> None:
+    """The advisory stream's first message is younger than the events in the outbox."""
+    stream, feed = rig.make(), rig.make("FEED", duplicate_window=100_000_000)
+    rig.add(stream, **TRACKED, advisory={"subject": f"{feed}.%s.%v", "reliable": True})
+    announce(rig, stream, range(2))
+    back_up(rig, STATE)
+    if not is_older:
+        # These events wait while the stream accepts nothing, and others use it afterwards.
+        limits = {"name": feed, "subjects": [f"{feed}.>"], "allow_direct": True, "discard": "new"}
+        rig.api(f"STREAM.UPDATE.{feed}", {**limits, "max_msgs": 2})
+        rig.publish(stream, [Sent(json.dumps({"sender": f"n{node}"}).encode()) for node in range(2, 6)])
+        rig.run()
+        rig.api(f"STREAM.UPDATE.{feed}", limits)
+        rig.api(f"STREAM.PURGE.{feed}")
+        rig.publish(feed, [Sent(b"{}")])
+        rig.drain()
+        assert sorted(json.loads(each.payload).get("value", "") for each in rig.stored(feed)) == [
+            "",
+            *["n2", "n3", "n4", "n5"],
+        ]
+        return
+    announce(rig, stream, range(2, 6))
+    announce(rig, stream, range(6, 8))
+    rig.api(f"STREAM.PURGE.{feed}", {"keep": 1})
+    assert announced(rig, feed) == ["n7"]
+    put_back(rig, STATE)
+    announce(rig, stream, range(8, 9))
+    assert announced(rig, feed) == ["n7", "n8"]
+    assert [row["node"] for row in rig.rows("SELECT node FROM node_advisories WHERE published_at IS NULL")] == []
