@@ -29,6 +29,7 @@ class StreamStatus:
     """A stream's position at the last commit of its site, from `status.json`; times are in unix ns.
 
     `queued` copies are not in the target yet. `last_error` stopped reading the stream, `copy_error` stopped draining its queue.
+    `refused_since_ns` is the age of the oldest advisory if the last run's were refused.
     """
 
     created_ns: int = 0
@@ -37,6 +38,7 @@ class StreamStatus:
     watermark_ns: int | None = None
     next_deadline_ns: int | None = None
     unpublished: int = 0
+    refused_since_ns: int | None = None
     queued: int = 0
     last_error: str | None = None
     last_error_since_ns: int | None = None
@@ -110,13 +112,15 @@ def decide(observed: Observed, sensor: SensorSettings) -> Decision:
     read_wait = wait_after_error(observed, status.last_error, status.last_error_since_ns, sensor)
     copy_wait = wait_after_error(observed, status.copy_error, status.copy_error_since_ns, sensor)
     deliverable = status.unpublished > 0 and observed.deliverable
+    refused = f"{status.unpublished} advisories were refused"
+    refused_wait = wait_after_error(observed, refused, status.refused_since_ns, sensor)
     reasons = (
         (reason_to_read(status, observed.source, sensor, observed.rules), read_wait),
         (
             f"{status.queued} copies are queued" if status.queued > 0 else None,
             "copying is paused" if paused else copy_wait,
         ),
-        (f"{status.unpublished} advisories can be delivered" if deliverable else None, read_wait),
+        (f"{status.unpublished} advisories can be delivered" if deliverable else None, read_wait or refused_wait),
     )
     waits = dict.fromkeys(wait for reason, wait in reasons if reason is not None and wait is not None)
     for reason, wait in reasons:

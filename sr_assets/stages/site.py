@@ -75,6 +75,7 @@ class Site:
         self._began_at = time.monotonic()
         self._publish_after = 0.0
         self._changed = False
+        self._refused: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
         """Take the lock and open the state."""
@@ -101,6 +102,10 @@ class Site:
 
     def _note_change(self) -> None:
         self._changed = True
+
+    def note_refused(self, stream: str, *, refused: bool) -> None:
+        """Note for the sensor whether a stream's advisories are refused."""
+        self._refused = self._refused | {stream} if refused else self._refused - {stream}
 
     def publish(self, *, now: bool = True, caught_up: bool = True) -> None:
         """Publish committed work.
@@ -193,6 +198,7 @@ class Site:
             "copy_error_since_ns": copying.error_since_ns,
             "next_deadline_ns": next_ns,
             "unpublished": self.state.outbox(stream).size(),
+            "refused_since_ns": self.state.outbox(stream).waiting_since_ns() if stream in self._refused else None,
             "queued": self.state.copy_queue(stream).size(),
         }
 

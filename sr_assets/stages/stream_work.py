@@ -162,6 +162,7 @@ class StreamWork(EntryWork):
             return False
         cluster = clusters.connect(where)
         published = self._advisories.publish(cluster)
+        self._site.note_refused(self._stream.stream, refused=self._advisories.refused)
         self._heartbeat.send(cluster, busy=busy or published)
         return published
 

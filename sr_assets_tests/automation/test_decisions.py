@@ -98,21 +98,22 @@ def test_decide_tolerates_configured_lag(
         (100, None, None),  # unknown age: retry
     ),
 )
-@pytest.mark.parametrize("step", ("read", "copy"))
+@pytest.mark.parametrize("step", ("read", "copy", "announce"))
 def test_decide_delays_retry_as_long_as_error_lasted(
     step: str, lasted: int, age_seconds: float | None, waits: str | None
 ) -> None:
     since_ns = NOW_NS - lasted * SECOND_NS
-    status: dict[str, Any] = (
-        {"last_error": "no", "last_error_since_ns": since_ns, "next_sequence": 8}
-        if step == "read"
-        else {"copy_error": "no", "copy_error_since_ns": since_ns, "queued": 1}
-    )
-    decision = decide(observed(around={"age_seconds": age_seconds}, **status), SENSOR)
+    statuses: dict[str, dict[str, Any]] = {
+        "read": {"last_error": "no", "last_error_since_ns": since_ns, "next_sequence": 8},
+        "copy": {"copy_error": "no", "copy_error_since_ns": since_ns, "queued": 1},
+        "announce": {"refused_since_ns": since_ns, "unpublished": 3},
+    }
+    decision = decide(observed(around={"age_seconds": age_seconds, "deliverable": True}, **statuses[step]), SENSOR)
     if waits is None:
         assert decision.reason is not None
     else:
-        assert decision == Decision(None, f"no (retry in {waits})")
+        error = "3 advisories were refused" if step == "announce" else "no"
+        assert decision == Decision(None, f"{error} (retry in {waits})")
 
 
 def test_copy_error_does_not_delay_reading() -> None:

@@ -151,6 +151,23 @@ def test_sensor_requests_run_once_advisories_are_deliverable(rig: Rig, instance:
         assert opened.stream_info(feed).messages == 1
 
 
+def test_sensor_waits_before_it_retries_refused_advisories(rig: Rig, instance: dg.DagsterInstance) -> None:
+    """The stream is full: a run for each tick would only be refused again; new messages are read at once."""
+    stream, feed = rig.make(), rig.make("FEED", max_msgs=1, discard="new")
+    advisory = {"subject": f"{feed}.%s.%v", "reliable": True}
+    rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h", advisory=advisory)
+    rig.publish(stream, [Sent(b'{"sender": "web%d"}' % n) for n in range(3)])
+    rig.drain()
+    reason, skip = find_work(rig.settings(), SITE)
+    assert (reason, skip[: skip.index(" (")]) == (None, f"{SITE}/{stream}: 2 advisories were refused")
+    rig.publish(stream, [Sent(b'{"sender": "web9"}')])
+    assert find_work(rig.settings(), SITE)[0] == f"{SITE}/{stream}: 1 messages behind"
+    rig.api(f"STREAM.UPDATE.{feed}", {"name": feed, "subjects": [f"{feed}.>"], "allow_direct": True, "discard": "new"})
+    rig.drain()
+    assert find_work(rig.settings(), SITE)[0] is None
+    assert rig.info(feed).messages == 4
+
+
 def test_tick_names_unreachable_sources(rig: Rig, instance: dg.DagsterInstance) -> None:
     stream, missing = rig.make(), rig.unique("MISSING")
     rig.add(stream, target_subject_prefix="c")

@@ -67,6 +67,13 @@ class Outbox(StreamTable):
         )
         return earliest_ns
 
+    def waiting_since_ns(self) -> int | None:
+        """Return when the oldest unpublished transition was detected in unix ns, or None without one."""
+        since_ns: int | None = self._value(
+            "SELECT min(detected_ns) FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL"
+        )
+        return since_ns
+
     def note_waiting(self) -> None:
         """Remember the unpublished transitions of an earlier run; this connection alone holds the list."""
         self._connection.execute("CREATE TEMP TABLE IF NOT EXISTS waiting (stream VARCHAR, event_id VARCHAR)")

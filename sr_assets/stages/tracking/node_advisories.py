@@ -45,6 +45,11 @@ class AdvisoryStage:
         self._all_refused = False
         self._retry_at = 0.0
 
+    @property
+    def refused(self) -> bool:
+        """Whether a stream refused advisories in the last attempt."""
+        return bool(self._held_back)
+
     def publish(self, cluster: Cluster) -> bool:
         """Publish the outbox; return whether any advisory was sent.
 
