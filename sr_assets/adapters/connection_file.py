@@ -15,6 +15,7 @@ from typing import Any, Final
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.wire import Connection
 from sr_assets.adapters.wire.connection import REQUEST_SECONDS
+from sr_assets.adapters.wire.link import VANISHED_MS
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 
@@ -41,13 +42,22 @@ def remove_connections(folder: Path) -> None:
 
 
 def open_connection(
-    file: str, name: str, *, abrupt: bool = False, request_seconds: float = REQUEST_SECONDS
+    file: str,
+    name: str,
+    *,
+    abrupt: bool = False,
+    request_seconds: float = REQUEST_SECONDS,
+    vanished_ms: int | None = None,
 ) -> Connection:
     """Return a connection, to be opened by `with`, to the cluster described in `file`.
 
-    With `abrupt`, unsent bytes are dropped when the connection is closed or the process ends.
+    With `abrupt`, unsent bytes are dropped when the connection is closed or the process ends, and after `vanished_ms` if the
+    server does not acknowledge them.
     """
-    return Connection(_read_cluster(file), name, request_seconds=request_seconds, abrupt=abrupt)
+    vanished_ms = min(VANISHED_MS, vanished_ms or VANISHED_MS)
+    return Connection(
+        _read_cluster(file), name, request_seconds=request_seconds, abrupt=abrupt, vanished_ms=vanished_ms
+    )
 
 
 def _read_cluster(file: str) -> ClusterSettings:

@@ -18,6 +18,7 @@ from sr_assets.automation.observing import StreamInfoCache, find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
+from sr_assets.stages.leadership import standby_line
 
 ACTIVE_STATUSES: Final = [dg.DagsterRunStatus[name] for name in ("QUEUED", "NOT_STARTED", "STARTING", "STARTED")]
 #: A started run that does not hold its site's lock for this long has lost its process.
@@ -102,6 +103,8 @@ def build_lag_sensor(
         ),
     )
     def lag_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        if line := standby_line(settings, site):
+            return dg.SensorResult(skip_reason=line, cursor=context.cursor)
         owner = lock_owner(settings.home / "sites" / site)
         active, cursor = _active_run(context, site_job_name(site), holds_lock=owner is not None)
         if owner or active:

@@ -24,6 +24,14 @@ class TransientError(RunError):
     """A RunError that may be temporary, such as a lost connection: a run retries within its budget."""
 
 
+class StandbyError(RunError):
+    """Another member leads the site, or no leader is known; this member changes nothing."""
+
+
+class LeadershipLostError(RunError):
+    """This member no longer leads the site: it commits and sends nothing; the next leader continues."""
+
+
 class EngineLostError(TransientError):
     """The Spark engine no longer responds; the next use starts another."""
 

@@ -169,6 +169,7 @@ def serve(settings: Settings, ui: Ui) -> int:
     """
     from sr_assets.adapters.spark.engine import stop_engine
     from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
+    from sr_assets.stages.leadership import lead_all
 
     if ui.auth_file:
         read_logins(ui.auth_file)
@@ -183,6 +184,7 @@ def serve(settings: Settings, ui: Ui) -> int:
             with (
                 signals_as_interrupt(),
                 notify_beside(settings),
+                lead_all(settings),
                 Services(settings, ui) as services,
                 metrics_beside(settings) as metrics,
                 HeartbeatPublisher(settings.heartbeats, print_error),

@@ -6,31 +6,37 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.logs import print_error
-from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.errors import SrAssetsError, StandbyError
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import recorded_signals
-from sr_assets.operate.report import report_run
+from sr_assets.operate.report import print_line, report_run
 from sr_assets.settings import Entry, Settings
+from sr_assets.stages.leadership import Leadership
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
+
+_STANDBY_SECONDS: Final = 0.2
 
 
 def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
     """Execute a site's job in this process, print its result, and return the exit code.
 
-    Without `once`, repeat the job until an interrupt, whenever the site's sensor would request a run.
+    Without `once`, repeat the job until an interrupt, whenever the site's sensor would request a run. A follower prints the
+    line about its leader, and executes nothing: `once`, it returns 0; otherwise it stands by.
     """
     from sr_assets.assets.specs import site_job_name
     from sr_assets.definitions import build_sites
 
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
     job = build_sites(settings, [site]).resolve_job_def(site_job_name(site))
-    with recorded_signals() as interrupted:
+    with recorded_signals() as interrupted, Leadership(settings, site, patient=not once) as leadership:
         while True:
+            if not _await_leadership(leadership, once=once):
+                return 0
             with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
                 result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
             if interrupted():
@@ -38,8 +44,29 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
             code = report_run(streams, result)
             if once:
                 return code
-            while not _has_work(settings, site):
-                time.sleep(settings.sensor.interval_ns / 1e9)
+            while leadership.leads and not _has_work(settings, site):
+                poll_at = time.monotonic() + settings.sensor.interval_ns / 1e9
+                while leadership.leads and time.monotonic() < poll_at:
+                    time.sleep(min(_STANDBY_SECONDS, settings.sensor.interval_ns / 1e9))
+
+
+def _await_leadership(leadership: Leadership, *, once: bool) -> bool:
+    """Wait until this home leads, and print each leader once; `once`, return False if another member leads."""
+    printed = None
+    while True:
+        try:
+            leadership.require()
+        except StandbyError as standby:
+            line = str(standby)
+            if once or (line != printed and leadership.lease.leader):
+                printed = line
+                print_line(line)
+            if once:
+                return False
+        else:
+            return True
+        leadership.begin()
+        time.sleep(_STANDBY_SECONDS)
 
 
 def _has_work(settings: Settings, site: str) -> bool:

@@ -20,9 +20,10 @@ from sr_assets.settings.blocks import (
 )
 from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
 from sr_assets.settings.digest import digest_of
+from sr_assets.settings.election import ElectionSettings, Member
 from sr_assets.settings.entries import FeedSettings
 from sr_assets.settings.heartbeats import HeartbeatSettings
-from sr_assets.settings.links import ChoriaBlock, TlsBlock
+from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import SiteName
 from sr_assets.settings.notify import NotifySettings, refuse_unknown_sites
@@ -36,7 +37,9 @@ LogLevel = Literal["debug", "info", "warn", "error"]
 LogFormat = Literal["text", "json"]
 
 #: Settings that differ between hosts and do not affect a run.
-_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "log_format", "named_concurrency", "metrics", "notify"})
+_WITHOUT_EFFECT: Final = frozenset(
+    {"home", "logfile", "log_format", "named_concurrency", "metrics", "notify", "leader_election_name"}
+)
 
 
 class Settings(Block):
@@ -68,6 +71,12 @@ class Settings(Block):
         default_text="number of cores",
     )
     catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
+    leader_election_name: Member | None = file_key(
+        "this member's name in the [election](#block-leader_election), the default of all entries",
+        None,
+        default_text="no election",
+    )
+    leader_election: ElectionSettings = file_key("[location](#block-leader_election) of the election's keys", {})
     sensor: SensorSettings = file_key("[polling](#block-sensor)", {})
     spark: SparkSettings = file_key("[the Spark engine](#block-spark)", {})
     snapshots: RetentionSettings = file_key("[retention](#retention-blocks) of the Parquet history", {})
@@ -183,6 +192,13 @@ class Settings(Block):
         before = "the Stream Replicator does not verify it without tls.cert"
         remedy = "set its CA in tls.ca, or insecure=true in the URL"
         return (f"choria without tls.ca ({', '.join(dict.fromkeys(named))}): {verified}; {before}: {remedy}",)
+
+    def election_cluster(self, entry: Entry) -> ClusterSettings:
+        """Return the cluster of an entry's key in the leader election; a feed has only a source."""
+        where = self.leader_election.cluster
+        if isinstance(where, ClusterSettings):
+            return with_security(where, [self.tls], [self.choria])
+        return entry.clusters[-1] if where == "target" else entry.source
 
     def linked(self, first: ClusterSettings, second: ClusterSettings) -> bool:
         """Return whether the servers of two clusters are linked, according to the configuration."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.settings.clusters import Url
+from sr_assets.settings.election import Member
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
@@ -42,6 +43,10 @@ class TopLevel(Protocol):
     def catch_up_messages(self) -> int | None:
         """The default of all streams."""
 
+    @property
+    def leader_election_name(self) -> str | None:
+        """The default of all entries."""
+
 
 class CommonKeys(Block):
     """The keys that streams and feeds have in common."""
@@ -62,6 +67,11 @@ class CommonKeys(Block):
     batch_bytes: Size = file_key("the maximum size of a batch", "64 MiB")
     tls: TlsBlock | None = file_key("see [URLs and TLS](#urls-and-tls)", None, default_text="the outer block")
     choria: ChoriaBlock | None = file_key("see [Choria](#choria)", None, default_text="the outer block")
+    leader_election_name: Member | None = file_key(
+        "this member's name in the [election](#block-leader_election); `false`: no election",
+        None,
+        default_text="the top level's",
+    )
 
     @property
     def asset_prefix(self) -> list[str]:
@@ -86,8 +96,12 @@ class CommonKeys(Block):
 
     def within(self, top: TopLevel) -> Self:
         """Return the entry with the inherited keys filled in; raises ValueError if they contradict its own."""
+        member = top.leader_election_name if self.leader_election_name is None else self.leader_election_name
         entry = self.changed(
-            name=self.name or top.replicator, tls=self.tls or top.tls, choria=self.choria or top.choria
+            name=self.name or top.replicator,
+            tls=self.tls or top.tls,
+            choria=self.choria or top.choria,
+            leader_election_name=member or None,
         )
         _ = entry.clusters
         return entry

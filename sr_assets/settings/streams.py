@@ -28,7 +28,7 @@ from sr_assets.settings.names import (
     rewritten,
 )
 from sr_assets.settings.target import TargetBlock
-from sr_assets.settings.values import Duration, Flag, Positive, Value, choice, size_in_bytes, whole_number
+from sr_assets.settings.values import Duration, Flag, Positive, choice, size_in_bytes, whole_number
 
 Order = Literal["stream", "sender", "none"]
 OnTargetReset = Literal["continue", "recopy", "stop"]
@@ -36,15 +36,6 @@ OnPoison = Literal["park", "stop"]
 End = Literal["source", "target"]
 Format = Literal["v2", "v1"]
 CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
-
-
-def _refuse_election(value: object) -> None:
-    """Refuse the Stream Replicator's leader election, unless it is off."""
-    if value not in ({}, [], False):
-        raise ValueError(
-            "is not supported in this version: remove it and run one host per site; a second host takes over with the"
-            " same home, or with `sr-assets recover`"
-        )
 
 
 class AdvisorySettings(Block):
@@ -149,7 +140,6 @@ class StreamSettings(CommonKeys):
     disable_source_tls: Flag = file_key("ignore every `tls` block for this link", False)
     disable_target_tls: Flag = file_key("ignore every `tls` block for this link", False)
     target_initiated: Flag = file_key("accepted with a warning: copying always tolerates latency", False)
-    leader_election_name: Annotated[None, Value(_refuse_election)] = file_key("refused: one host runs a site", None)
     #: The top-level `name`, and the top-level `catch_up_messages`.
     replicator: str = ""
     default_catch_up: int | None = None

@@ -24,6 +24,7 @@ from sr_assets.adapters.spark.session import (
 from sr_assets.domain.errors import EngineLostError
 from sr_assets.domain.sizing import needs_spark
 from sr_assets.settings import ClusterSettings, SparkSettings
+from sr_assets.stages.leadership import Leadership
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,16 +34,21 @@ _COUNTED_SECONDS: Final = 60.0
 
 
 class Clusters:
-    """The connections of one thread, one per cluster. After `close`, the next use opens them again."""
+    """The connections of one thread, one per cluster. After `close`, the next use opens them again.
 
-    def __init__(self, site: str) -> None:
+    They publish only while this home leads the site.
+    """
+
+    def __init__(self, site: str, leadership: Leadership) -> None:
+        self.leadership = leadership
         self._name = f"sr-assets {site}"
         self._open: dict[ClusterSettings, Cluster] = {}
 
     def connect(self, settings: ClusterSettings) -> Cluster:
         """Return the open connection to a cluster."""
         if settings not in self._open:
-            self._open[settings] = Cluster(settings, self._name)
+            leadership = self.leadership
+            self._open[settings] = Cluster(settings, self._name, leadership.ensure, leadership.vanished_ms)
         return self._open[settings]
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.records import StreamState
-from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.positions import retention_begins_ns, retention_clock_ns
 from sr_assets.settings import Entry, FeedSettings
 from sr_assets.stages.feeds.advisory_feed import FeedStage
@@ -26,7 +26,12 @@ class EntryWork(ABC):
         self.report = StreamReport(entry)
         self._site, self._entry, self._stages, self._final = site, entry, stages, final
         self.watching = WorkLoop(
-            self.report, site.folder, self._watched_stages(), on_error=self._note_error, on_lost=site.clusters.close
+            self.report,
+            site.folder,
+            self._watched_stages(),
+            on_error=self._note_error,
+            on_lost=site.clusters.close,
+            guard=site.leadership.ensure,
         )
 
     @abstractmethod
@@ -108,7 +113,10 @@ class EntryWork(ABC):
         )
 
     def note_end(self) -> None:
-        """Save the result of the run; an entry that never started gets a row with its error only."""
+        """Save the result of the run, unless another member leads now.
+
+        An entry that never started gets a row with its error only.
+        """
         site, report, name = self._site, self.report, self._entry.stream
         state = site.state.load_stream(name) or StreamState.without_position(name)
         self._set_error(state, self.watching.failure)
@@ -124,7 +132,7 @@ class EntryWork(ABC):
         if state.has_position:
             self._note_lag(state)
         state.as_of_ns = site.clock.now_ns()
-        with site.state.transaction():
+        with contextlib.suppress(LeadershipLostError), site.state.transaction():
             self._forget_old(state)
             self._forget_history(state)
             site.state.save_stream(state)

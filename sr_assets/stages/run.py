@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
+from sr_assets.domain.errors import LeadershipLostError
 from sr_assets.settings import Entry, FeedSettings
 from sr_assets.stages.entry_work import EntryWork, FeedWork
 from sr_assets.stages.report import Stage, StreamReport
@@ -27,7 +28,7 @@ class SiteRun:
 
     A TransientError, such as a lost connection, is retried within `run_budget` with growing pauses; with `drain_only`
     only after a step has succeeded in this run, so that a wrong address is reported immediately. A failed entry is
-    skipped; the others continue.
+    skipped; the others continue. If another member may lead the site, the run ends without an error.
 
     Committed work is always published; the error of a failed entry is in its report and in `replication.last_error`.
     """
@@ -76,8 +77,9 @@ class SiteRun:
             copies_end = time.monotonic() + _COPY_SECONDS
             for work in works:
                 work.join(copies_end)
-            for work in works:
-                work.finish()
+            with contextlib.suppress(LeadershipLostError):
+                for work in works:
+                    work.finish()
         finally:
             with contextlib.ExitStack() as stack:
                 stack.callback(self._site.publish)
@@ -92,7 +94,7 @@ class SiteRun:
         linger_seconds = site.settings.linger_ns / 1e9
         ends: Ends = {} if drain_only else None
         active = time.monotonic()
-        while True:
+        while site.leadership.leads:
             site.woken.clear()
             busy = False
             for work in works:

@@ -23,6 +23,7 @@ from sr_assets.domain.sizing import rest_seconds
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
+from sr_assets.stages.leadership import Leadership
 
 #: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.06
@@ -39,7 +40,8 @@ _COPIED: Final = ("copied_messages", "copied_bytes", "parked_messages", "lost_me
 class Site:
     """The right to work on one site, with all resources for the work; a context manager.
 
-    Raises SiteBusyError if another run holds the site for longer than `wait_seconds`. `folder` is
+    Raises SiteBusyError if another run holds the site for longer than `wait_seconds`, and StandbyError if another member
+    leads it; without leadership nothing is committed or sent. `folder` is
     `<home>/sites/<name>`. The Spark engine stays warm for `keep_engine_seconds` after its last use. `sites_served`
     returns the number of sites that the process serves.
     """
@@ -63,7 +65,8 @@ class Site:
         self.folder: Path = settings.home / "sites" / name
         self.run_id = run_id
         self.clock = Clock(self.folder)
-        self.clusters = Clusters(name)
+        self.leadership = Leadership(settings, name)
+        self.clusters = Clusters(name, self.leadership)
         reachable = [cluster for entry in self.entries for cluster in entry.clusters]
         self.files = ConnectionFiles(self.folder, reachable)
         self.spark = SparkConnection(settings.spark, settings.home.resolve(), name, keep_engine_seconds)
@@ -82,8 +85,9 @@ class Site:
         open_home(self.settings.home, self.settings.published_mode)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._lock)
+            stack.enter_context(self.leadership).require()
             stack.callback(self.files.remove)
-            self.state = stack.enter_context(SiteState(self.folder, self._note_change))
+            self.state = stack.enter_context(SiteState(self.folder, self._note_change, self.leadership.ensure))
             stack.callback(self.spark.close)
             stack.callback(self.clusters.close)
             self._stack = stack.pop_all()

@@ -14,7 +14,7 @@ from sr_assets.adapters.state.counters import COPYING, Counter
 from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.positions import retention_clock_ns
 from sr_assets.settings import ClusterSettings, StreamSettings
 from sr_assets.stages.connections import Clusters
@@ -48,7 +48,7 @@ class StreamWork(EntryWork):
         self._context = CopyContext(
             stream,
             self._stack.enter_context(site.state.second_connection()),
-            Clusters(site.name),
+            Clusters(site.name, site.leadership),
             site.spark,
             site.files,
             site.clock,
@@ -59,7 +59,12 @@ class StreamWork(EntryWork):
         self._stack.callback(self._context.clusters.close)
         copied = frozenset(Stage) - self._watched_stages()
         self.copying = WorkLoop(
-            self.report, site.folder, copied, on_error=self._note_copy_error, on_lost=self._context.clusters.close
+            self.report,
+            site.folder,
+            copied,
+            on_error=self._note_copy_error,
+            on_lost=self._context.clusters.close,
+            guard=site.leadership.ensure,
         )
         self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
@@ -221,7 +226,8 @@ class StreamWork(EntryWork):
     def note_end(self) -> None:
         """Save the result of the run for reading and copying."""
         if self._copies and not self._background.running:
-            self._note_copy_error(self.copying.failure, self._site.state)
+            with contextlib.suppress(LeadershipLostError):
+                self._note_copy_error(self.copying.failure, self._site.state)
         super().note_end()
 
     def _forget_old(self, state: StreamState) -> None:

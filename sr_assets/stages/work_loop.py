@@ -16,6 +16,7 @@ from sr_assets.domain.errors import (
     ConfigurationError,
     EngineLostError,
     ExecutorLostError,
+    LeadershipLostError,
     SrAssetsError,
     TransientError,
     cannot_write,
@@ -32,7 +33,8 @@ class WorkLoop:
     """Runs the steps of one kind of work and handles their errors.
 
     `stages` are the loop's, `folder` is the site's. `on_error` records an error, or None after recovery; `on_lost` drops
-    the loop's connections.
+    the loop's connections. `guard` raises LeadershipLostError if another member may lead: the loop then ends without a
+    failure.
 
     `reached`: a step has succeeded in this run, so a later error may be temporary. `failure` is one line after the loop
     gave up, `error` one line while it retries. `due_at` (monotonic seconds) is the time of the next step: later after
@@ -47,9 +49,10 @@ class WorkLoop:
         *,
         on_error: Callable[[str | None], None],
         on_lost: Callable[[], None],
+        guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._report, self._folder, self._stages = report, folder, stages
-        self._on_error, self._on_lost = on_error, on_lost
+        self._on_error, self._on_lost, self._guard = on_error, on_lost, guard
         self.reached = False
         self.error: str | None = None
         self.failure: str | None = None
@@ -74,10 +77,21 @@ class WorkLoop:
 
     def attempt(self, step: Callable[[], bool], *, final: Callable[[], bool]) -> bool:
         """Do one step; return whether there was work. A TransientError is a failure if `final` returns true."""
+        try:
+            return self._attempt(step, final)
+        except LeadershipLostError as error:
+            self.failure, self.error = str(error), None
+            logger.warning("%s", error)
+            return False
+
+    def _attempt(self, step: Callable[[], bool], final: Callable[[], bool]) -> bool:
         label = self._report.stream.label
         try:
             busy = step()
+        except LeadershipLostError:
+            raise
         except TransientError as error:
+            self._guard()
             # A lost engine is restarted and a lost executor replaced, regardless of the servers' responses.
             self.reached |= isinstance(error, (EngineLostError, ExecutorLostError))
             self._retry_or_fail(_line(label, error), final=final())
@@ -86,6 +100,7 @@ class WorkLoop:
             self._fail(f"{label}: {cannot_write(error.filename or self._folder, error)}")
             return False
         except SrAssetsError as error:
+            self._guard()  # Spark hides that a task was not allowed to write
             self._report.misconfigured |= isinstance(error, ConfigurationError)
             self._fail(_line(label, error))
             return False

@@ -54,7 +54,10 @@ class Copier:
         plan = self._plan
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(open_connection(plan.source_connection, "sr-assets writer: source"))
-            target = stack.enter_context(open_connection(plan.connection, _TARGET, abrupt=bool(plan.fence)))
+            abrupt = bool(plan.fence or plan.vanished_ms)
+            target = stack.enter_context(
+                open_connection(plan.connection, _TARGET, abrupt=abrupt, vanished_ms=plan.vanished_ms)
+            )
             if self._staged:
                 stack.enter_context(self._staged)
             sender = Sender(plan, target, self._receipt, self._stage)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from sr_assets.adapters.state.lease import Guard, guard_of
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.provenance import Identity
 
@@ -29,6 +30,8 @@ class CopyPlan:
     - `cutoff_ns`: messages stored before this time (unix ns) are not copied but counted as too old
     - `on_poison`: `park` or `stop`
     - `staging`: the folder for the Parquet rows of the copies; None disables staging
+    - `lease`: the site's folder with the lease of an election, on this machine; None without one. `vanished_ms`: how long
+      sent copies may stay unacknowledged by the target before the kernel drops them
     - `fence`: on a cluster, the target's consumer that permits the batch's writers to write (`fence`)
     """
 
@@ -58,6 +61,8 @@ class CopyPlan:
     on_poison: str = "park"
     staging: str | None = None
     fence: str | None = None
+    lease: str | None = None
+    vanished_ms: int | None = None
 
     @property
     def identity(self) -> Identity:
@@ -73,6 +78,11 @@ class CopyPlan:
         """Read the option of a write."""
         fields = json.loads(options["plan"])
         return cls(**{**fields, "subjects": tuple(fields["subjects"]), "adopted": tuple(fields["adopted"])})
+
+    @property
+    def guard(self) -> Guard:
+        """The guard of the copies: it raises LeadershipLostError if another member may lead the site."""
+        return guard_of(Path(self.lease)) if self.lease else lambda: None
 
     def check_batch(self) -> None:
         """Raise RunError if a later run has started another batch: a task may outlive its run."""

@@ -56,6 +56,7 @@ class Sender:
         self._settled_at = 0.0
         self._source_failure: wire.WireError | None = None
         self._limited = 0
+        self._guard = plan.guard
         self._takes = matcher(plan.subjects)
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 
@@ -89,14 +90,15 @@ class Sender:
     def send(self, items: Iterator[wire.Outgoing]) -> None:
         """Send all items in order and wait for every acknowledgement.
 
-        Raises StopError if the stream must stop, WireError if the connection is lost or the target stops responding, and
-        the errors of `items`.
+        Raises StopError if the stream must stop, WireError if the connection is lost or the target stops responding,
+        LeadershipLostError if another member may lead, and the errors of `items`.
         """
         items = self._watch(items)
         waits, unanswered = 0, False
         again: list[wire.Outgoing] = []
         while True:
             self._plan.check_batch()
+            self._guard()
             began = time.monotonic()
             # While messages are refused or not acknowledged, none that follows them is sent: the copies stay in order.
             resends = waits > 0 or unanswered
@@ -137,7 +139,7 @@ class Sender:
 
     def _publish(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
         """Publish until the first refusal, settle the acknowledged messages, and return the refusals."""
-        publisher = wire.Publisher(self._target, ack_timeout_seconds=_ACK_SECONDS)
+        publisher = wire.Publisher(self._target, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard)
         refused: list[wire.Ack] = []
         duplicates: list[wire.Ack] = []
         settled = self._settled

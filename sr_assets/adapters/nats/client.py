@@ -5,6 +5,7 @@ import contextlib
 import logging
 import math
 import os
+import socket
 import ssl
 import threading
 from collections.abc import Coroutine
@@ -41,8 +42,9 @@ class ClientThread:
     response, and by each acknowledgement of an `ItemPublisher`. `complaint` is the last error of the server or the socket.
     """
 
-    def __init__(self, settings: ClusterSettings, name: str) -> None:
+    def __init__(self, settings: ClusterSettings, name: str, vanished_ms: int | None = None) -> None:
         self.settings = settings
+        self._vanished_ms = vanished_ms
         self.complaint: str | None = None
         self.woken: asyncio.Event
         self._name = name
@@ -144,6 +146,7 @@ class ClientThread:
                     hint = " (correct the login in the URL)"
                 problems.append(f"{server}: {problem}{hint}")
             else:
+                client.bound_delivery(self._vanished_ms)
                 return client
         raise TransientError(f"cannot connect to NATS: {'; '.join(problems)}")
 
@@ -199,7 +202,7 @@ class _SecuredClient(Client):
     """A nats-py client that never sends plain text to a server when TLS is configured.
 
     It overrides a private method: nats-py decides by the server's `tls_required` alone and has no public hook between
-    the server's greeting and the login.
+    the server's greeting and the login. It reads a private attribute, because nats-py gives no access to its socket.
     """
 
     def __init__(self, settings: ClusterSettings) -> None:
@@ -212,6 +215,12 @@ class _SecuredClient(Client):
                 raise nats.errors.Error(NO_TLS)
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
+
+    def bound_delivery(self, vanished_ms: int | None) -> None:
+        """Let the kernel close the connection if sent data stays unacknowledged for this long; None changes nothing."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if vanished_ms is not None and isinstance(writer, asyncio.StreamWriter) and hasattr(socket, "TCP_USER_TIMEOUT"):
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, vanished_ms)
 
 
 def _worth_logging(record: logging.LogRecord) -> bool:

@@ -5,7 +5,7 @@ Bulk traffic uses `wire`, because nats-py cannot carry headers byte for byte.
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -43,12 +43,21 @@ class Cluster:
     """A connection to one cluster's JetStream, opened by `with` or the first call, closed at the end of `with`.
 
     On an error or a missing response every method raises RunError: one line with the cluster's label, without secrets.
+    `guard` is called before messages are published: it raises an error if that is forbidden. `vanished_ms`: how long sent
+    data may stay unacknowledged before the kernel closes the connection.
     """
 
-    def __init__(self, settings: ClusterSettings, name: str = "sr-assets") -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        name: str = "sr-assets",
+        guard: Callable[[], None] = lambda: None,
+        vanished_ms: int | None = None,
+    ) -> None:
         self.settings = settings
         self.last_refusal: str | None = None
-        self._thread = ClientThread(settings, name)
+        self._guard = guard
+        self._thread = ClientThread(settings, name, vanished_ms)
 
     def __enter__(self) -> Self:
         try:
@@ -197,6 +206,7 @@ class Cluster:
         then has the reason. Sending stops after many consecutive refusals.
         """
         patience_seconds = timeout_seconds * max(1, len(items))
+        self._guard()
         work = self._publish_many(items, senders or range(len(items)), timeout_seconds)
         return self._thread.run(work, patience_seconds)
 
@@ -206,6 +216,7 @@ class Cluster:
 
     def publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
         """Publish (subject, payload) without JetStream, and wait until the server has received them."""
+        self._guard()
         self._thread.run(self._publish_core(items))
 
     def try_publishing(self, subject: str) -> None:
@@ -263,7 +274,7 @@ class Cluster:
     async def _publish_many(
         self, items: Sequence[Item], senders: Sequence[object], timeout_seconds: float
     ) -> list[Delivery]:
-        publisher = ItemPublisher(self._thread, senders, timeout_seconds)
+        publisher = ItemPublisher(self._thread, senders, timeout_seconds, self._guard)
         await publisher.publish(items)
         self.last_refusal = publisher.problem
         return publisher.deliveries

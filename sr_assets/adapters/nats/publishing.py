@@ -1,7 +1,7 @@
 """Publishing of a list of messages through nats-py, with a bounded window and in order per sender."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,8 @@ from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.refusals import Reaction, reaction
 
 _WINDOW: Final = 256
+#: So many messages are sent without checking whether we may still publish.
+_GUARDED: Final = 64
 #: More consecutive refusals than this are not about single messages.
 _MOST_REFUSALS: Final = 512
 
@@ -45,12 +47,14 @@ class ItemPublisher:
     to keep their order. `problem` is the reason why an outcome is unknown; the timeout starts with each acknowledgement.
     """
 
-    def __init__(self, thread: ClientThread, senders: Sequence[object], timeout_seconds: float) -> None:
+    def __init__(
+        self, thread: ClientThread, senders: Sequence[object], timeout_seconds: float, guard: Callable[[], None]
+    ) -> None:
         self.deliveries = [_UNKNOWN] * len(senders)
         self.problem: str | None = None
         self._thread = thread
         self._senders = senders
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._guard = timeout_seconds, guard
         self._under_way: set[object] = set()
         self._held_back: set[object] = set()
         self._refused_in_a_row = 0
@@ -84,6 +88,8 @@ class ItemPublisher:
                 return
             if sender in self._held_back:
                 continue
+            if number % _GUARDED == 0:
+                self._guard()
             self._under_way.add(sender)
             await client.publish(subject, payload, reply=f"{inbox}.{number}", headers={"Nats-Msg-Id": message_id})
 

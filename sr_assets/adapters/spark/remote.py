@@ -6,6 +6,7 @@ A range's rows, and a batch's receipts and staged files, return as a job's rows:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,8 @@ def read_remotely(session: SparkSession, options: Mapping[str, str]) -> pa.Table
 
 def copy_remotely(session: SparkSession, frame: DataFrame, plan: CopyPlan) -> Receipt:
     """Copy the messages in `rows` on the cluster; the staged files are written to the plan's folder here."""
-    job = CopyJob(plan, pack_connection(plan.source_connection), pack_connection(plan.connection))
+    # The lease is a file of this machine; on a cluster, the fence decides.
+    job = CopyJob(replace(plan, lease=None), pack_connection(plan.source_connection), pack_connection(plan.connection))
     rows = _run(session, frame, job, COPIED_SCHEMA)
     return take_result(rows, Path(plan.staging) if plan.staging else None)
 

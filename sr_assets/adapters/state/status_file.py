@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import time
@@ -24,7 +25,7 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
 
     The field `written_at` holds the monotonic time in seconds and the id of the machine's boot.
     """
-    written_at = [time.monotonic(), _boot_id()]
+    written_at = [time.monotonic(), boot_id()]
     write_private(folder / STATUS_FILE, json.dumps({**status, "written_at": written_at}, indent=1))
 
 
@@ -35,7 +36,7 @@ def status_age_seconds(status: dict[str, Any]) -> float | None:
     """
     seconds, boot = status.get("written_at", (math.inf, ""))
     age_seconds = time.monotonic() - seconds
-    return age_seconds if boot == _boot_id() and age_seconds >= 0 else None
+    return age_seconds if boot == boot_id() and age_seconds >= 0 else None
 
 
 def record_idle_poll(folder: Path) -> None:
@@ -52,7 +53,8 @@ def last_idle_poll(folder: Path) -> float:
         return 0.0
 
 
-def _boot_id() -> str:
+@functools.cache
+def boot_id() -> str:
     """Return the machine's boot id, or an empty text if the system has none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -51,12 +51,15 @@ _HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats
 class SiteState:
     """The open `state.duckdb` of one site, as a context manager. Use it inside the site's lock.
 
-    `on_commit` is called after each transaction.
+    `on_commit` is called after each transaction, `guard` before it and before its commit: it raises an error unless this
+    process may change the state.
     """
 
-    def __init__(self, folder: Path, on_commit: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, folder: Path, on_commit: Callable[[], None] = lambda: None, guard: Callable[[], None] = lambda: None
+    ) -> None:
         self._folder = folder
-        self._on_commit = on_commit
+        self._on_commit, self._guard = on_commit, guard
 
     def __enter__(self) -> Self:
         """Open or create the file; raises the errors of `open_database`."""
@@ -70,7 +73,7 @@ class SiteState:
     @contextlib.contextmanager
     def second_connection(self) -> Iterator[SiteState]:
         """Yield the same state with another connection, for another thread of this process."""
-        other = SiteState(self._folder, self._on_commit)
+        other = SiteState(self._folder, self._on_commit, self._guard)
         other._connection = self._connection.cursor()
         try:
             yield other
@@ -85,9 +88,11 @@ class SiteState:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block in one transaction; raises RunError if the commit cannot be written."""
+        self._guard()
         self._connection.execute("BEGIN TRANSACTION")
         try:
             yield
+            self._guard()
         except BaseException:
             self._connection.execute("ROLLBACK")
             raise

@@ -18,7 +18,7 @@ from sr_assets.adapters.security import (
 )
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.link import DeniedError, Link, RefusedError, WireError
+from sr_assets.adapters.wire.link import VANISHED_MS, DeniedError, Link, RefusedError, WireError
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 
@@ -46,6 +46,7 @@ class Connection:
         *,
         request_seconds: float = REQUEST_SECONDS,
         abrupt: bool = False,
+        vanished_ms: int = VANISHED_MS,
     ) -> None:
         self.max_payload_bytes = 1 << 20
         self.server_version = ""
@@ -55,7 +56,7 @@ class Connection:
         self.silence_seconds = min(SILENCE_SECONDS, request_seconds)
         self.cluster = cluster
         self._name = name
-        self._abrupt = abrupt
+        self._abrupt, self._vanished_ms = abrupt, vanished_ms
         self._link: Link | None = None
         self._parser = f.FrameParser()
         self._received: list[Frame] = []
@@ -197,7 +198,9 @@ class Connection:
     def _open(self, server: str, login: Login) -> None:
         self.address = server
         self._forget_received()
-        self._link = Link(server, self.cluster.connect_timeout_seconds, abrupt=self._abrupt)
+        self._link = Link(
+            server, self.cluster.connect_timeout_seconds, abrupt=self._abrupt, vanished_ms=self._vanished_ms
+        )
         info = self._greeting()
         options: dict[str, Any] = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
         options |= {"protocol": 1, "lang": "python", "version": "1", "name": self._name, "echo": False}

@@ -14,7 +14,7 @@ from sr_assets.adapters.security import tls_error_text
 from sr_assets.domain.errors import TransientError
 
 RECEIVE_BYTES: Final = 1 << 20
-#: How long sent bytes may stay unacknowledged before the kernel closes the connection to a vanished peer.
+#: The default of `vanished_ms`.
 VANISHED_MS: Final = 30_000
 CLOSED: Final = "the server closed the connection"
 _TLS_RECORD_BYTES: Final = 1 << 14
@@ -53,10 +53,13 @@ class RefusedError(WireError, ApiError):
 class Link:
     """A TCP connection to `host:port`, secured on demand. Connecting, `secure`, `await_bytes` and `await_room` wait."""
 
-    def __init__(self, server: str, timeout_seconds: float, *, abrupt: bool = False) -> None:
+    def __init__(
+        self, server: str, timeout_seconds: float, *, abrupt: bool = False, vanished_ms: int = VANISHED_MS
+    ) -> None:
         """Connect; raises WireError if the server does not respond, or `server` is not an address.
 
-        `abrupt`: when the socket is closed or the process ends, the kernel drops unsent bytes.
+        `abrupt`: when the socket is closed or the process ends, the kernel drops unsent bytes. `vanished_ms`: how long sent
+        bytes may stay unacknowledged before the kernel closes the connection to a vanished peer.
         """
         self.address = server
         host, _, port = server.rpartition(":")
@@ -72,7 +75,7 @@ class Link:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         # Linux only.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MS)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, vanished_ms)
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)

@@ -1,7 +1,7 @@
 """Publishing into a stream with a bounded window, and the outcome of each message."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -38,7 +38,10 @@ class Ack(NamedTuple):
 
 
 class Publisher:
-    """Publishes into a stream with a bounded window of unacknowledged messages and bytes."""
+    """Publishes into a stream with a bounded window of unacknowledged messages and bytes.
+
+    `guard` is called before each send: it raises an error if that is forbidden.
+    """
 
     def __init__(
         self,
@@ -47,11 +50,12 @@ class Publisher:
         max_messages: int = 4000,
         max_bytes: int = 32 << 20,
         ack_timeout_seconds: float = 30.0,
+        guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._ack_timeout_seconds = ack_timeout_seconds
+        self._ack_timeout_seconds, self._guard = ack_timeout_seconds, guard
 
     def publish_all(self, items: Iterable[Outgoing]) -> Iterator[Ack]:
         """Publish in order and yield the acks as they arrive; sending starts with the first iteration.
@@ -64,6 +68,7 @@ class Publisher:
         while True:
             chunk = window.fill()
             if chunk:
+                self._guard()
                 self._connection.send(chunk)
             elif not window.in_flight:
                 break

@@ -1,0 +1,90 @@
+"""`leader.json`: this member's role in the election of a site, and the deadline of its leadership.
+
+The process that campaigns for the site writes it; runs, tasks of this machine, sensors and metrics read it. The deadline
+is a time of CLOCK_BOOTTIME, which all processes of a machine share and which also advances while the machine sleeps.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from sr_assets.adapters.private import write_private
+from sr_assets.adapters.state.status_file import boot_id
+from sr_assets.domain.errors import LeadershipLostError
+from sr_assets.domain.positions import format_rfc3339_ns
+
+_FILE: Final = "leader.json"
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+#: Raises LeadershipLostError unless this member leads now.
+Guard = Callable[[], None]
+
+
+def boot_seconds() -> float:
+    """Return the time since the machine's start, in seconds."""
+    return time.clock_gettime(_CLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The result of this member's last campaign for a site.
+
+    `leader` is None if no leader is known, and `problem` says why. `leader_host` is None for a Stream Replicator.
+    `since_ns` is the begin of the leader's term (unix ns). This member leads before `deadline`, and does not campaign
+    before `rests_until` (both `boot_seconds`). `campaigns` counts by state, for metrics; `keys` maps each key to the
+    member's name.
+    """
+
+    leader: str | None = None
+    leader_host: str | None = None
+    since_ns: int | None = None
+    problem: str | None = None
+    deadline: float = 0.0
+    rests_until: float = 0.0
+    ttl_seconds: float = 0.0
+    interval_seconds: float = 0.0
+    campaigns: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether this member leads now."""
+        return boot_seconds() < self.deadline
+
+    @property
+    def line(self) -> str:
+        """Return `MEMBER on HOST leads since T`, or why no leader is known."""
+        if self.leader is None:
+            return self.problem or "no leader is known yet"
+        host = f" on {self.leader_host}" if self.leader_host else ""
+        since = f" since {format_rfc3339_ns(self.since_ns)[:19]}Z" if self.since_ns else ""
+        return f"{self.leader}{host} leads{since}"
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the lease of a site's folder; an empty one if there is none of this boot."""
+        try:
+            fields: dict[str, Any] = json.loads((folder / _FILE).read_text())
+            return cls(**fields["lease"]) if fields["boot"] == boot_id() else cls()
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
+
+    def write(self, folder: Path) -> None:
+        """Replace the lease of a site's folder."""
+        write_private(folder / _FILE, json.dumps({"boot": boot_id(), "pid": os.getpid(), "lease": asdict(self)}))
+
+
+def guard_of(folder: Path) -> Guard:
+    """Return the guard of a site's folder: it raises LeadershipLostError unless the site's lease holds."""
+
+    def ensure() -> None:
+        lease = Lease.read(folder)
+        if not lease.holds:
+            raise LeadershipLostError(
+                f"{folder.name}: this member no longer leads ({lease.line}); it stops, and the next leader continues"
+            )
+
+    return ensure

@@ -1,0 +1,285 @@
+"""One member's part in the election of a site: taking, renewing and deleting the keys of the site's entries.
+
+A member leads while it holds all keys. The order of the steps, and why a new leader starts only after the previous one's
+deadline, are in docs/decisions/0023-leadership.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sr_assets.adapters.election import ElectionBucket, Entry, close_all, election_key
+from sr_assets.adapters.state.lease import Lease, boot_seconds
+from sr_assets.adapters.state.status_file import boot_id
+from sr_assets.domain.errors import RunError
+
+if TYPE_CHECKING:
+    from sr_assets.settings import ClusterSettings, Settings
+
+#: Mean pauses between two campaigns; a TTL below 2 s shortens them.
+_LEADER_SECONDS: Final = 0.5
+_CANDIDATE_SECONDS: Final = 1.0
+#: A Stream Replicator whose key was deleted notices it at its next renewal, at most 0.75 s later.
+_NOTICE_SECONDS: Final = 1.0
+#: The share of the TTL by which a leader's deadline precedes the expiry of its keys, for different rates of clocks.
+_MARGIN: Final = 0.1
+_LONGEST_MARGIN_SECONDS: Final = 5.0
+_LEADER: Final = "leader"
+#: Instead of the last message of a key that is free.
+_NOBODY: Final = Entry("", 0, 0, None, deleted=True)
+
+
+class Key(NamedTuple):
+    """The key of an entry, this member's name in it, and its cluster."""
+
+    key: str
+    member: str
+    cluster: ClusterSettings
+
+
+def election_keys(settings: Settings, site: str) -> list[Key]:
+    """Return the keys of a site's entries with an election, in the order in which every member takes them."""
+    return sorted(
+        (
+            Key(election_key(entry.name, entry.stream), entry.leader_election_name, settings.election_cluster(entry))
+            for entry in settings.sites[site]
+            if entry.leader_election_name
+        ),
+        key=lambda key: key.key,
+    )
+
+
+class Candidate:
+    """This member in the election of one site; for one thread. Each method writes the resulting lease and returns it.
+
+    An instance of a member is a home on a machine since its boot: after a crash, the same home continues its own term.
+    """
+
+    def __init__(self, settings: Settings, site: str) -> None:
+        self.keys = election_keys(settings, site)
+        self._site, self._folder = site, settings.home / "sites" / site
+        self._lease = before = Lease.read(self._folder)
+        self._instance = instance_of(self._folder)
+        bucket = settings.leader_election.bucket
+        self._buckets = {key.cluster: ElectionBucket(key.cluster, bucket, self._instance) for key in self.keys}
+        self._records = self._buckets[self.keys[0].cluster]
+        #: The revision of each key while this member holds all of them.
+        self._held: dict[str, int] = {}
+        self._since_ns: int | None = None
+        self._waits_until = self._recorded_at = 0.0
+        self._campaigns = Counter(before.campaigns)
+
+    @property
+    def ttl_seconds(self) -> float:
+        """The shortest TTL of the buckets; 0 before the first response."""
+        return min(bucket.ttl_seconds for bucket in self._buckets.values())
+
+    @property
+    def pause_seconds(self) -> float:
+        """The mean pause before the next campaign."""
+        ttl_seconds = self.ttl_seconds or 2.0
+        return min(_LEADER_SECONDS, ttl_seconds / 4) if self._held else min(_CANDIDATE_SECONDS, ttl_seconds / 2)
+
+    @property
+    def holds_keys(self) -> bool:
+        """Whether this member holds all keys; it may still have to wait for the previous leader's deadline."""
+        return bool(self._held)
+
+    def campaign(self) -> Lease:
+        """Take or renew the keys. Raises RunError if the buckets' servers do not respond or a bucket is unusable.
+
+        After an error the last lease remains valid until its deadline.
+        """
+        began = boot_seconds()
+        self._campaigns[_LEADER if self._since_ns else "candidate"] += 1
+        holder = None if self._held else self._take()
+        if self._held and not self._renew():
+            holder = self._drop()
+        return self._keep(self._follow(holder) if holder else self._lead(began))
+
+    def observe(self) -> Lease:
+        """Find out who leads, without campaigning."""
+        return self._keep(self._follow(self._read(self.keys[0]) or _NOBODY))
+
+    def stop(self, problem: str) -> Lease:
+        """Forbid all work of this home as a leader from now on; the keys remain until they are released or expire."""
+        return self._keep(self._made(Lease(problem=problem)))
+
+    def release(self, *, rest: bool = False) -> Lease:
+        """Delete our keys and our record, after all work has stopped; with `rest`, do not campaign for two TTLs.
+
+        Keys that cannot be deleted expire.
+        """
+        with contextlib.suppress(RunError):
+            for key in self.keys:
+                entry = self._read(key)
+                if entry is not None and self._is_ours(entry):
+                    self._buckets[key.cluster].delete(key.key, entry.revision)
+            self._records.forget_record(self._site)
+        self._held, self._since_ns = {}, None
+        rests_until = boot_seconds() + 2 * self.ttl_seconds if rest else self._lease.rests_until
+        return self._keep(self._made(Lease(problem="this member gave up the leadership", rests_until=rests_until)))
+
+    def close(self) -> None:
+        """Close the connections; the next campaign opens them again."""
+        close_all(self._buckets.values())
+
+    # ------------------------------------------------------------------------------------------------------ the keys
+
+    def _take(self) -> Entry | None:
+        """Take all keys in order; if one is held by another member, release the others and return its last message."""
+        held: dict[str, int] = {}
+        for key in self.keys:
+            revision, before = self._buckets[key.cluster].create(key.key, key.member)
+            if revision is None:
+                # Taken in a campaign whose response was lost, or before a crash of this home's process.
+                if before is not None and self._is_ours(before):
+                    held[key.key] = before.revision
+                    continue
+                self._give_back(held)
+                return before or _NOBODY
+            if before is not None:
+                self._waits_until = boot_seconds() + _NOTICE_SECONDS
+            held[key.key] = revision
+        self._held = held
+        return None
+
+    def _renew(self) -> bool:
+        """Renew all keys; return False if another member has taken or deleted one."""
+        pending = self.keys
+        # The second attempt is for keys whose earlier renewal succeeded although its response was lost.
+        for _ in range(2):
+            for cluster, bucket in self._buckets.items():
+                keys = [key for key in pending if key.cluster == cluster]
+                revisions = bucket.put({key.key: (key.member, self._held[key.key]) for key in keys})
+                renewed = {key.key: revision for key, revision in zip(keys, revisions, strict=True) if revision}
+                self._held |= renewed
+                pending = [key for key in pending if key.key not in renewed]
+            for key in pending:
+                entry = self._read(key)
+                if entry is None or not self._is_ours(entry):
+                    return False
+                self._held[key.key] = entry.revision
+        return not pending
+
+    def _drop(self) -> Entry:
+        """Release the keys that this member still holds; return the last message of the first lost one."""
+        held, self._held, self._since_ns = self._held, {}, None
+        # No process of this home may continue while the keys are given back.
+        self._keep(self._made(Lease(problem="this member lost the leadership")))
+        # Our record as a leader remains until it expires: a new leader of our kind waits for that.
+        self._recorded_at = boot_seconds() + self.ttl_seconds
+        lost = _NOBODY
+        for key in self.keys:
+            entry = self._read(key)
+            if entry is not None and self._is_ours(entry):
+                self._buckets[key.cluster].delete(key.key, held[key.key])
+            elif entry is not None:
+                lost = entry
+        return lost
+
+    def _give_back(self, held: dict[str, int]) -> None:
+        for key in self.keys:
+            if key.key in held:
+                self._buckets[key.cluster].delete(key.key, held[key.key])
+
+    def _is_ours(self, entry: Entry) -> bool:
+        return entry.instance == self._instance and not entry.deleted
+
+    def _read(self, key: Key) -> Entry | None:
+        return self._buckets[key.cluster].read(key.key)
+
+    # ------------------------------------------------------------------------------------------------------- the role
+
+    def _lead(self, began: float) -> Lease:
+        """Return the lease of a member that holds and has renewed all keys since `began`."""
+        if self._since_ns is None and (wait := self._wait_for_predecessor()):
+            self._record("candidate")
+            return self._made(Lease(problem=wait))
+        self._since_ns = self._since_ns or self._own_since() or time.time_ns()
+        # Written after the renewals of this campaign: it expires after our deadline too.
+        self._records.keep_record(self._site, self._about(_LEADER))
+        margin = min(_MARGIN * self.ttl_seconds, _LONGEST_MARGIN_SECONDS)
+        lease = Lease(
+            leader=self.keys[0].member,
+            leader_host=socket.gethostname(),
+            since_ns=self._since_ns,
+            deadline=began + self.ttl_seconds - margin,
+        )
+        return self._made(lease)
+
+    def _wait_for_predecessor(self) -> str | None:
+        """Return why a previous leader may still be before its deadline, or None."""
+        if any(bucket.age_seconds() < bucket.ttl_seconds for bucket in self._buckets.values()):
+            return "this member will lead when the bucket is older than its TTL: a leader may know a deleted bucket"
+        if boot_seconds() < self._waits_until:
+            return "this member will lead when the previous leader has noticed that its key was deleted"
+        for instance, record in self._records.records(self._site).items():
+            if instance != self._instance and record.get("role") == _LEADER:
+                leader = f"{record.get('member')} on {record.get('host')}"
+                return f"this member will lead when the lease of {leader} has expired"
+        return None
+
+    def _own_since(self) -> int | None:
+        """Return the start of our own term if a crashed process of this home began it."""
+        record = self._records.record(self._site, self._instance) or {}
+        since_ns = record.get("since_ns")
+        return since_ns if record.get("role") == _LEADER and isinstance(since_ns, int) else None
+
+    def _follow(self, holder: Entry) -> Lease:
+        """Return the lease of a member that does not hold all keys."""
+        self._record("follower")
+        if holder.deleted:
+            return self._made(Lease(problem="no member leads yet"))
+        record = (holder.instance and self._records.record(self._site, holder.instance)) or {}
+        if holder.instance and record.get("role") != _LEADER:
+            return self._made(Lease(problem=f"{holder.value} will lead when its predecessor's lease has expired"))
+        host, since_ns = record.get("host"), record.get("since_ns")
+        before = self._lease
+        if since_ns is None:
+            # A Stream Replicator's term is known only since we first saw it.
+            same = (before.leader, before.leader_host) == (holder.value, host)
+            since_ns = before.since_ns if same and before.since_ns else holder.stored_ns
+        return self._made(Lease(leader=holder.value, leader_host=host, since_ns=since_ns))
+
+    def _record(self, role: str) -> None:
+        """Keep our record alive, unless it is new enough."""
+        if boot_seconds() >= self._recorded_at + self.ttl_seconds / 3:
+            self._records.keep_record(self._site, self._about(role))
+            self._recorded_at = boot_seconds()
+
+    def _about(self, role: str) -> dict[str, Any]:
+        about = {"member": self.keys[0].member, "host": socket.gethostname(), "role": role}
+        return {**about, "since_ns": self._since_ns} if role == _LEADER else about
+
+    def _made(self, lease: Lease) -> Lease:
+        """Return a lease with the numbers of this member."""
+        return replace(
+            lease,
+            rests_until=lease.rests_until or self._lease.rests_until,
+            ttl_seconds=self.ttl_seconds,
+            interval_seconds=self.pause_seconds,
+            campaigns=dict(self._campaigns),
+            keys={key.key: key.member for key in self.keys},
+        )
+
+    def _keep(self, lease: Lease) -> Lease:
+        self._lease = lease
+        lease.write(self._folder)
+        return lease
+
+
+def instance_of(folder: Path) -> str:
+    """Return the id of a site's folder on this machine since its boot: a copy of the home elsewhere has another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    status = folder.stat()
+    text = f"{boot_id()} {socket.gethostname()} {os.path.realpath(folder)} {status.st_dev} {status.st_ino}"
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -1,0 +1,229 @@
+"""Leadership of a site's run: one process of this home campaigns, and all its processes obey the resulting lease.
+
+Without an election, this home always leads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, Self
+
+from sr_assets.adapters.locking import lock
+from sr_assets.adapters.private import open_private, own_folder
+from sr_assets.adapters.state.lease import Lease, boot_seconds, guard_of
+from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.domain.errors import RunError, StandbyError, TransientError
+from sr_assets.stages.candidate import Candidate, election_keys
+
+if TYPE_CHECKING:
+    from sr_assets.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_LOCK: Final = "election.lock"
+_STEP_DOWN: Final = "step-down"
+_POLL_SECONDS: Final = 0.1
+
+
+class Leadership:
+    """This home's part in the election of one site, as a context manager.
+
+    Inside it, a thread campaigns and renews, unless another process of this home already does. Its end releases the
+    leadership, so all work must have ended before. Entering raises RunError for an unusable bucket; with `patient`, an
+    unreachable server is only logged.
+    """
+
+    def __init__(self, settings: Settings, site: str, *, patient: bool = False) -> None:
+        self._settings, self._site, self._patient = settings, site, patient
+        self._folder = settings.home / "sites" / site
+        self._elects = bool(election_keys(settings, site))
+        self._guard = guard_of(self._folder)
+        self._candidate: Candidate | None = None
+        self._ended = threading.Event()
+        self._logged = ""
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        """Campaign, unless a process of this home already does; call it again to replace one that has ended."""
+        if not self._elects or self._candidate is not None:
+            return
+        own_folder(self._folder)
+        self._file: IO[str] = open_private(self._folder / _LOCK)
+        # A reader locks the file for a moment.
+        if not lock(self._file, _POLL_SECONDS):
+            self._file.close()
+            return
+        self._candidate = Candidate(self._settings, self._site)
+        try:
+            self._campaign(self._candidate)
+        except RunError as error:
+            if not (self._patient and isinstance(error, TransientError)):
+                self._candidate.stop(str(error))
+                self._close(self._candidate)
+                self._candidate = None
+                raise
+            self._note_problem(self._candidate, error)
+        self._thread = threading.Thread(
+            target=self._campaign_on, args=(self._candidate,), name=f"election {self._site}", daemon=True
+        )
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._candidate is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._candidate.stop("this member ended")
+        self._candidate.release()
+        self._close(self._candidate)
+        self._candidate = None
+
+    @property
+    def elects(self) -> bool:
+        """Whether the site has an election."""
+        return self._elects
+
+    @property
+    def leads(self) -> bool:
+        """Whether this home leads the site now."""
+        return not self._elects or self.lease.holds
+
+    @property
+    def lease(self) -> Lease:
+        """The result of the last campaign of this home."""
+        return Lease.read(self._folder)
+
+    @property
+    def lease_folder(self) -> Path | None:
+        """The folder of the lease for tasks of this machine, or None without an election."""
+        return self._folder if self._elects else None
+
+    @property
+    def vanished_ms(self) -> int | None:
+        """How long sent data may stay unacknowledged by a server: at most a TTL; None without an election."""
+        seconds = self.lease.ttl_seconds if self._elects else 0
+        return math.floor(seconds * 1000) or None
+
+    def ensure(self) -> None:
+        """Raise LeadershipLostError unless this home leads now."""
+        if self._elects:
+            self._guard()
+
+    def require(self) -> None:
+        """Wait while this member holds the keys but its predecessor may still work; raise StandbyError if another leads."""
+        while not self.leads:
+            if self._candidate is None or not self._candidate.holds_keys:
+                # The lease may be the one from before the last campaign.
+                if self.leads:
+                    return
+                raise StandbyError(self.lease.line)
+            time.sleep(_POLL_SECONDS)
+
+    # ------------------------------------------------------------------------------------------------- the campaigns
+
+    def _campaign_on(self, candidate: Candidate) -> None:
+        while not self._ended.wait(candidate.pause_seconds * random.uniform(0.5, 1.5)):  # noqa: S311  jitter
+            try:
+                self._campaign(candidate)
+            except (RunError, OSError) as error:
+                self._note_problem(candidate, error)
+
+    def _campaign(self, candidate: Candidate) -> None:
+        marker = self._folder / _STEP_DOWN
+        if marker.exists():
+            if candidate.holds_keys:
+                self._step_down(candidate)
+            marker.unlink(missing_ok=True)
+        rests = boot_seconds() < self.lease.rests_until
+        self._log((candidate.observe() if rests else candidate.campaign()).line)
+
+    def _step_down(self, candidate: Candidate) -> None:
+        """Stop the site's work, then delete the keys; a run that does not stop in time loses its lease first."""
+        deadline = self.lease.deadline
+        candidate.stop("this member steps down")
+        while lock_owner(self._folder) is not None and boot_seconds() < deadline:
+            time.sleep(_POLL_SECONDS)
+        candidate.release(rest=True)
+
+    def _note_problem(self, candidate: Candidate, error: Exception) -> None:
+        # A connection that a server has dropped may look alive.
+        candidate.close()
+        self._log(str(error))
+        if not self.lease.holds:
+            candidate.stop(str(error))
+
+    def _log(self, line: str) -> None:
+        if line != self._logged:
+            self._logged = line
+            logger.info("%s: %s", self._site, line)
+
+    def _close(self, candidate: Candidate) -> None:
+        candidate.close()
+        self._file.close()
+
+
+@contextlib.contextmanager
+def lead_all(settings: Settings) -> Iterator[None]:
+    """Campaign for all sites with an election inside the block."""
+    with contextlib.ExitStack() as stack:
+        for site in settings.sites:
+            stack.enter_context(Leadership(settings, site, patient=True))
+        yield
+
+
+def standby_line(settings: Settings, site: str) -> str | None:
+    """Return the line about the leader if a process of this home campaigns for the site and does not lead, else None."""
+    folder = settings.home / "sites" / site
+    if not election_keys(settings, site) or not campaigns_here(folder):
+        return None
+    lease = Lease.read(folder)
+    return None if lease.holds else lease.line
+
+
+def campaigns_here(folder: Path) -> bool:
+    """Return whether a process of this home campaigns for a site."""
+    try:
+        with (folder / _LOCK).open() as handle:
+            return not lock(handle, shared=True)
+    except FileNotFoundError:
+        return False
+
+
+def step_down(settings: Settings, site: str, wait_seconds: float) -> bool:
+    """Give up the leadership of a site and do not campaign for two TTLs; return False if this home does not lead.
+
+    Raises RunError if the process that campaigns does not respond in time.
+    """
+    folder = settings.home / "sites" / site
+    lease = Lease.read(folder)
+    if not lease.holds:
+        return False
+    own_folder(folder)
+    with open_private(folder / _LOCK) as file:
+        if lock(file):
+            # Its process was killed: the keys are still ours.
+            candidate = Candidate(settings, site)
+            candidate.stop("this member steps down")
+            candidate.observe()
+            candidate.release(rest=True)
+            candidate.close()
+            return True
+    (folder / _STEP_DOWN).touch(mode=0o600)
+    deadline = time.monotonic() + wait_seconds + lease.ttl_seconds
+    while (folder / _STEP_DOWN).exists():
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{site}: the running process did not step down within {wait_seconds + lease.ttl_seconds:g} s"
+            )
+        time.sleep(_POLL_SECONDS)
+    return True
