@@ -28,7 +28,8 @@ from sr_assets.domain.clusters import OWN_API, ClusterSettings
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
 
-_TTL_NS: Final = 10 * SECOND_NS
+#: The TTL of a bucket that we create.
+BUCKET_TTL_NS: Final = 10 * SECOND_NS
 _REPLICAS: Final = 3
 _CONNECT_SECONDS: Final = 5.0
 _INSTANCE: Final = "Sr-Assets-Instance"
@@ -52,12 +53,13 @@ class Entry:
 class ElectionBucket:
     """One bucket through one connection, which opens with the first call and again after `close`; for one thread.
 
-    Every method raises WireError if the server does not respond or refuses a permission, and RunError for a bucket
-    whose TTL is not 1 s to 1 h.
+    A missing bucket is created, if `creates`. Every method raises WireError if the server does not respond or refuses a
+    permission, and RunError for a bucket whose TTL is not 1 s to 1 h.
     """
 
-    def __init__(self, cluster: ClusterSettings, bucket: str, instance: str) -> None:
+    def __init__(self, cluster: ClusterSettings, bucket: str, instance: str, *, creates: bool = True) -> None:
         self.ttl_seconds = 0.0
+        self._creates, self._missing = creates, False
         self._cluster, self._bucket, self._instance = cluster, bucket, instance
         self._stream = f"KV_{bucket}"
         self._connection: wire.Connection | None = None
@@ -67,6 +69,11 @@ class ElectionBucket:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def exists(self) -> bool:
+        """Return whether the bucket exists, or has been created."""
+        self._opened()
+        return not self._missing
 
     def age_seconds(self) -> float:
         """Return the time since the bucket was created, by the server's clock."""
@@ -202,15 +209,11 @@ class ElectionBucket:
         except ApiError as error:
             if error.code != STREAM_NOT_FOUND:
                 raise
+            self._missing = not self._creates
+            if self._missing:
+                return 0.0
             info = self._create(connection)
-        ttl_seconds = float(info["config"].get("max_age", 0) / SECOND_NS)
-        if not 1 <= ttl_seconds <= 3600:
-            shown = f"a TTL of {ttl_seconds:g} s" if ttl_seconds else "no TTL"
-            raise RunError(
-                f"{connection.address}: bucket {self._bucket} has {shown}; leader election needs 1 s to 1 h: run"
-                f" `nats kv add {self._bucket} --ttl 10s`, or set leader_election.bucket"
-            )
-        return ttl_seconds
+        return bucket_ttl_seconds(connection.address, self._bucket, info["config"])
 
     def _create(self, connection: wire.Connection) -> dict[str, Any]:
         """Create the bucket, with fewer replicas if the cluster has too few servers; return its stream's info."""
@@ -229,8 +232,8 @@ class ElectionBucket:
             "name": self._stream,
             "subjects": [f"$KV.{self._bucket}.>"],
             "max_msgs_per_subject": 1,
-            "max_age": _TTL_NS,
-            "duplicate_window": _TTL_NS,
+            "max_age": BUCKET_TTL_NS,
+            "duplicate_window": BUCKET_TTL_NS,
             "storage": "file",
             "num_replicas": replicas,
             "discard": "new",
@@ -243,6 +246,18 @@ class ElectionBucket:
 def election_key(name: str, stream: str) -> str:
     """Return the key of an entry, as the Stream Replicator names it."""
     return f"SR_{name}_{stream}"
+
+
+def bucket_ttl_seconds(server: str, bucket: str, config: Mapping[str, Any]) -> float:
+    """Return the TTL of a bucket in seconds; raises RunError unless it is 1 s to 1 h."""
+    ttl_seconds = float(config.get("max_age", 0) / SECOND_NS)
+    if not 1 <= ttl_seconds <= 3600:
+        shown = f"a TTL of {ttl_seconds:g} s" if ttl_seconds else "no TTL"
+        raise RunError(
+            f"{server}: bucket {bucket} has {shown}; leader election needs 1 s to 1 h: run `nats kv add {bucket} --ttl 10s`,"
+            " or set leader_election.bucket"
+        )
+    return ttl_seconds
 
 
 def close_all(buckets: Iterable[ElectionBucket]) -> None:

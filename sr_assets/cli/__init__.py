@@ -5,6 +5,7 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     availability,
     enrolling,
     importing,
+    members,
     metrics,
     nodes,
     page,

@@ -6,6 +6,7 @@ or a message that expects an impossible last sequence.
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Final
 
 from sr_assets.adapters.connection_file import pack_cluster
@@ -22,6 +23,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import AdvisorySettings, Entry, HeartbeatSettings, Settings, StreamSettings
+from sr_assets.stages.election_check import probe_election
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.replication.target import (
     check_target,
@@ -45,6 +47,8 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
     """Probe every connection of every stream, in parallel; return the probes in the order of the file."""
     with ThreadPoolExecutor(_LINKS) as pool:
         made = [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
+        elections = pool.map(partial(probe_election, settings), settings.entries)
+        made += [probe for probes in elections for probe in probes]
         if settings.topology is not None:
             made += probe_topology(settings.topology, pool)
     if settings.heartbeats is not None:

@@ -1,0 +1,79 @@
+"""The probes of `check --connect` about the leader election: its bucket, its keys, and the duplicate windows of streams."""
+
+from contextlib import closing
+
+from sr_assets.adapters.election import BUCKET_TTL_NS, bucket_ttl_seconds, election_key
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.settings import Entry, Settings, StreamSettings
+from sr_assets.stages.probes import Probe, Probes
+from sr_assets.stages.topology.applying import probe_update
+
+_CLIENT = "sr-assets check"
+
+
+def probe_election(settings: Settings, entry: Entry) -> list[Probe]:
+    """Probe the election of an entry, if it has one; nothing is created or stored."""
+    if not entry.leader_election_name:
+        return []
+    probes, bucket = Probes(entry.label), settings.leader_election.bucket
+    with closing(Cluster(settings.election_cluster(entry), _CLIENT)) as cluster:
+        ttl_seconds = probes.attempt(
+            cluster,
+            f"bucket {bucket}",
+            lambda: _ttl_seconds(cluster, bucket),
+            lambda seconds: f"TTL {seconds:g} s",
+        )
+        if ttl_seconds:
+            subject = f"$KV.{bucket}.{election_key(entry.name, entry.stream)}"
+            probes.attempt(cluster, f"publish {subject}", lambda: _try_key(cluster, bucket, subject))
+    if ttl_seconds and isinstance(entry, StreamSettings):
+        _probe_windows(probes, entry, ttl_seconds)
+    return probes.made
+
+
+def _ttl_seconds(cluster: Cluster, bucket: str) -> float:
+    """Return the TTL of a bucket, or the one that it will have; raises RunError if it is unusable."""
+    info = cluster.find_stream(f"KV_{bucket}")
+    if info is not None:
+        return bucket_ttl_seconds(cluster.settings.label, bucket, info.config)
+    probe_update(cluster, "CREATE", f"KV_{bucket}")
+    return BUCKET_TTL_NS / SECOND_NS
+
+
+def _try_key(cluster: Cluster, bucket: str, subject: str) -> str:
+    """Return a text about a key that we may write; raises RunError if we may not."""
+    if not cluster.stream_exists(f"KV_{bucket}"):
+        return "not tried: the first member creates the bucket"
+    cluster.try_publishing(subject)
+    return "allowed; no key was stored"
+
+
+def _probe_windows(probes: Probes, stream: StreamSettings, ttl_seconds: float) -> None:
+    """Probe the streams into which two members may send the same message when the leadership changes."""
+    with closing(Cluster(stream.target, _CLIENT)) as target:
+        _probe_window(probes, target, stream.target_stream, ttl_seconds)
+    if stream.advisory is not None and stream.advisory_cluster is not None and stream.advisory.reliable is not False:
+        with closing(Cluster(stream.advisory_cluster, _CLIENT)) as cluster:
+            pattern = advisory_pattern(stream.advisory.subject)
+            names = probes.attempt(cluster, f"streams of {pattern}", lambda: cluster.stream_names(pattern), ", ".join)
+            for name in names or ():
+                _probe_window(probes, cluster, name, ttl_seconds)
+
+
+def _probe_window(probes: Probes, cluster: Cluster, stream: str, ttl_seconds: float) -> None:
+    def window_seconds() -> float:
+        info = cluster.find_stream(stream)
+        seconds = float(info.config.get("duplicate_window", 0) / SECOND_NS) if info else 2 * ttl_seconds
+        if seconds < 2 * ttl_seconds:
+            raise RunError(
+                f"stream {stream} on {cluster.settings.label} has a duplicate window of {seconds:g} s, less than two TTLs of the"
+                f" leader election; set duplicate_window to {2 * ttl_seconds:g}s or more"
+            )
+        return seconds
+
+    probes.attempt(
+        cluster, f"a duplicate window of two TTLs in {stream}", window_seconds, lambda seconds: f"{seconds:g} s"
+    )

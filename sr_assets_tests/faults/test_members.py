@@ -1,0 +1,138 @@
+"""A leader that is killed or suspended: another member leads, and the old leader commits and sends nothing more."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.state.lease import Lease
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.stages.leadership import Leadership
+from sr_assets_tests.faults.holding import hold_at
+from sr_assets_tests.faults.rig import await_marker
+from sr_assets_tests.members import make_bucket, member
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, cluster, stop_process, wait_until
+
+#: More than a writer sends at a time, so that a held writer has not sent all of them.
+MESSAGES = [Sent(b"x" * 7000)] * 300
+
+
+@pytest.fixture
+def target(rig: Rig) -> str:
+    """Configure a plain stream with messages; return its target."""
+    stream, target = rig.make(), rig.unique("TARGET")
+    rig.publish(stream, MESSAGES)
+    rig.add(stream, target_stream=target, target_subject_prefix=target)
+    return target
+
+
+def start_leader(rig: Rig, bucket: str, point: Point, marker: Path) -> subprocess.Popen[str]:
+    """Start a run of the member `a` in the rig's home, and hold it at a checkpoint."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, text in hold_at(point, marker).items():
+            environment.setenv(name, text)
+        return rig.start(leader_election_name="a", leader_election={"bucket": bucket})
+
+
+def copies(rig: Rig, target: str) -> int:
+    """Return the number of messages that a target has stored."""
+    with cluster(rig.target) as opened:
+        info = opened.find_stream(target)
+    return info.last_sequence if info else 0
+
+
+@pytest.mark.parametrize("point", (Point.PLANNED, Point.PUBLISHING, Point.PUBLISHED, Point.COMMITTING))
+def test_frozen_leader_commits_and_sends_nothing_when_it_wakes_up(
+    rig: Rig, tmp_path: Path, target: str, point: Point
+) -> None:
+    bucket, marker = make_bucket(rig), tmp_path / "held"
+    leader = start_leader(rig, bucket, point, marker)
+    held_pid = await_marker(leader, marker)
+    stop_process(held_pid)
+    try:
+        with Leadership(member(rig, tmp_path, "b", bucket), SITE) as other:
+            wait_until(lambda: other.leads, "the other member to lead")
+            before = copies(rig, target)
+            marker.write_text("released")
+            os.kill(held_pid, signal.SIGCONT)
+            stdout, stderr = leader.communicate(timeout=PATIENCE_SECONDS)
+            assert (leader.returncode, stdout) == (0, "[]\n"), stderr
+            assert "this member no longer leads" in stderr
+            assert copies(rig, target) == before
+            assert other.leads
+    finally:
+        leader.kill()
+    with SiteState(rig.home / "sites" / SITE) as state:
+        stream = rig.entries[0]["stream"]
+        assert state.load_copying(stream).copied_messages == 0
+        assert state.open_intent(stream) is not None
+
+
+def test_another_member_leads_after_the_leader_was_killed(rig: Rig, tmp_path: Path, target: str) -> None:
+    bucket, marker = make_bucket(rig), tmp_path / "held"
+    leader = start_leader(rig, bucket, Point.PUBLISHING, marker)
+    await_marker(leader, marker)
+    with Leadership(member(rig, tmp_path, "b", bucket), SITE) as other:
+        assert other.lease.line.startswith("a on ")
+        leader.kill()
+        leader.communicate()
+        wait_until(lambda: other.leads, "the other member to lead")
+
+
+def test_restarted_home_continues_its_own_term(rig: Rig, tmp_path: Path, target: str) -> None:
+    bucket, marker = make_bucket(rig), tmp_path / "held"
+    leader = start_leader(rig, bucket, Point.PUBLISHING, marker)
+    await_marker(leader, marker)
+    before = Lease.read(rig.home / "sites" / SITE)
+    leader.kill()
+    leader.communicate()
+    settings = rig.settings(leader_election_name="a", leader_election={"bucket": bucket})
+    with Leadership(settings, SITE) as leadership:
+        # Without a wait for the expiry of its own keys.
+        assert (leadership.leads, leadership.lease.since_ns) == (True, before.since_ns)
+
+
+def run_member(file: Path, mode: str) -> subprocess.Popen[str]:
+    """Start `sr-assets run` with a configuration."""
+    environ = {**os.environ, "SR_ASSETS_CONFIG": str(file)}
+    for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
+        environ.pop(name, None)
+    command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", mode]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_run_once_of_a_follower_names_the_leader(rig: Rig, tmp_path: Path, target: str) -> None:
+    bucket = make_bucket(rig)
+    with Leadership(member(rig, tmp_path, "a", bucket), SITE) as leadership:
+        leadership.require()
+        settings = member(rig, tmp_path, "b", bucket)
+        follower = run_member(settings.home / "replication.yaml", "--once")
+        stdout, stderr = follower.communicate(timeout=PATIENCE_SECONDS)
+        assert (follower.returncode, stdout) == (0, f"{leadership.lease.line}\n"), stderr
+    assert not (settings.home / "sites" / SITE / "state.duckdb").exists()
+    assert copies(rig, target) == 0
+
+
+def test_run_follow_stands_by_and_takes_over(rig: Rig, tmp_path: Path, target: str) -> None:
+    bucket = make_bucket(rig)
+    settings = member(rig, tmp_path, "b", bucket)
+    with Leadership(member(rig, tmp_path, "a", bucket), SITE) as leadership:
+        leadership.require()
+        line = leadership.lease.line
+        follower = run_member(settings.home / "replication.yaml", "--follow")
+        assert follower.stdout is not None
+        try:
+            assert follower.stdout.readline() == f"{line}\n"
+        except BaseException:
+            follower.kill()
+            raise
+    try:
+        wait_until(lambda: copies(rig, target) == len(MESSAGES), "the follower to copy")
+    finally:
+        follower.send_signal(signal.SIGTERM)
+        stdout, stderr = follower.communicate(timeout=PATIENCE_SECONDS)
+    assert (stdout.count(" leads since "), follower.returncode) == (0, 0), stderr
