@@ -15,7 +15,7 @@ REPLICATOR, STREAM, SITES = "HUB", "REG", ("london", "paris")
 _EVENTS = ("new", "timeout", "recover", "expire")
 _TABLES = f"""
 CREATE TABLE snapshot_info ({SNAPSHOT_INFO});
-INSERT INTO snapshot_info VALUES (now(), 'run', {SCHEMA_VERSION}, 'generation');
+INSERT INTO snapshot_info VALUES (now(), 'run', {SCHEMA_VERSION}, 'generation', 'leader', NULL);
 CREATE TABLE global_summary AS SELECT 'EDGE' AS replicator, NULL::VARCHAR AS name, 'REG' AS stream, 3 AS up,
     1 AS timeout, 2 AS retired, true AS blind, now() - INTERVAL 90 SECOND AS observer_alive_at;
 CREATE TABLE topology_links AS SELECT 'hub' AS cluster, 'ALL' AS stream, 'mirror' AS kind, 'edge' AS origin_cluster,

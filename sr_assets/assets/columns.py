@@ -6,6 +6,7 @@ from typing import Final
 import dagster as dg
 
 from sr_assets.adapters.published.daily import DAILY_TABLES
+from sr_assets.adapters.published.leaders import SITE_LEADERS
 from sr_assets.adapters.published.schema import (
     INTERNAL,
     NODE_COLUMNS,
@@ -23,6 +24,7 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     "node_snapshots": SNAPSHOT_COLUMNS,
     "heartbeats": {name: kind for name, kind in _HOPS.items() if name not in ("hop_name", "hop_stream")},
     "snapshot_info": dict(column.split(maxsplit=1) for column in SNAPSHOT_INFO.split(",")),
+    "site_leaders": dict(column.split(maxsplit=1) for column in SITE_LEADERS.split(",")),
     "messages": {
         "sequence": "BIGINT",
         "subject": "VARCHAR",
@@ -152,6 +154,16 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "run_id": "Run that published the file.",
         "schema_version": "Version of the published tables.",
         "generation": "Id of this file.",
+        "role": "Role of this home: `leader`, `follower`, or `mixed` if its sites differ.",
+        "leader": "Member that leads; NULL if the sites differ, without an election, or if unknown.",
+    },
+    "site_leaders": {
+        "name": "Site.",
+        "role": "Role of this home: `leader` or `follower`; without an election `leader`.",
+        "leader": "Member that leads; NULL without an election, or if unknown.",
+        "leader_host": "Its host; NULL for a Stream Replicator.",
+        "since": "Beginning of its term; of a Stream Replicator, when this home first saw it lead.",
+        "checkpoint_at": "Time of the newest checkpoint.",
     },
     "global_availability": {"name": "Site of the node; NULL if the advisory has none."},
     "global_advisories": {"name": "Site of the node; NULL if the advisory has none."},

@@ -17,7 +17,8 @@ from typing import IO, TYPE_CHECKING, Final, Self
 
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
-from sr_assets.adapters.state.lease import Lease, boot_seconds, guard_of
+from sr_assets.adapters.published.index import show_leaders
+from sr_assets.adapters.state.lease import Lease, boot_seconds, forget_lease, guard_of
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.domain.errors import RunError, StandbyError, TransientError
 from sr_assets.stages.candidate import Candidate, election_keys
@@ -55,6 +56,8 @@ class Leadership:
 
     def begin(self) -> None:
         """Campaign, unless a process of this home already does; call it again to replace one that has ended."""
+        if not self._elects:
+            forget_lease(self._folder)
         if not self._elects or self._candidate is not None:
             return
         own_folder(self._folder)
@@ -166,6 +169,7 @@ class Leadership:
         if line != self._logged:
             self._logged = line
             logger.info("%s: %s", self._site, line)
+            show_leaders(self._settings.home, self._settings.sites)
 
     def _close(self, candidate: Candidate) -> None:
         candidate.close()

@@ -14,6 +14,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.daily import DAILY_TABLES
+from sr_assets.adapters.published.leaders import write_leaders
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
     Manifest,
@@ -89,7 +90,7 @@ def _publish(
     publications = _read_publications(home, sites)
     # A lost manifest must not lower the number.
     number = max((manifest.number, *(publication.since for publication in publications))) + 1
-    _write_draft(connection, draft, home.resolve(), publications, run, mode)
+    _write_draft(connection, draft, home.resolve(), publications, sites, run, mode)
     draft.chmod(mode)
     tokens = {publication.site: publication.token for publication in publications}
     made = Manifest(str(home.resolve()), number, identity(draft), tokens, retain_open_files(home, manifest, number))
@@ -123,17 +124,28 @@ def follow_move(home: Path) -> None:
 
     Raises RunError or OSError if that fails, and DuckDB's error if the file is not a published one.
     """
-    if not was_moved(home, read_manifest(home)):
-        return
-    with locked(home, "a reader", _MOVE_SECONDS), duckdb.connect() as connection:
-        manifest, file = read_manifest(home), home / "fleet.duckdb"
-        if was_moved(home, manifest):
-            connection.execute(f"ATTACH {literal(str(file.resolve()))} AS moved (READ_ONLY)")
-            about = connection.execute("SELECT epoch_ns(as_of), run_id FROM moved.snapshot_info").fetchall()
-            connection.execute("DETACH moved")
-            _publish(
-                connection, home, manifest, list(manifest.sites), Run(*about[0]), stat.S_IMODE(file.stat().st_mode)
-            )
+    if was_moved(home, read_manifest(home)):
+        with locked(home, "a reader", _MOVE_SECONDS):
+            if was_moved(home, read_manifest(home)):
+                _rewrite(home, ())
+
+
+def show_leaders(home: Path, sites: Iterable[str]) -> None:
+    """Rewrite `fleet.duckdb`, if it exists, after a change of a leader; errors leave it for the next publication."""
+    if (home / "fleet.duckdb").exists():
+        with contextlib.suppress(duckdb.Error, OSError, RunError), locked(home, "an election", _MOVE_SECONDS):
+            _rewrite(home, sites)
+
+
+def _rewrite(home: Path, sites: Iterable[str]) -> None:
+    """Replace the published file by one of the same time and run; call it inside the lock."""
+    manifest, file = read_manifest(home), home / "fleet.duckdb"
+    with duckdb.connect() as connection:
+        connection.execute(f"ATTACH {literal(str(file.resolve()))} AS before (READ_ONLY)")
+        about = connection.execute("SELECT epoch_ns(as_of), run_id FROM before.snapshot_info").fetchall()
+        connection.execute("DETACH before")
+        shown = sorted({*manifest.sites, *sites})
+        _publish(connection, home, manifest, shown, Run(*about[0]), stat.S_IMODE(file.stat().st_mode))
 
 
 def _refuse_other_schema(connection: duckdb.DuckDBPyConnection, file: Path) -> None:
@@ -179,6 +191,7 @@ def _write_draft(
     draft: Path,
     home: Path,
     publications: Sequence[Publication],
+    sites: Sequence[str],
     run: Run,
     mode: int,
 ) -> None:
@@ -188,8 +201,8 @@ def _write_draft(
         connection.execute("BEGIN TRANSACTION")
         connection.execute(f"CREATE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
         connection.execute(
-            "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?)",
-            [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex],
+            "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?, ?, ?)",
+            [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex, *write_leaders(connection, home, sites)],
         )
         for view, query in _views(connection, home, publications, mode):
             connection.execute(f"CREATE VIEW fleet.{view} AS {query}")

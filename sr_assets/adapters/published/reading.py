@@ -171,7 +171,14 @@ def export_fleet(home: Path, file: Path) -> None:
             connection.execute(
                 f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
             )
-            tables = (*(TABLES.keys() - INTERNAL), *TOPOLOGY_TABLES, *names(), "snapshot_info", "node_snapshots")
+            tables = (
+                *(TABLES.keys() - INTERNAL),
+                *TOPOLOGY_TABLES,
+                *names(),
+                "snapshot_info",
+                "site_leaders",
+                "node_snapshots",
+            )
             for table in (*tables, *VIEWS):
                 connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
             connection.execute("DETACH exported")
@@ -196,6 +203,7 @@ def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]
         "node_availability",
         "node_snapshots",
         "snapshot_info",
+        "site_leaders",
         "heartbeats",
         *names(),
         *TOPOLOGY_TABLES,

@@ -191,7 +191,9 @@ TOPOLOGY_TABLES: Final[dict[str, Table]] = {
 #: Tables that only views use.
 INTERNAL: Final = frozenset({"latest_snapshots", "history_files", "heartbeat_hops"})
 #: Columns that describe the file; each file has a new `generation`.
-SNAPSHOT_INFO: Final = "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR"
+SNAPSHOT_INFO: Final = (
+    "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR, role VARCHAR, leader VARCHAR"
+)
 #: View → its query over the published tables, each as `{table}`: by name a DuckDB before 2.0 finds none in an attached file.
 VIEWS: Final[dict[str, str]] = {
     "node_availability": """

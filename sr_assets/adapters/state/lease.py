@@ -77,6 +77,11 @@ class Lease:
         write_private(folder / _FILE, json.dumps({"boot": boot_id(), "pid": os.getpid(), "lease": asdict(self)}))
 
 
+def forget_lease(folder: Path) -> None:
+    """Delete the lease of a site that no longer has an election."""
+    (folder / _FILE).unlink(missing_ok=True)
+
+
 def guard_of(folder: Path) -> Guard:
     """Return the guard of a site's folder: it raises LeadershipLostError unless the site's lease holds."""
 

@@ -18,6 +18,7 @@ from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.status_file import STATUS_FILE, last_idle_poll, read_status
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.exposition import expose
+from sr_assets.operate.metrics.election import election_lines
 from sr_assets.operate.metrics.replicator import LEGACY, REPLICATOR
 from sr_assets.operate.metrics.stream import StreamNumbers
 from sr_assets.operate.metrics.stream_metrics import STREAM_METRICS
@@ -47,6 +48,7 @@ class Exposition:
         legacy = LEGACY if self._settings.metrics.legacy else ()
         for metric in chain(STREAM_METRICS, REPLICATOR, legacy):
             yield from expose(metric.name, metric.kind, metric.text, metric.samples(streams, now))
+        yield from election_lines(self._settings)
         rows = self._rows
         for table in TABLE_METRICS:
             yield from expose(table.name, table.kind, table.text, table.samples(rows.get(table.name, ()), now))

@@ -1,0 +1,32 @@
+"""Metrics of the leader election, from each site's lease file."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from sr_assets.adapters.state.lease import Lease
+from sr_assets.domain.exposition import Sample, expose, labels
+from sr_assets.settings import Settings
+
+_PREFIX: Final = "choria_stream_replicator_election_"
+
+
+def election_lines(settings: Settings) -> Iterator[str]:
+    """Yield the lines of the election's metrics; none for sites without an election."""
+    leases = {site: Lease.read(settings.home / "sites" / site) for site in settings.sites}
+    keys = [(key, member, lease) for lease in leases.values() for key, member in lease.keys.items()]
+
+    def named(key: str, member: str, **more: str) -> str:
+        return labels(election=key, identity=member, **more, replicator=settings.replicator)
+
+    campaigns = (
+        Sample(named(key, member, state=state), float(count))
+        for key, member, lease in keys
+        for state, count in lease.campaigns.items()
+    )
+    yield from expose(f"{_PREFIX}campaigns", "counter", "Campaigns for a key, by state.", campaigns)
+    leaders = (Sample(named(key, member), float(lease.holds)) for key, member, lease in keys)
+    yield from expose(f"{_PREFIX}leader", "gauge", "1 while this member leads.", leaders)
+    intervals = (Sample(named(key, member), lease.interval_seconds) for key, member, lease in keys)
+    yield from expose(f"{_PREFIX}interval_seconds", "gauge", "Mean pause between two campaigns.", intervals)
+    sites = (Sample(labels(name=site), float(lease.holds)) for site, lease in leases.items() if lease.keys)
+    yield from expose("sr_assets_leader", "gauge", "1 while this member leads the site.", sites)
