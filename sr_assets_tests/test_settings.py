@@ -728,9 +728,51 @@ def test_two_spellings_of_one_key_are_refused(stream_refusal: Refusal) -> None:
     assert "key 'Max_Age' appears twice" in stream_refusal("max_age: 1h, Max_Age: 2h")
 
 
-def test_leader_election_is_refused_with_remedy(stream_refusal: Refusal) -> None:
-    line = stream_refusal("leader_election_name: a")
-    assert line.startswith("leader_election_name: is not supported in this version: remove it and run one host")
+@pytest.mark.parametrize(
+    ("top", "entry", "member"),
+    (
+        ("", "", None),
+        ("", ", leader_election_name: a", "a"),
+        ("leader_election_name: a\n", "", "a"),
+        ("leader_election_name: a\n", ", leader_election_name: b", "b"),
+        ("leader_election_name: a\n", ", leader_election_name: false", None),
+        ("leader_election_name: {}\n", "", None),
+    ),
+)
+def test_entry_inherits_the_name_of_the_member(top: str, entry: str, member: str | None, load: Load) -> None:
+    settings = load(TOP + top + STREAM % entry)
+    assert settings.streams[0].leader_election_name == member
+
+
+@pytest.mark.parametrize(
+    ("block", "cluster"),
+    (
+        ("", "city:4222"),
+        ("leader_election: {cluster: target}", "centre:4222"),
+        ("leader_election: {cluster: 'nats://u:p@other'}", "other:4222"),
+    ),
+)
+def test_keys_of_the_election_are_in_the_chosen_cluster(block: str, cluster: str, load: Load) -> None:
+    settings = load(f"{TOP}{STREAM % ''}{block}\n")
+    assert settings.leader_election.bucket == "CHORIA_LEADER_ELECTION"
+    assert settings.election_cluster(settings.streams[0]).label == cluster
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    (
+        ("leader_election_name: 5", "leader_election_name: 5 is not text; put it in quotes"),
+        ("leader_election_name: ' a'", "leader_election_name: ' a' cannot be a member's name: no spaces around it"),
+        (f"leader_election_name: {'a' * 201}", "at most 200 bytes"),
+        ("leader_election: {bucket: a.b}", "leader_election.bucket: 'a.b' is not a bucket: use letters"),
+        ("leader_election: {cluster: 'nats://u:secret@a b'}", "leader_election.cluster: a server must be host"),
+        ("leader_election: {ttl: 5s}", "leader_election: unknown key 'ttl'; "),
+    ),
+)
+def test_invalid_election_is_refused(keys: str, message: str, refusal: Refusal) -> None:
+    line = refusal(f"{TOP}{STREAM % ''}{keys}\n")
+    assert message in line
+    assert "secret" not in line
 
 
 @pytest.mark.parametrize(

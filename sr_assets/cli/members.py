@@ -29,17 +29,17 @@ def members(settings: "Settings", form: Format) -> int:
 
     columns = ("name", "leader", "leader_host", "leader_since", "followers")
     columns += ("checkpoint_at", "checkpoint_age_seconds", "checkpoint_position")
-    rows, found = [], find_members(settings)
-    for site in found:
+    rows, sites = [], find_members(settings)
+    for site in sites:
         checkpoint = site_checkpoint(settings, site.name)
         age_seconds = None if checkpoint.at_ns is None else max(0.0, time.time() - checkpoint.at_ns / 1e9)
         term = (site.leader, site.leader_host, _time(site.since_ns), list(site.followers))
         rows.append((site.name, *term, _time(checkpoint.at_ns), age_seconds, checkpoint.position))
     show(columns, rows, form, first=("name", "leader", "leader_host", "leader_since"))
-    for site in found:
+    for site in sites:
         if site.problem:
             print_error(f"{site.name}: {site.problem}")
-    return int(any(site.problem for site in found))
+    return int(any(site.problem for site in sites))
 
 
 @cli.command("step-down")

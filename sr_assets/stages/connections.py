@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
+from sr_assets.adapters.nats.client import PublishRules
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.cluster import count_cores
 from sr_assets.adapters.spark.config import is_cluster
@@ -47,8 +48,8 @@ class Clusters:
     def connect(self, settings: ClusterSettings) -> Cluster:
         """Return the open connection to a cluster."""
         if settings not in self._open:
-            leadership = self.leadership
-            self._open[settings] = Cluster(settings, self._name, leadership.ensure, leadership.vanished_ms)
+            rules = PublishRules(self.leadership.ensure, self.leadership.vanished_ms)
+            self._open[settings] = Cluster(settings, self._name, rules)
         return self._open[settings]
 
     def close(self) -> None:

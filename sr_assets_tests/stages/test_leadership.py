@@ -127,9 +127,9 @@ def test_two_members_with_two_entries_never_lead_both(rig: Rig, tmp_path: Path, 
     other = rig.make()
     rig.add(other, target_stream=rig.unique("T"), target_subject_prefix=rig.unique("copy"))
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
-    with Leadership(first, SITE) as one, Leadership(second, SITE) as two:
-        wait_until(lambda: one.leads or two.leads, "a leader")
-        leader, follower = (one, two) if one.leads else (two, one)
+    with Leadership(first, SITE) as left, Leadership(second, SITE) as right:
+        wait_until(lambda: left.leads or right.leads, "a leader")
+        leader, follower = (left, right) if left.leads else (right, left)
         wait_until(lambda: follower.leads or leader.lease.campaigns.get("leader", 0) > 8, "renewals")
         assert (leader.leads, follower.leads) == (True, False)
 

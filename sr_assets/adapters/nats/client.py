@@ -8,9 +8,9 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -35,6 +35,20 @@ _CLOSE_SECONDS: Final = 0.1
 T = TypeVar("T")
 
 
+class PublishRules(NamedTuple):
+    """Rules for the messages that a connection publishes.
+
+    `guard` is called before messages are sent, and raises an error if that is forbidden. `vanished_ms`: how long sent data
+    may stay unacknowledged before the kernel closes the connection; None means the system's default.
+    """
+
+    guard: Callable[[], None] = lambda: None
+    vanished_ms: int | None = None
+
+
+ANY: Final = PublishRules()
+
+
 class ClientThread:
     """A connection to the first server of a cluster that responds, and the thread of its event loop.
 
@@ -42,9 +56,9 @@ class ClientThread:
     response, and by each acknowledgement of an `ItemPublisher`. `complaint` is the last error of the server or the socket.
     """
 
-    def __init__(self, settings: ClusterSettings, name: str, vanished_ms: int | None = None) -> None:
+    def __init__(self, settings: ClusterSettings, name: str, rules: PublishRules) -> None:
         self.settings = settings
-        self._vanished_ms = vanished_ms
+        self._vanished_ms = rules.vanished_ms
         self.complaint: str | None = None
         self.woken: asyncio.Event
         self._name = name

@@ -5,7 +5,7 @@ Bulk traffic uses `wire`, because nats-py cannot carry headers byte for byte.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -24,7 +24,7 @@ from sr_assets.adapters.jetstream import (
     parse_message,
     temporary_consumer,
 )
-from sr_assets.adapters.nats.client import REQUEST_SECONDS, ClientThread
+from sr_assets.adapters.nats.client import ANY, REQUEST_SECONDS, ClientThread, PublishRules
 from sr_assets.adapters.nats.publishing import Delivery, Item, ItemPublisher, read_ack, refusal_text
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version, parse_stream_info
 from sr_assets.domain.clusters import ClusterSettings
@@ -43,21 +43,13 @@ class Cluster:
     """A connection to one cluster's JetStream, opened by `with` or the first call, closed at the end of `with`.
 
     On an error or a missing response every method raises RunError: one line with the cluster's label, without secrets.
-    `guard` is called before messages are published: it raises an error if that is forbidden. `vanished_ms`: how long sent
-    data may stay unacknowledged before the kernel closes the connection.
     """
 
-    def __init__(
-        self,
-        settings: ClusterSettings,
-        name: str = "sr-assets",
-        guard: Callable[[], None] = lambda: None,
-        vanished_ms: int | None = None,
-    ) -> None:
+    def __init__(self, settings: ClusterSettings, name: str = "sr-assets", rules: PublishRules = ANY) -> None:
         self.settings = settings
         self.last_refusal: str | None = None
-        self._guard = guard
-        self._thread = ClientThread(settings, name, vanished_ms)
+        self._guard = rules.guard
+        self._thread = ClientThread(settings, name, rules)
 
     def __enter__(self) -> Self:
         try:
@@ -206,7 +198,6 @@ class Cluster:
         then has the reason. Sending stops after many consecutive refusals.
         """
         patience_seconds = timeout_seconds * max(1, len(items))
-        self._guard()
         work = self._publish_many(items, senders or range(len(items)), timeout_seconds)
         return self._thread.run(work, patience_seconds)
 

@@ -291,7 +291,7 @@ def test_empty_site_publishes_every_table_without_rows(tmp_path: Path) -> None:
     with opened_state(tmp_path, LONDON) as state:
         publish_site(tmp_path, LONDON, state, [], sites=SITES, run=Run(NOW_NS, "run"))
     counts = count_rows(tmp_path)
-    assert counts.pop("snapshot_info") == 1
+    assert (counts.pop("snapshot_info"), counts.pop("site_leaders")) == (1, len(SITES))
     assert set(counts.values()) == {0}
     assert is_published(tmp_path, LONDON)
 
