@@ -37,9 +37,7 @@ LogLevel = Literal["debug", "info", "warn", "error"]
 LogFormat = Literal["text", "json"]
 
 #: Settings that differ between hosts and do not affect a run.
-_WITHOUT_EFFECT: Final = frozenset(
-    {"home", "logfile", "log_format", "named_concurrency", "metrics", "notify", "leader_election_name"}
-)
+_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "log_format", "named_concurrency", "metrics", "notify"})
 
 
 class Settings(Block):

@@ -5,9 +5,12 @@ import json
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel
+
+#: Fields of any block that differ between hosts and do not affect a run.
+_OF_THE_HOST: Final = frozenset({"leader_election_name"})
 
 
 def digest_of(record: Any, without: Collection[str]) -> str:
@@ -21,8 +24,8 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "public"):
         return value.public
     if isinstance(value, BaseModel):
-        visible = {name: _plain(getattr(value, name)) for name, field in type(value).model_fields.items() if field.repr}
-        return {"is": type(value).__name__, **visible}
+        names = (name for name, field in type(value).model_fields.items() if field.repr and name not in _OF_THE_HOST)
+        return {"is": type(value).__name__, **{name: _plain(getattr(value, name)) for name in names}}
     if is_dataclass(value):
         visible = {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
         return {"is": type(value).__name__, **visible}

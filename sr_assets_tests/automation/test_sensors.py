@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -16,7 +17,9 @@ from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings
+from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.tracking.node_state import NodeStage
+from sr_assets_tests.members import make_bucket, member
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10s", "warn_duration": "1s"}
@@ -280,3 +283,17 @@ def test_cached_stream_info_expires_after_half_an_interval(rig: Rig) -> None:
     queried_at = time.monotonic()
     wait_until(lambda: time.monotonic() > queried_at + 0.5, "the cached stream info to expire")
     assert find_work(settings, "b", stream_infos).reason == f"b/{other}: 1 messages behind"
+
+
+def test_sensor_of_a_follower_skips_with_its_leader(rig: Rig, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c")
+    bucket = make_bucket(rig)
+    first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
+    with Leadership(first, SITE) as leadership:
+        leadership.require()
+        with Leadership(second, SITE):
+            assert str(tick(second, instance).skip_reason).count(leadership.lease.line) == 1
+        assert reason(tick(first, instance)) == "first run"
+    # Without a process that campaigns for this home, its run does.
+    assert reason(tick(second, instance)) == "first run"
