@@ -27,8 +27,8 @@ def members(settings: "Settings", form: Format) -> int:
     """
     from sr_assets.stages.members import find_members, site_checkpoint
 
-    columns = ("name", "leader", "leader_host", "leader_since", "followers")
-    columns += ("checkpoint_at", "checkpoint_age_seconds", "checkpoint_position")
+    columns = ["name", "leader", "leader_host", "leader_since", "followers"]
+    columns += ["checkpoint_at", "checkpoint_age_seconds", "checkpoint_position"]
     rows, sites = [], find_members(settings)
     for site in sites:
         checkpoint = site_checkpoint(settings, site.name)

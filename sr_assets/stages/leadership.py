@@ -49,6 +49,7 @@ class Leadership:
         self._candidate: Candidate | None = None
         self._ended = threading.Event()
         self._logged = ""
+        self._showing: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self.begin()
@@ -140,6 +141,10 @@ class Leadership:
                 self._campaign(candidate)
             except (RunError, OSError) as error:
                 self._note_problem(candidate, error)
+            except Exception as error:
+                # A defect that one response reveals must not end the campaigns of this process.
+                logger.exception("%s: unexpected error of the election", self._site)
+                self._note_problem(candidate, error)
 
     def _campaign(self, candidate: Candidate) -> None:
         marker = self._folder / _STEP_DOWN
@@ -169,9 +174,14 @@ class Leadership:
         if line != self._logged:
             self._logged = line
             logger.info("%s: %s", self._site, line)
-            show_leaders(self._settings.home, self._settings.sites)
+            # In another thread: a publication may hold the file's lock for longer than a lease lasts.
+            shown = (self._settings.home, self._settings.sites)
+            self._showing = threading.Thread(target=show_leaders, args=shown, name="leaders", daemon=True)
+            self._showing.start()
 
     def _close(self, candidate: Candidate) -> None:
+        if self._showing is not None:
+            self._showing.join()
         candidate.close()
         self._file.close()
 

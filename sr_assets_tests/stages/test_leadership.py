@@ -181,3 +181,26 @@ def test_site_without_a_member_name_has_no_election(rig: Rig, stream: str) -> No
         assert leadership.leads
         leadership.ensure()
     assert not (rig.home / "sites" / SITE / "leader.json").exists()
+
+
+def test_sockets_of_publishers_drop_late_data(
+    rig: Rig, tmp_path: Path, stream: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel drops copies and advisories that a server has not acknowledged within a TTL."""
+    limits: list[int] = []
+    set_option = socket.socket.setsockopt
+
+    def note(opened: socket.socket, level: int, option: int, value: int) -> None:
+        if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
+            limits.append(value)
+        set_option(opened, level, option, value)
+
+    rig.publish(stream, [Sent()])
+    settings = member(rig, tmp_path, "a", bucket)
+    with leading(settings), Site(settings, SITE, owner="test", run_id="test") as site:
+        monkeypatch.setattr(socket.socket, "setsockopt", note)
+        client = site.clusters.connect(site.streams[0].source)
+        assert client.max_payload
+        assert limits.pop() == TTL_SECONDS * 1000
+        assert run_site(site, {stream: frozenset(Stage)}, drain_only=True)[stream].copied == 1
+    assert TTL_SECONDS * 1000 in limits
