@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.state.lease import Lease
+from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.stages.leadership import Leadership
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
-from sr_assets_tests.members import make_bucket, member
+from sr_assets_tests.members import key_of, make_bucket, member, read_key, write_key
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, cluster, stop_process, wait_until
 
 #: More than a writer sends at a time, so that a held writer has not sent all of them.
@@ -70,6 +70,24 @@ def test_frozen_leader_commits_and_sends_nothing_when_it_wakes_up(
         stream = rig.entries[0]["stream"]
         assert state.load_copying(stream).copied_messages == 0
         assert state.open_intent(stream) is not None
+
+
+def test_key_that_a_third_party_deleted_is_led_after_the_old_deadline(rig: Rig, tmp_path: Path, target: str) -> None:
+    """A Stream Replicator deletes the key when it ends, even as a follower of a leader that is frozen."""
+    bucket, marker = make_bucket(rig, 6), tmp_path / "held"
+    leader = start_leader(rig, bucket, Point.PUBLISHING, marker)
+    try:
+        stop_process(await_marker(leader, marker))
+        deadline = Lease.read(rig.home / "sites" / SITE).deadline
+        key = key_of(rig.entries[0]["stream"])
+        assert write_key(rig, bucket, key, "", revision=None, KV_Operation="DEL")
+        with Leadership(member(rig, tmp_path, "b", bucket), SITE) as other:
+            assert read_key(rig, bucket, key) == b"b"
+            wait_until(lambda: other.leads, "the other member to lead")
+            assert boot_seconds() > deadline
+    finally:
+        leader.kill()
+        leader.communicate()
 
 
 def test_another_member_leads_after_the_leader_was_killed(rig: Rig, tmp_path: Path, target: str) -> None:
