@@ -146,7 +146,8 @@ class Candidate:
                     continue
                 self._give_back(held)
                 return before or _NOBODY
-            if before is not None:
+            # A leader of our kind stops its work before it deletes its keys.
+            if before is not None and before.instance is None:
                 self._waits_until = boot_seconds() + _NOTICE_SECONDS
             held[key.key] = revision
         self._held = held
