@@ -1,7 +1,8 @@
-"""Commands about the leader election: `members` and `step-down`."""
+"""Commands about members and their checkpoints: `members`, `step-down`, `checkpoint` and `restore`."""
 
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -9,7 +10,7 @@ import click
 from sr_assets.adapters.logs import print_error
 from sr_assets.cli.base import cli, configured, form_option
 from sr_assets.cli.render import Format, show
-from sr_assets.domain.errors import ConfigurationError, did_you_mean
+from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -25,21 +26,79 @@ def members(settings: "Settings", form: Format) -> int:
 
     Exit code 1 if a server cannot be queried.
     """
-    from sr_assets.stages.members import find_members, site_checkpoint
+    from sr_assets.stages.checkpointing import find_checkpoint
+    from sr_assets.stages.members import find_members
 
     columns = ["name", "leader", "leader_host", "leader_since", "followers"]
     columns += ["checkpoint_at", "checkpoint_age_seconds", "checkpoint_position"]
-    rows, sites = [], find_members(settings)
-    for site in sites:
-        checkpoint = site_checkpoint(settings, site.name)
-        age_seconds = None if checkpoint.at_ns is None else max(0.0, time.time() - checkpoint.at_ns / 1e9)
+    rows: list[tuple[object, ...]] = []
+    problems = []
+    for site in find_members(settings):
+        at_ns = position = None
+        problems += [f"{site.name}: {site.problem}"] if site.problem else []
+        try:
+            if checkpoint := find_checkpoint(settings, site.name):
+                at_ns, position = checkpoint.at_ns, _position(checkpoint.positions)
+        except RunError as error:
+            problems.append(f"{site.name}: {error}")
+        age_seconds = None if at_ns is None else max(0.0, time.time() - at_ns / 1e9)
         term = (site.leader, site.leader_host, _time(site.since_ns), list(site.followers))
-        rows.append((site.name, *term, _time(checkpoint.at_ns), age_seconds, checkpoint.position))
+        rows.append((site.name, *term, _time(at_ns), age_seconds, position))
     show(columns, rows, form, first=("name", "leader", "leader_host", "leader_since"))
-    for site in sites:
-        if site.problem:
-            print_error(f"{site.name}: {site.problem}")
-    return int(any(site.problem for site in sites))
+    for problem in problems:
+        print_error(problem)
+    return int(bool(problems))
+
+
+def _position(positions: dict[str, int]) -> int | str | None:
+    """Return the next sequence of the only stream, or of each stream as text."""
+    if len(positions) == 1:
+        return next(iter(positions.values()))
+    return ", ".join(f"{stream} {sequence}" for stream, sequence in sorted(positions.items())) or None
+
+
+@cli.command()
+@click.option("--site", metavar="S", help="Only this site (default: every site).")
+@click.option("-o", "file", type=click.Path(path_type=Path), help="Write into this file instead of the store.")
+@configured
+def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int:
+    """Write a checkpoint of a site's state now."""
+    from sr_assets.stages.checkpointing import save_site
+
+    sites = _sites(settings, site)
+    if file is not None and len(sites) > 1:
+        raise ConfigurationError(f"-o {file}: holds one site; name it with --site: {', '.join(sites)}")
+    for name in sites:
+        click.echo(save_site(settings, name, file))
+    return 0
+
+
+@cli.command()
+@click.option("--site", metavar="S", help="Only this site (default: every site).")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
+@configured
+def restore(settings: "Settings", site: str | None, file: Path | None) -> int:
+    """Replace a site's state by its newest checkpoint in the store, or by FILE.
+
+    The previous state is set aside. The next run continues from the checkpoint; copies and advisories made since count as
+    made.
+    """
+    from sr_assets.stages.checkpointing import restore_site
+
+    sites = _sites(settings, site)
+    if file is not None and len(sites) > 1:
+        raise ConfigurationError(f"{file}: holds one site; name it with --site: {', '.join(sites)}")
+    for name in sites:
+        click.echo(restore_site(settings, name, file))
+    return 0
+
+
+def _sites(settings: "Settings", site: str | None) -> list[str]:
+    if site is not None and site not in settings.sites:
+        raise ConfigurationError(
+            f"--site {site}: is not configured; {did_you_mean(site, settings.sites)}configured: {', '.join(settings.sites)}"
+        )
+    return [site] if site else list(settings.sites)
 
 
 @cli.command("step-down")
@@ -53,12 +112,8 @@ def step_down(settings: "Settings", site: str | None) -> int:
     from sr_assets.adapters.state.lease import Lease
     from sr_assets.stages.leadership import step_down as give_up
 
-    if site is not None and site not in settings.sites:
-        raise ConfigurationError(
-            f"--site {site}: is not configured; {did_you_mean(site, settings.sites)}configured: {', '.join(settings.sites)}"
-        )
     left = 0
-    for name in [site] if site else settings.sites:
+    for name in _sites(settings, site):
         if give_up(settings, name, _STEP_DOWN_SECONDS):
             click.echo(f"{name}: stepped down")
             left += 1

@@ -20,7 +20,7 @@ from sr_assets.settings.blocks import (
 )
 from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
 from sr_assets.settings.digest import digest_of
-from sr_assets.settings.election import ElectionSettings, Member
+from sr_assets.settings.election import CheckpointSettings, ElectionSettings, Member
 from sr_assets.settings.entries import FeedSettings
 from sr_assets.settings.heartbeats import HeartbeatSettings
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
@@ -75,6 +75,11 @@ class Settings(Block):
         default_text="no election",
     )
     leader_election: ElectionSettings = file_key("[location](#block-leader_election) of the election's keys", {})
+    checkpoint: CheckpointSettings | None = file_key(
+        "[store](#block-checkpoint) of the sites' states",
+        None,
+        default_text="that block's defaults with an election, else no store",
+    )
     sensor: SensorSettings = file_key("[polling](#block-sensor)", {})
     spark: SparkSettings = file_key("[the Spark engine](#block-spark)", {})
     snapshots: RetentionSettings = file_key("[retention](#retention-blocks) of the Parquet history", {})
@@ -191,9 +196,20 @@ class Settings(Block):
         remedy = "set its CA in tls.ca, or insecure=true in the URL"
         return (f"choria without tls.ca ({', '.join(dict.fromkeys(named))}): {verified}; {before}: {remedy}",)
 
+    def checkpoint_store(self, site: str) -> CheckpointSettings | None:
+        """Return the store of a site's checkpoints, with the address of its cluster, or None."""
+        entries = self.sites[site]
+        elected = any(entry.leader_election_name for entry in entries)
+        store = self.checkpoint or (CheckpointSettings() if elected else None)
+        if store is None or not store.interval_ns:
+            return None
+        return store.changed(cluster=self._cluster(store.cluster, entries[0]))
+
     def election_cluster(self, entry: Entry) -> ClusterSettings:
         """Return the cluster of an entry's key in the leader election; a feed has only a source."""
-        where = self.leader_election.cluster
+        return self._cluster(self.leader_election.cluster, entry)
+
+    def _cluster(self, where: Literal["source", "target"] | ClusterSettings, entry: Entry) -> ClusterSettings:
         if isinstance(where, ClusterSettings):
             return with_security(where, [self.tls], [self.choria])
         return entry.clusters[-1] if where == "target" else entry.source

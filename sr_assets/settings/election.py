@@ -1,4 +1,4 @@
-"""Leader election: the name of this member, and the block `leader_election`."""
+"""Leader election: the name of this member, and the blocks `leader_election` and `checkpoint`."""
 
 import re
 from typing import Annotated, Final, Literal
@@ -8,7 +8,7 @@ from pydantic import InstanceOf
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.mapping import Block, file_key
-from sr_assets.settings.values import Value, read_text, shown
+from sr_assets.settings.values import Span, Value, read_text, shown
 
 _LONGEST_NAME_BYTES: Final = 200
 
@@ -59,3 +59,11 @@ class ElectionSettings(Block):
         "CHORIA_LEADER_ELECTION",
     )
     cluster: Where = file_key("the bucket's cluster: the entry's source or target, or a URL", "source")
+
+
+class CheckpointSettings(Block):
+    """`checkpoint`: the object store with the sites' states, for other hosts and lost disks."""
+
+    interval_ns: Span = file_key("minimum time between two checkpoints of a site; `0`: none", "60s", name="interval")
+    bucket: Bucket = file_key("the object store, created if missing", "SR_ASSETS_STATE")
+    cluster: Where = file_key("the store's cluster: the first entry's source or target, or a URL", "source")

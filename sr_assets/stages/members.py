@@ -1,4 +1,4 @@
-"""The members of every site's election, as the servers know them; `site_checkpoint` supplies the columns of checkpoints."""
+"""The members of every site's election, as the servers know them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,6 @@ class SiteMembers:
     since_ns: int | None = None
     followers: tuple[str, ...] = ()
     problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SiteCheckpoint:
-    """The newest checkpoint of a site: its time (unix ns), and the positions of its streams as text."""
-
-    at_ns: int | None = None
-    position: str | None = None
-
-
-def site_checkpoint(settings: Settings, site: str) -> SiteCheckpoint:  # noqa: ARG001  no store of checkpoints exists yet
-    """Return the newest checkpoint of a site."""
-    return SiteCheckpoint()
 
 
 def find_members(settings: Settings) -> list[SiteMembers]:

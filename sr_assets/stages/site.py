@@ -21,6 +21,7 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.sizing import rest_seconds
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
+from sr_assets.stages.checkpointing import Checkpoints, restore_newer
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
 from sr_assets.stages.leadership import Leadership
@@ -87,7 +88,9 @@ class Site:
             stack.enter_context(self._lock)
             stack.enter_context(self.leadership).require()
             stack.callback(self.files.remove)
+            restore_newer(self.settings, self.name)
             self.state = stack.enter_context(SiteState(self.folder, self._note_change, self.leadership.ensure))
+            self._checkpoints = stack.enter_context(Checkpoints(self.settings, self.name, self.state, self.leadership))
             stack.callback(self.spark.close)
             stack.callback(self.clusters.close)
             self._stack = stack.pop_all()
@@ -106,6 +109,7 @@ class Site:
 
     def _note_change(self) -> None:
         self._changed = True
+        self._checkpoints.note_commit()
 
     def note_refused(self, stream: str, *, refused: bool) -> None:
         """Note for the sensor whether a stream's advisories are refused."""

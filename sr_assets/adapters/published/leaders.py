@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.published.table import at
+from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease
 
 if TYPE_CHECKING:
@@ -36,12 +37,8 @@ def write_leaders(connection: duckdb.DuckDBPyConnection, home: Path, sites: Iter
     return agreed.pop() if len(agreed) == 1 else (_MIXED, None)
 
 
-def newest_checkpoint_ns(home: Path, site: str) -> int | None:  # noqa: ARG001  no store of checkpoints exists yet
-    """Return the time of a site's newest checkpoint (unix ns), or None."""
-    return None
-
-
 def _row(home: Path, site: str) -> tuple[str, str, str | None, str | None, int | None, int | None]:
-    lease = Lease.read(home / "sites" / site)
+    folder = home / "sites" / site
+    lease, checkpoint = Lease.read(folder), last_stored(folder)
     role = "leader" if lease.holds or not lease.keys else "follower"
-    return site, role, lease.leader, lease.leader_host, lease.since_ns, newest_checkpoint_ns(home, site)
+    return site, role, lease.leader, lease.leader_host, lease.since_ns, checkpoint and checkpoint.at_ns

@@ -96,7 +96,7 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         if not file.exists():
-            _create(file)
+            create_database(file)
         connection = _connect(file)
     except duckdb.Error as error:
         raise opening_error(file, error) from None
@@ -114,7 +114,7 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
     raise OtherSchemaError(file, versions[0][0] if versions else None)
 
 
-def _create(file: Path) -> None:
+def create_database(file: Path) -> None:
     """Create an empty state atomically: half a file would need a recovery."""
     draft = file.with_name(f".{file.name}.new")
     for leftover in (draft, draft.with_name(f"{draft.name}.wal"), file.with_name(f"{file.name}.wal")):

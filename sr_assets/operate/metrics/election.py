@@ -1,8 +1,10 @@
-"""Metrics of the leader election, from each site's lease file."""
+"""Metrics of the leader election and the checkpoints, from the files of each site."""
 
+import time
 from collections.abc import Iterator
 from typing import Final
 
+from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.domain.exposition import Sample, expose, labels
 from sr_assets.settings import Settings
@@ -29,4 +31,10 @@ def election_lines(settings: Settings) -> Iterator[str]:
     intervals = (Sample(named(key, member), lease.interval_seconds) for key, member, lease in keys)
     yield from expose(f"{_PREFIX}interval_seconds", "gauge", "Mean pause between two campaigns.", intervals)
     sites = (Sample(labels(name=site), float(lease.holds)) for site, lease in leases.items() if lease.keys)
+    ages = (
+        Sample(labels(name=site), max(0.0, time.time() - stored.at_ns / 1e9))
+        for site in settings.sites
+        if (stored := last_stored(settings.home / "sites" / site)) and settings.checkpoint_store(site)
+    )
+    yield from expose("sr_assets_checkpoint_age_seconds", "gauge", "Age of the newest checkpoint by this home.", ages)
     yield from expose("sr_assets_leader", "gauge", "1 while this member leads the site.", sites)

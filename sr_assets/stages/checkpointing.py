@@ -1,0 +1,264 @@
+"""Checkpoints of a site: stored during its runs, restored by a member whose home has no state or an older one."""
+
+import contextlib
+import logging
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from sr_assets.adapters.nats.object_store import ObjectBucket
+from sr_assets.adapters.private import own_folder
+from sr_assets.adapters.state.checkpoint import (
+    About,
+    Stored,
+    last_stored,
+    note_stored,
+    read_about,
+    restore_checkpoint,
+    write_checkpoint,
+)
+from sr_assets.adapters.state.lock import SiteLock, lock_owner
+from sr_assets.adapters.state.pausing import paused_streams, set_paused
+from sr_assets.adapters.state.status_file import read_status
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.settings import Settings, StreamSettings
+from sr_assets.settings.election import CheckpointSettings
+from sr_assets.stages.clock import Clock
+from sr_assets.stages.leadership import Leadership
+
+logger = logging.getLogger(__name__)
+
+_REQUEST: Final = "checkpoint-now"
+_POLL_SECONDS: Final = 1.0
+_LOCK_SECONDS: Final = 10.0
+
+
+class Checkpoints:
+    """Stores the state of a site while it is open: at most once per interval, and at the end, if it has changed.
+
+    A context manager inside the site's lock. A failing store delays and stops nothing: it causes one warning per cause.
+    """
+
+    def __init__(self, settings: Settings, site: str, state: SiteState, leadership: Leadership) -> None:
+        self._settings, self._site, self._leadership = settings, site, leadership
+        self._folder = settings.home / "sites" / site
+        self._store = settings.checkpoint_store(site)
+        self._commits = self._stored = 0
+        self._problem = ""
+        self._ended = threading.Event()
+        self._stack = contextlib.ExitStack()
+        if self._store is not None:
+            # Another connection: writing a checkpoint delays no commit.
+            self._state = self._stack.enter_context(state.second_connection())
+            self._thread = threading.Thread(target=self._keep, name=f"checkpoints {site}", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._store is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            self._ended.set()
+            self._thread.join()
+            if not self._problem:
+                self._attempt(self._store)
+            self._stack.close()
+
+    def note_commit(self) -> None:
+        """Note that the state has changed."""
+        self._commits += 1
+
+    def _keep(self) -> None:
+        assert self._store is not None
+        due_at = time.monotonic() + self._store.interval_ns / 1e9
+        request = self._folder / _REQUEST
+        while not self._ended.wait(_POLL_SECONDS):
+            if request.exists() or time.monotonic() >= due_at:
+                self._attempt(self._store, anyway=request.exists())
+                request.unlink(missing_ok=True)
+                due_at = time.monotonic() + self._store.interval_ns / 1e9
+
+    def _attempt(self, store: CheckpointSettings, *, anyway: bool = False) -> None:
+        commits = self._commits
+        if commits == self._stored and not anyway:
+            return
+        try:
+            self._leadership.ensure()
+            store_state(self._settings, store, self._site, self._state)
+            self._stored, self._problem = commits, ""
+        except SrAssetsError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                logger.warning("%s: no checkpoint was stored: %s", self._site, error)
+        except Exception:
+            logger.exception("%s: unexpected error while storing a checkpoint", self._site)
+
+
+def store_state(settings: Settings, store: CheckpointSettings, site: str, state: SiteState) -> None:
+    """Write a checkpoint of an open state and store it. Raises RunError if the store refuses it or does not respond."""
+    folder = settings.home / "sites" / site
+    file = folder / "checkpoint.zip"
+    try:
+        about = export_state(settings, site, state, file)
+        stored = Stored(about.at_ns, about.positions)
+        with _open(store) as bucket:
+            bucket.put(_object(settings, site), file, stored._asdict())
+    finally:
+        file.unlink(missing_ok=True)
+    note_stored(folder, stored)
+
+
+def export_state(settings: Settings, site: str, state: SiteState, file: Path) -> About:
+    """Write a checkpoint of an open state into a file."""
+    folder = settings.home / "sites" / site
+    identities = {
+        entry.stream: (entry.replicator, entry.name)
+        for entry in settings.sites[site]
+        if isinstance(entry, StreamSettings) and entry.tracked
+    }
+    with state.read_snapshot():
+        return write_checkpoint(
+            state.connection,
+            file,
+            replicator=settings.replicator,
+            site=site,
+            at_ns=Clock(folder).own_ns(),
+            identities=identities,
+            paused=paused_streams(folder),
+        )
+
+
+def restore_newer(settings: Settings, site: str) -> None:
+    """Restore the newest checkpoint of a site if this home has no state, or in an election if another member went on.
+
+    A store that does not respond, or an unusable checkpoint, causes a warning: the run continues from its own state.
+    """
+    store, folder = settings.checkpoint_store(site), settings.home / "sites" / site
+    exists = (folder / "state.duckdb").exists()
+    elected = any(entry.leader_election_name for entry in settings.sites[site])
+    if store is None or (exists and not elected):
+        return
+    try:
+        found = find_checkpoint(settings, site)
+        if found is None or (exists and not _is_ahead(found, folder)):
+            return
+        about, aside = _restore_stored(settings, store, site)
+    except RunError as error:
+        logger.warning("%s: no checkpoint was restored: %s", site, error)
+        return
+    kept = f"; the previous state is kept as {aside}" if aside else ""
+    logger.warning("%s: restored the checkpoint of %s%s", site, _described(about), kept)
+
+
+def _is_ahead(found: Stored, folder: Path) -> bool:
+    """Return whether a checkpoint has read more than the state of a home."""
+    streams = read_status(folder).get("streams", {})
+    return any(after > streams.get(stream, {}).get("next_sequence", 0) for stream, after in found.positions.items())
+
+
+def find_checkpoint(settings: Settings, site: str) -> Stored | None:
+    """Return the newest stored checkpoint of a site, or None. Raises RunError if the store does not respond."""
+    store = settings.checkpoint_store(site)
+    if store is None:
+        return None
+    with _open(store) as bucket:
+        found = bucket.find(_object(settings, site))
+    if found is None or "at_ns" not in found.description:
+        return None
+    return Stored(found.description["at_ns"], found.description["positions"])
+
+
+def restore_site(settings: Settings, site: str, file: Path | None) -> str:
+    """Replace a site's state by a checkpoint, from a file or the newest in the store; return the result as a line.
+
+    Raises RunError, and leaves the state as it is, if there is no usable checkpoint or a run holds the site.
+    """
+    folder = settings.home / "sites" / site
+    own_folder(folder)
+    with SiteLock(folder, "restore", _LOCK_SECONDS):
+        if file is not None:
+            about, aside = _restore(settings, site, file)
+        else:
+            store = settings.checkpoint_store(site)
+            if store is None:
+                raise RunError(f"{site}: no store is configured; set `checkpoint`, or name a file")
+            about, aside = _restore_stored(settings, store, site)
+    kept = f"; the previous state is kept as {aside}" if aside else ""
+    return f"{site}: restored the checkpoint of {_described(about)}{kept}"
+
+
+def save_site(settings: Settings, site: str, file: Path | None) -> str:
+    """Write a checkpoint of a site now, into a file or the store; return the result as a line."""
+    from sr_assets.stages.site import Site
+
+    store, folder = settings.checkpoint_store(site), settings.home / "sites" / site
+    if file is None and store is None:
+        raise RunError(f"{site}: no store is configured; set `checkpoint`, or name a file with -o")
+    if store is not None and lock_owner(folder) is not None and _request(folder, store):
+        if file is not None:
+            with _open(store) as bucket:
+                bucket.get(_object(settings, site), file)
+        return f"{site}: the active run has stored a checkpoint"
+    with Site(settings, site, owner="checkpoint", run_id="checkpoint") as opened:
+        if file is not None:
+            about = export_state(settings, site, opened.state, file)
+            return f"{site}: wrote a checkpoint of {file.stat().st_size:,} bytes into {file}: {_described(about)}"
+        assert store is not None
+        store_state(settings, store, site, opened.state)
+    return f"{site}: stored a checkpoint"
+
+
+def _request(folder: Path, store: CheckpointSettings) -> bool:
+    """Let the active run store a checkpoint; return False if it ended before."""
+    before, request = last_stored(folder), folder / _REQUEST
+    request.touch(mode=0o600)
+    while lock_owner(folder) is not None:
+        if not request.exists():
+            if last_stored(folder) == before:
+                raise RunError(f"{store.cluster}: the active run could not store a checkpoint; its log has the reason")
+            return True
+        time.sleep(_POLL_SECONDS / 10)
+    request.unlink(missing_ok=True)
+    return last_stored(folder) != before
+
+
+def _restore_stored(settings: Settings, store: CheckpointSettings, site: str) -> tuple[About, Path | None]:
+    folder = settings.home / "sites" / site
+    own_folder(folder)
+    file = folder / "checkpoint.zip"
+    try:
+        with _open(store) as bucket:
+            if bucket.get(_object(settings, site), file) is None:
+                raise RunError(f"{site}: object store {store.bucket} holds no checkpoint of it")
+        return _restore(settings, site, file)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | None]:
+    about = read_about(file, settings.replicator, site)
+    aside = restore_checkpoint(file, about, settings.home / "sites" / site, settings.home.resolve())
+    for entry in settings.sites[site]:
+        if isinstance(entry, StreamSettings):
+            set_paused(settings, entry, entry.stream in about.paused)
+    return about, aside
+
+
+def _described(about: About) -> str:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(about.at_ns / 1e9))
+    return f"{at} ({', '.join(f'{stream} at {next_}' for stream, next_ in about.positions.items())})"
+
+
+def _open(store: CheckpointSettings) -> ObjectBucket:
+    assert not isinstance(store.cluster, str)  # `checkpoint_store` has replaced it by an address
+    return ObjectBucket(store.cluster, store.bucket)
+
+
+def _object(settings: Settings, site: str) -> str:
+    return f"{settings.replicator}/{site}"

@@ -1,0 +1,180 @@
+"""Checkpoints of a site in an object store and in files: exact, refused if unusable, and never in the way of a run."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from sr_assets.adapters.nats.object_store import ObjectBucket
+from sr_assets.adapters.state.checkpoint import last_stored
+from sr_assets.domain.errors import RunError
+from sr_assets.stages.checkpointing import find_checkpoint, restore_site, save_site
+from sr_assets_tests.rig import SITE, Rig, Sent, address
+
+pytestmark = pytest.mark.process
+
+TRACKED: dict[str, Any] = {"inspect_field": "sender", "inspect_duration": "10h", "size_trigger": 1}
+STORE: dict[str, Any] = {"checkpoint": {"interval": "1s"}}
+
+
+def numbered(first: int, after: int) -> list[Sent]:
+    bodies = [{"sender": f"n{n % 5}", "n": n, "pad": "x" * (n % 3)} for n in range(first, after)]
+    return [Sent(json.dumps(body).encode()) for body in bodies]
+
+
+def add(rig: Rig) -> tuple[str, str]:
+    """Configure a tracked stream with advisories; neither stream recognises a repeated message for long."""
+    stream, feed = rig.make(), rig.make("FEED", duplicate_window=100_000_000)
+    rig.create(stream, rig.target, duplicate_window=100_000_000)
+    rig.add(stream, **TRACKED, advisory={"subject": f"{feed}.%s.%v", "reliable": True})
+    return stream, feed
+
+
+def state_rows(rig: Rig) -> dict[str, list[tuple[Any, ...]]]:
+    """Return all rows of the state by table."""
+    with duckdb.connect(str(rig.home / "sites" / SITE / "state.duckdb"), read_only=True) as connection:
+        tables = connection.execute("SELECT table_name FROM duckdb_tables() WHERE NOT temporary").fetchall()
+        return {table: connection.execute(f"FROM {table} ORDER BY ALL").fetchall() for (table,) in tables}
+
+
+def lose_home(rig: Rig) -> None:
+    for folder in ("sites", "snapshots"):
+        shutil.rmtree(rig.home / folder, ignore_errors=True)
+
+
+def numbers(rig: Rig, stream: str) -> list[int]:
+    return [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
+
+
+def test_restored_state_equals_the_stored_one(rig: Rig, tmp_path: Path) -> None:
+    add(rig)
+    rig.publish(rig.entries[0]["stream"], numbered(1, 40))
+    rig.drain()
+    settings, before, file = rig.settings(), state_rows(rig), tmp_path / "checkpoint"
+    assert "wrote a checkpoint" in save_site(settings, SITE, file)
+    assert state_rows(rig) == before
+    (rig.home / "sites" / SITE / "state.duckdb").unlink()
+    assert restore_site(settings, SITE, file).startswith(f"{SITE}: restored the checkpoint of ")
+    assert state_rows(rig) == before
+    assert len(before["transitions"]) == 5
+    assert len(before["nodes"]) == 5
+
+
+def test_empty_home_continues_from_the_stored_checkpoint(rig: Rig) -> None:
+    stream, feed = add(rig)
+    rig.publish(stream, numbered(1, 20))
+    rig.drain(**STORE)
+    found = find_checkpoint(rig.settings(**STORE), SITE)
+    assert found is not None
+    assert found == last_stored(rig.home / "sites" / SITE)
+    assert found.positions == {stream: 20}
+    # Work after the checkpoint, which the next host does not know.
+    rig.publish(stream, numbered(20, 40))
+    rig.drain()
+    counts = rig.row("SELECT seen_messages, copied_messages, skipped_messages FROM replication")
+    copies, advisories = numbers(rig, stream), len(rig.stored(feed))
+    lose_home(rig)
+    rig.publish(stream, numbered(40, 41))
+    rig.drain(**STORE)
+    assert numbers(rig, stream) == [*copies, 40]
+    assert len(rig.stored(feed)) == advisories
+    after = rig.row("SELECT seen_messages, copied_messages, skipped_messages FROM replication")
+    assert after == {**counts, "seen_messages": 40, "copied_messages": counts["copied_messages"] + 1}
+
+
+def test_checkpoint_contains_no_secret(rig: Rig, tmp_path: Path) -> None:
+    stream, _ = add(rig)
+    rig.publish(stream, numbered(1, 9))
+    rig.drain()
+    url = rig.source.url.replace("nats://", "nats://admin:S3cret-of-the-fleet@")
+    rig.entries[0]["source_url"] = url
+    save_site(rig.settings(), SITE, tmp_path / "checkpoint")
+    with zipfile.ZipFile(tmp_path / "checkpoint") as archive:
+        assert not [name for name in archive.namelist() if b"S3cret" in archive.read(name)]
+
+
+def change_about(file: Path, **fields: object) -> None:
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts["about.json"] = json.dumps({**json.loads(parts["about.json"]), **fields}).encode()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 255
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    (
+        (lambda file: change_about(file, format=2), "upgrade this host first"),
+        (lambda file: change_about(file, site="PARIS"), "is a checkpoint of LONDON/PARIS, not of LONDON/LONDON"),
+        (cut, "is not a complete checkpoint"),
+        (flip, "use another one"),
+        (lambda file: file.write_text("not a checkpoint"), "is not a complete checkpoint"),
+    ),
+    ids=("newer", "other_site", "cut", "flipped", "text"),
+)
+def test_unusable_checkpoint_leaves_the_state_untouched(rig: Rig, tmp_path: Path, damage: Any, problem: str) -> None:
+    stream, _ = add(rig)
+    rig.publish(stream, numbered(1, 9))
+    rig.drain()
+    file, before = tmp_path / "checkpoint", state_rows(rig)
+    save_site(rig.settings(), SITE, file)
+    damage(file)
+    with pytest.raises(RunError, match=problem) as raised:
+        restore_site(rig.settings(), SITE, file)
+    assert "\n" not in str(raised.value)
+    assert state_rows(rig) == before
+
+
+def test_unusable_stored_checkpoint_does_not_stop_a_new_site(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    text = tmp_path / "text"
+    text.write_text("not a checkpoint")
+    with ObjectBucket(address(rig.source), "SR_ASSETS_STATE") as bucket:
+        bucket.put(f"{SITE}/{SITE}", text, {"at_ns": 1, "positions": {stream: 9}})
+    rig.drain(**STORE)
+    assert numbers(rig, stream) == [1, 2, 3]
+
+
+def test_full_store_is_a_warning_only(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.api(
+        "STREAM.CREATE.OBJ_FULL",
+        {"name": "OBJ_FULL", "subjects": ["$O.FULL.C.>", "$O.FULL.M.>"], "max_bytes": 500, "discard": "new"},
+    )
+    rig.drain(checkpoint={"bucket": "FULL"})
+    assert numbers(rig, stream) == [1, 2, 3]
+    (warning,) = [record.message for record in caplog.records if "no checkpoint was stored" in record.message]
+    assert "object store FULL" in warning
+
+
+def test_pause_is_part_of_the_checkpoint(rig: Rig, tmp_path: Path) -> None:
+    from sr_assets.adapters.state.pausing import paused_streams, set_paused
+
+    stream, _ = add(rig)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain()
+    settings = rig.settings()
+    set_paused(settings, settings.streams[0], True)
+    save_site(settings, SITE, tmp_path / "checkpoint")
+    lose_home(rig)
+    restore_site(settings, SITE, tmp_path / "checkpoint")
+    assert paused_streams(rig.home / "sites" / SITE) == {stream}
