@@ -30,8 +30,16 @@ def member(rig: Rig, folder: Path, name: str, bucket: str, **top: Any) -> Settin
     other = Rig.__new__(Rig)
     other.home, other.source, other.target, other.unique = folder / name, rig.source, rig.target, rig.unique
     other.tls, other.spark, other.entries, other.feeds = rig.tls, rig.spark, rig.entries, rig.feeds
-    block = {"bucket": bucket}
-    return other.settings(leader_election_name=name, leader_election=block, **top)
+    return other.settings(**elected(name, bucket), **top)
+
+
+def elected(name: str, bucket: str) -> dict[str, Any]:
+    """Return the keys of a member's election, with a store of checkpoints of its own."""
+    return {
+        "leader_election_name": name,
+        "leader_election": {"bucket": bucket},
+        "checkpoint": {"bucket": f"{bucket}_STATE", "interval": "1s"},
+    }
 
 
 def key_of(stream: str) -> str:

@@ -21,7 +21,7 @@ from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 from sr_assets_tests.members import SLOW_TTL_SECONDS, key_of, make_bucket, member, write_key
-from sr_assets_tests.rig import SITE, Command, Rig, wait_until
+from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
 
 HOST = socket.gethostname()
 
@@ -188,3 +188,30 @@ def test_missing_permission_is_one_line(
         assert "\n" not in line
         assert "s3cret" not in line
         assert any(named in line for line in refused(settings))
+
+
+def test_checkpoint_and_restore_as_commands(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, [Sent(b"1"), Sent(b"2")])
+    rig.drain()
+    rig.settings(checkpoint={"bucket": rig.unique("STATE")})
+    use(monkeypatch, rig.home)
+    file = tmp_path / "checkpoint"
+    code, output, errors = command("checkpoint", "-o", str(file))
+    assert (code, errors) == (0, "")
+    assert output.startswith(f"{SITE}: wrote a checkpoint of ")
+    assert command("checkpoint") == (0, f"{SITE}: stored a checkpoint\n", "")
+    assert listed(command)["checkpoint_position"] == 3
+    for argument in ((), (str(file),)):
+        code, output, errors = command("restore", *argument)
+        assert (code, errors) == (0, "")
+        assert f"{stream} at 3" in output
+        assert "the previous state is kept as" in output
+    rig.publish(stream, [Sent(b"3")])
+    rig.drain()
+    assert [copy.payload for copy in rig.copies(stream)] == [b"1", b"2", b"3"]
+    code, _, errors = command("restore", "--site", "PARIS")
+    assert (code, errors) == (2, f"error: --site PARIS: is not configured; configured: {SITE}\n")

@@ -63,7 +63,7 @@ def _position(positions: dict[str, int]) -> int | str | None:
 @configured
 def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int:
     """Write a checkpoint of a site's state now."""
-    from sr_assets.stages.checkpointing import save_site
+    from sr_assets.stages.saving import save_site
 
     sites = _sites(settings, site)
     if file is not None and len(sites) > 1:

@@ -13,13 +13,12 @@ from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.state.checkpoint import (
     About,
     Stored,
-    last_stored,
     note_stored,
     read_about,
     restore_checkpoint,
     write_checkpoint,
 )
-from sr_assets.adapters.state.lock import SiteLock, lock_owner
+from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.store import SiteState
@@ -31,7 +30,8 @@ from sr_assets.stages.leadership import Leadership
 
 logger = logging.getLogger(__name__)
 
-_REQUEST: Final = "checkpoint-now"
+#: A file that requests a checkpoint from the active run.
+REQUEST: Final = "checkpoint-now"
 _POLL_SECONDS: Final = 1.0
 _LOCK_SECONDS: Final = 10.0
 
@@ -77,7 +77,7 @@ class Checkpoints:
     def _keep(self) -> None:
         assert self._store is not None
         due_at = time.monotonic() + self._store.interval_ns / 1e9
-        request = self._folder / _REQUEST
+        request = self._folder / REQUEST
         while not self._ended.wait(_POLL_SECONDS):
             if request.exists() or time.monotonic() >= due_at:
                 self._attempt(self._store, anyway=request.exists())
@@ -107,8 +107,8 @@ def store_state(settings: Settings, store: CheckpointSettings, site: str, state:
     try:
         about = export_state(settings, site, state, file)
         stored = Stored(about.at_ns, about.positions)
-        with _open(store) as bucket:
-            bucket.put(_object(settings, site), file, stored._asdict())
+        with open_store(store) as bucket:
+            bucket.put(object_name(settings, site), file, stored._asdict())
     finally:
         file.unlink(missing_ok=True)
     note_stored(folder, stored)
@@ -145,21 +145,21 @@ def restore_newer(settings: Settings, site: str) -> None:
     if store is None or (exists and not elected):
         return
     try:
-        found = find_checkpoint(settings, site)
-        if found is None or (exists and not _is_ahead(found, folder)):
+        newest = find_checkpoint(settings, site)
+        if newest is None or (exists and not _is_ahead(newest, folder)):
             return
         about, aside = _restore_stored(settings, store, site)
     except RunError as error:
         logger.warning("%s: no checkpoint was restored: %s", site, error)
         return
     kept = f"; the previous state is kept as {aside}" if aside else ""
-    logger.warning("%s: restored the checkpoint of %s%s", site, _described(about), kept)
+    logger.warning("%s: restored the checkpoint of %s%s", site, described(about), kept)
 
 
-def _is_ahead(found: Stored, folder: Path) -> bool:
+def _is_ahead(newest: Stored, folder: Path) -> bool:
     """Return whether a checkpoint has read more than the state of a home."""
     streams = read_status(folder).get("streams", {})
-    return any(after > streams.get(stream, {}).get("next_sequence", 0) for stream, after in found.positions.items())
+    return any(after > streams.get(stream, {}).get("next_sequence", 0) for stream, after in newest.positions.items())
 
 
 def find_checkpoint(settings: Settings, site: str) -> Stored | None:
@@ -167,11 +167,11 @@ def find_checkpoint(settings: Settings, site: str) -> Stored | None:
     store = settings.checkpoint_store(site)
     if store is None:
         return None
-    with _open(store) as bucket:
-        found = bucket.find(_object(settings, site))
-    if found is None or "at_ns" not in found.description:
+    with open_store(store) as bucket:
+        newest = bucket.find(object_name(settings, site))
+    if newest is None or "at_ns" not in newest.description:
         return None
-    return Stored(found.description["at_ns"], found.description["positions"])
+    return Stored(newest.description["at_ns"], newest.description["positions"])
 
 
 def restore_site(settings: Settings, site: str, file: Path | None) -> str:
@@ -190,42 +190,7 @@ def restore_site(settings: Settings, site: str, file: Path | None) -> str:
                 raise RunError(f"{site}: no store is configured; set `checkpoint`, or name a file")
             about, aside = _restore_stored(settings, store, site)
     kept = f"; the previous state is kept as {aside}" if aside else ""
-    return f"{site}: restored the checkpoint of {_described(about)}{kept}"
-
-
-def save_site(settings: Settings, site: str, file: Path | None) -> str:
-    """Write a checkpoint of a site now, into a file or the store; return the result as a line."""
-    from sr_assets.stages.site import Site
-
-    store, folder = settings.checkpoint_store(site), settings.home / "sites" / site
-    if file is None and store is None:
-        raise RunError(f"{site}: no store is configured; set `checkpoint`, or name a file with -o")
-    if store is not None and lock_owner(folder) is not None and _request(folder, store):
-        if file is not None:
-            with _open(store) as bucket:
-                bucket.get(_object(settings, site), file)
-        return f"{site}: the active run has stored a checkpoint"
-    with Site(settings, site, owner="checkpoint", run_id="checkpoint") as opened:
-        if file is not None:
-            about = export_state(settings, site, opened.state, file)
-            return f"{site}: wrote a checkpoint of {file.stat().st_size:,} bytes into {file}: {_described(about)}"
-        assert store is not None
-        store_state(settings, store, site, opened.state)
-    return f"{site}: stored a checkpoint"
-
-
-def _request(folder: Path, store: CheckpointSettings) -> bool:
-    """Let the active run store a checkpoint; return False if it ended before."""
-    before, request = last_stored(folder), folder / _REQUEST
-    request.touch(mode=0o600)
-    while lock_owner(folder) is not None:
-        if not request.exists():
-            if last_stored(folder) == before:
-                raise RunError(f"{store.cluster}: the active run could not store a checkpoint; its log has the reason")
-            return True
-        time.sleep(_POLL_SECONDS / 10)
-    request.unlink(missing_ok=True)
-    return last_stored(folder) != before
+    return f"{site}: restored the checkpoint of {described(about)}{kept}"
 
 
 def _restore_stored(settings: Settings, store: CheckpointSettings, site: str) -> tuple[About, Path | None]:
@@ -233,8 +198,8 @@ def _restore_stored(settings: Settings, store: CheckpointSettings, site: str) ->
     own_folder(folder)
     file = folder / "checkpoint.zip"
     try:
-        with _open(store) as bucket:
-            if bucket.get(_object(settings, site), file) is None:
+        with open_store(store) as bucket:
+            if bucket.get(object_name(settings, site), file) is None:
                 raise RunError(f"{site}: object store {store.bucket} holds no checkpoint of it")
         return _restore(settings, site, file)
     finally:
@@ -250,15 +215,18 @@ def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | N
     return about, aside
 
 
-def _described(about: About) -> str:
+def described(about: About) -> str:
+    """Return the time and the positions of a checkpoint."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(about.at_ns / 1e9))
     return f"{at} ({', '.join(f'{stream} at {next_}' for stream, next_ in about.positions.items())})"
 
 
-def _open(store: CheckpointSettings) -> ObjectBucket:
+def open_store(store: CheckpointSettings) -> ObjectBucket:
+    """Return the object store, to be opened by `with`."""
     assert not isinstance(store.cluster, str)  # `checkpoint_store` has replaced it by an address
     return ObjectBucket(store.cluster, store.bucket)
 
 
-def _object(settings: Settings, site: str) -> str:
+def object_name(settings: Settings, site: str) -> str:
+    """Return the name of a site's checkpoint in the store."""
     return f"{settings.replicator}/{site}"

@@ -1,5 +1,6 @@
 """A leader that is killed or suspended: another member leads, and the old leader commits and sends nothing more."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.stages.leadership import Leadership
+from sr_assets.stages.report import Stage
+from sr_assets.stages.run import run_site
+from sr_assets.stages.site import Site
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
-from sr_assets_tests.members import key_of, make_bucket, member, read_key, write_key
+from sr_assets_tests.members import elected, key_of, make_bucket, member, read_key, write_key
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, cluster, stop_process, wait_until
 
 #: More than a writer sends at a time, so that a held writer has not sent all of them.
@@ -35,7 +39,7 @@ def start_leader(rig: Rig, bucket: str, point: Point, marker: Path) -> subproces
     with pytest.MonkeyPatch.context() as environment:
         for name, text in hold_at(point, marker).items():
             environment.setenv(name, text)
-        return rig.start(leader_election_name="a", leader_election={"bucket": bucket})
+        return rig.start(**elected("a", bucket))
 
 
 def copies(rig: Rig, target: str) -> int:
@@ -108,7 +112,7 @@ def test_restarted_home_continues_its_own_term(rig: Rig, tmp_path: Path, target:
     before = Lease.read(rig.home / "sites" / SITE)
     leader.kill()
     leader.communicate()
-    settings = rig.settings(leader_election_name="a", leader_election={"bucket": bucket})
+    settings = rig.settings(**elected("a", bucket))
     with Leadership(settings, SITE) as leadership:
         # Without a wait for the expiry of its own keys.
         assert (leadership.leads, leadership.lease.since_ns) == (True, before.since_ns)
@@ -154,3 +158,55 @@ def test_run_follow_stands_by_and_takes_over(rig: Rig, tmp_path: Path, target: s
         follower.send_signal(signal.SIGTERM)
         stdout, stderr = follower.communicate(timeout=PATIENCE_SECONDS)
     assert (stdout.count(" leads since "), follower.returncode) == (0, 0), stderr
+
+
+@pytest.mark.parametrize("point", (Point.FOLDED, Point.PLANNED, Point.PUBLISHED, Point.COMMITTED))
+def test_empty_home_takes_over_exactly(rig: Rig, tmp_path: Path, point: Point) -> None:
+    """The leader is killed in the middle of its work; the other member has only the leader's last checkpoint."""
+    bucket, stream = make_bucket(rig), rig.make()
+    feed, target = rig.make("FEED"), rig.unique("TARGET")
+    rig.add(
+        stream,
+        target_stream=target,
+        target_subject_prefix=target,
+        inspect_field="sender",
+        inspect_duration="10h",
+        size_trigger=1,
+        advisory={"subject": f"{feed}.%s.%v", "reliable": True},
+    )
+    rig.publish(stream, reports(1, 30))
+    rig.drain(**elected("a", bucket))
+    rig.publish(stream, reports(30, 60))
+    marker = tmp_path / "held"
+    leader = start_leader(rig, bucket, point, marker)
+    await_marker(leader, marker)
+    leader.kill()
+    leader.communicate()
+    settings = member(rig, tmp_path, "b", bucket)
+    with Leadership(settings, SITE) as other:
+        wait_until(lambda: other.leads, "the other member to lead")
+        with Site(settings, SITE, owner="test", run_id="test") as site:
+            assert site.state.load_stream(stream) is not None, "no checkpoint was restored"
+            outcome = run_site(site, {stream: frozenset(Stage)}, drain_only=True)[stream]
+    assert outcome.failure is None
+    made = [json.loads(copy.payload)["n"] for copy in rig.copies(target)]
+    assert sorted(made) == sorted(set(made))
+    announced = [json.loads(message.payload)["value"] for message in rig.stored(feed)]
+    announced = [node for node in announced if node]
+    assert sorted(announced) == sorted(f"n{node}" for node in range(7))
+    single = Rig(fresh(tmp_path / "single"), rig.source, rig.target, rig.unique, entries=[dict(rig.entries[0])])
+    alone = rig.unique("ALONE")
+    del single.entries[0]["advisory"]
+    single.entries[0] |= {"target_stream": alone, "target_subject_prefix": alone}
+    single.drain()
+    assert made == [json.loads(copy.payload)["n"] for copy in single.copies(alone)]
+
+
+def reports(first: int, after: int) -> list[Sent]:
+    bodies = [{"sender": f"n{n % 7}", "n": n, "pad": "x" * (n % 3)} for n in range(first, after)]
+    return [Sent(json.dumps(body).encode()) for body in bodies]
+
+
+def fresh(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

@@ -11,14 +11,15 @@ import pytest
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.state.checkpoint import last_stored
+from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.domain.errors import RunError
-from sr_assets.stages.checkpointing import find_checkpoint, restore_site, save_site
+from sr_assets.stages.checkpointing import find_checkpoint, restore_site
+from sr_assets.stages.saving import save_site
 from sr_assets_tests.rig import SITE, Rig, Sent, address
 
 pytestmark = pytest.mark.process
 
 TRACKED: dict[str, Any] = {"inspect_field": "sender", "inspect_duration": "10h", "size_trigger": 1}
-STORE: dict[str, Any] = {"checkpoint": {"interval": "1s"}}
 
 
 def numbered(first: int, after: int) -> list[Sent]:
@@ -46,6 +47,12 @@ def lose_home(rig: Rig) -> None:
         shutil.rmtree(rig.home / folder, ignore_errors=True)
 
 
+@pytest.fixture
+def store(rig: Rig) -> dict[str, Any]:
+    """The keys of a store of this test alone."""
+    return {"checkpoint": {"interval": "1s", "bucket": rig.unique("STATE")}}
+
+
 def numbers(rig: Rig, stream: str) -> list[int]:
     return [json.loads(copy.payload)["n"] for copy in rig.copies(stream)]
 
@@ -64,14 +71,14 @@ def test_restored_state_equals_the_stored_one(rig: Rig, tmp_path: Path) -> None:
     assert len(before["nodes"]) == 5
 
 
-def test_empty_home_continues_from_the_stored_checkpoint(rig: Rig) -> None:
+def test_empty_home_continues_from_the_stored_checkpoint(rig: Rig, store: dict[str, Any]) -> None:
     stream, feed = add(rig)
     rig.publish(stream, numbered(1, 20))
-    rig.drain(**STORE)
-    found = find_checkpoint(rig.settings(**STORE), SITE)
-    assert found is not None
-    assert found == last_stored(rig.home / "sites" / SITE)
-    assert found.positions == {stream: 20}
+    rig.drain(**store)
+    newest = find_checkpoint(rig.settings(**store), SITE)
+    assert newest is not None
+    assert newest == last_stored(rig.home / "sites" / SITE)
+    assert newest.positions == {stream: 20}
     # Work after the checkpoint, which the next host does not know.
     rig.publish(stream, numbered(20, 40))
     rig.drain()
@@ -79,7 +86,7 @@ def test_empty_home_continues_from_the_stored_checkpoint(rig: Rig) -> None:
     copies, advisories = numbers(rig, stream), len(rig.stored(feed))
     lose_home(rig)
     rig.publish(stream, numbered(40, 41))
-    rig.drain(**STORE)
+    rig.drain(**store)
     assert numbers(rig, stream) == [*copies, 40]
     assert len(rig.stored(feed)) == advisories
     after = rig.row("SELECT seen_messages, copied_messages, skipped_messages FROM replication")
@@ -140,15 +147,15 @@ def test_unusable_checkpoint_leaves_the_state_untouched(rig: Rig, tmp_path: Path
     assert state_rows(rig) == before
 
 
-def test_unusable_stored_checkpoint_does_not_stop_a_new_site(rig: Rig, tmp_path: Path) -> None:
+def test_unusable_stored_checkpoint_does_not_stop_a_new_site(rig: Rig, tmp_path: Path, store: dict[str, Any]) -> None:
     stream = rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(1, 4))
     text = tmp_path / "text"
     text.write_text("not a checkpoint")
-    with ObjectBucket(address(rig.source), "SR_ASSETS_STATE") as bucket:
+    with ObjectBucket(address(rig.source), store["checkpoint"]["bucket"]) as bucket:
         bucket.put(f"{SITE}/{SITE}", text, {"at_ns": 1, "positions": {stream: 9}})
-    rig.drain(**STORE)
+    rig.drain(**store)
     assert numbers(rig, stream) == [1, 2, 3]
 
 
@@ -167,8 +174,6 @@ def test_full_store_is_a_warning_only(rig: Rig, caplog: pytest.LogCaptureFixture
 
 
 def test_pause_is_part_of_the_checkpoint(rig: Rig, tmp_path: Path) -> None:
-    from sr_assets.adapters.state.pausing import paused_streams, set_paused
-
     stream, _ = add(rig)
     rig.publish(stream, numbered(1, 4))
     rig.drain()

@@ -204,7 +204,7 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
 
 
 def _put_in_place(draft: Path, state: Path) -> Path | None:
-    aside = state.with_name(f"{_STATE}.replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    aside = state.with_name(f"{_STATE}.replaced-{time.time_ns() // 1_000_000}")
     log = state.with_name(f"{_STATE}.wal")
     if log.exists():
         # It belongs to the previous state; the new one would replay it.

@@ -1,0 +1,48 @@
+"""The command `checkpoint`: a checkpoint on request, written by the active run or, without one, by the command."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from sr_assets.adapters.state.checkpoint import last_stored
+from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.domain.errors import RunError
+from sr_assets.settings import Settings
+from sr_assets.settings.election import CheckpointSettings
+from sr_assets.stages.checkpointing import REQUEST, described, export_state, object_name, open_store, store_state
+from sr_assets.stages.site import Site
+
+_POLL_SECONDS: Final = 0.1
+
+
+def save_site(settings: Settings, site: str, file: Path | None) -> str:
+    """Write a checkpoint of a site now, into a file or the store; return the result as a line."""
+    store, folder = settings.checkpoint_store(site), settings.home / "sites" / site
+    if file is None and store is None:
+        raise RunError(f"{site}: no store is configured; set `checkpoint`, or name a file with -o")
+    if store is not None and lock_owner(folder) is not None and _request(folder, store):
+        if file is not None:
+            with open_store(store) as bucket:
+                bucket.get(object_name(settings, site), file)
+        return f"{site}: the active run has stored a checkpoint"
+    with Site(settings, site, owner="checkpoint", run_id="checkpoint") as opened:
+        if file is not None:
+            about = export_state(settings, site, opened.state, file)
+            return f"{site}: wrote a checkpoint of {file.stat().st_size:,} bytes into {file}: {described(about)}"
+        assert store is not None
+        store_state(settings, store, site, opened.state)
+    return f"{site}: stored a checkpoint"
+
+
+def _request(folder: Path, store: CheckpointSettings) -> bool:
+    """Let the active run store a checkpoint; return False if it ended before."""
+    before, request = last_stored(folder), folder / REQUEST
+    request.touch(mode=0o600)
+    while lock_owner(folder) is not None:
+        if not request.exists():
+            if last_stored(folder) == before:
+                raise RunError(f"{store.cluster}: the active run could not store a checkpoint; its log has the reason")
+            return True
+        time.sleep(_POLL_SECONDS)
+    request.unlink(missing_ok=True)
+    return last_stored(folder) != before
