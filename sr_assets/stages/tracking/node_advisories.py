@@ -216,7 +216,8 @@ class HeartbeatStage:
     ) -> None:
         assert stream.advisory is not None
         self._stream, self._advisory = stream, stream.advisory
-        self._nodes, self._clock, self._grace_ns, self._report = store.nodes(stream.stream), clock, grace_ns, report
+        self._nodes, self._outbox = store.nodes(stream.stream), store.outbox(stream.stream)
+        self._clock, self._grace_ns, self._report = clock, grace_ns, report
         # Whether an error preceded the next heartbeat: the first successful step clears it from the state.
         state = store.load_stream(stream.stream)
         self._failed = state is not None and state.last_error is not None
@@ -249,12 +250,17 @@ class HeartbeatStage:
         self._publish(cluster, self._body(state, now_ns, due_ns), now_ns)
 
     def _body(self, state: StreamState, now_ns: int, due_ns: int | None) -> bytes:
+        """Return the heartbeat; its watermark is before the earliest event that is not published yet."""
+        watermark_ns, waiting_ns = state.watermark_ns, self._outbox.earliest_ns()
+        if watermark_ns is not None and waiting_ns is not None:
+            # A centre takes a day as complete once this watermark has passed it.
+            watermark_ns = min(watermark_ns, waiting_ns - 1)
         return observer_alive(
             replicator=self._stream.replicator,
             name=self._stream.name,
             stream=self._stream.stream,
             ts_ns=now_ns,
-            watermark_ns=state.watermark_ns,
+            watermark_ns=watermark_ns,
             position=state.next_sequence - 1,
             lag_messages=state.lag_messages,
             lag_ns=state.lag_ns,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.state.outbox import Outbox
+from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets_tests.domain.advisory_schemas import V1, problems
 from sr_assets_tests.rig import SITE, Rig, Sent, connection
 
@@ -150,3 +151,28 @@ def test_undeliverable_outbox_does_not_stop_copying(rig: Rig) -> None:
         assert report.undeliverable is not None
         rig.publish(stream, from_sender(f"b{n}"))
     assert len(rig.copies(stream)) == 2
+
+
+def test_heartbeat_claims_no_time_after_a_waiting_advisory(rig: Rig) -> None:
+    """Otherwise a centre would take a day as complete whose advisories have not all arrived."""
+    stream, feed, alive = rig.make(), rig.make("FEED", max_msgs=1, discard="new"), rig.make("ALIVE")
+    advisory = {"subject": f"{feed}.%s.%v", "observer_subject": f"{alive}.alive", "reliable": True}
+    rig.add(stream, inspect_field="sender", inspect_duration="1h", advisory=advisory)
+    for node in ("a", "b", "c"):
+        rig.publish(stream, [Sent(b'{"sender": "%s"}' % node.encode())])
+    # The watermark is a second behind the clock.
+    rig.await_clock(stream, rig.clock_ns(stream) + 2 * 10**9)
+    rig.drain()
+    waiting = rig.row("SELECT min(event_ns) AS at_ns FROM node_advisories WHERE published_at IS NULL")["at_ns"]
+    (heartbeat,) = rig.stored(alive)
+    assert parse_rfc3339_ns(json.loads(heartbeat.payload)["watermark"]) == waiting - 1
+    rig.api(f"STREAM.UPDATE.{feed}", {"name": feed, "subjects": [f"{feed}.>"], "allow_direct": True, "discard": "new"})
+    with rig.open() as site, site.state.transaction():
+        # A heartbeat is due again after a minute.
+        state = site.state.load_stream(stream)
+        assert state is not None
+        state.alive_ns = None
+        site.state.save_stream(state)
+    rig.drain()
+    *_, heartbeat = rig.stored(alive)
+    assert parse_rfc3339_ns(json.loads(heartbeat.payload)["watermark"]) > waiting
