@@ -207,3 +207,35 @@ def run_until_success(rig: Rig) -> None:
     while failures := [report.failure for report in rig.run().values() if report.failure]:
         assert not any("\n" in failure or "Traceback" in failure for failure in failures), failures
         assert time.monotonic() < deadline, failures
+
+
+def test_leader_without_followers_proves_no_silence(rig: Rig, cluster: NatsCluster) -> None:
+    """A leader in a minority answers for 20 s with an old end and its own clock, while nodes report to the next leader."""
+    stream = rig.unique("QUIET")
+    create_replicated(cluster, stream, f"{stream}.>")
+    rig.source = cluster.leader(stream)
+    rig.create(stream, rig.target)
+    rig.add(stream, source_url=rig.source.url, inspect_field="sender", inspect_duration="1h", warn_duration="4s")
+    rig.publish(stream, [Sent(b'{"sender": "n%d"}' % node) for node in range(3)])
+    rig.drain()
+    stopped, followers = time.monotonic(), cluster.followers(stream)
+    try:
+        for server in followers:
+            os.kill(server.pid, signal.SIGSTOP)
+        # Twice the silence that a node's timeout needs, with the margin of a watermark.
+        while time.monotonic() < stopped + 12:
+            rig.drain()
+        assert rig.row("SELECT count(*) AS n FROM node_advisories WHERE event = 'timeout'")["n"] == 0
+    finally:
+        for server in followers:
+            os.kill(server.pid, signal.SIGCONT)
+    cluster.await_replicas(stream)
+    last_ns = rig.info(stream).last_stored_ns
+    rig.source = cluster.leader(stream)
+    rig.await_clock(stream, (last_ns or 0) + 20 * 10**9)
+    rig.drain(sensor={"interval": "5s"})
+    rows = rig.rows(
+        "SELECT node, event_ns - epoch_ns(last_seen) AS silence_ns FROM node_advisories"
+        " JOIN node_availability USING (node) WHERE event = 'timeout' ORDER BY node"
+    )
+    assert [(row["node"], row["silence_ns"] // 10**9) for row in rows] == [("n0", 4), ("n1", 4), ("n2", 4)]
