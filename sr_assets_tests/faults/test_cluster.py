@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import pytest
 
+from sr_assets.adapters.copying import sending
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.wire import Connection, WireError, read_confirmed, read_headers
 from sr_assets.domain.messages import Message, last_origin
@@ -239,3 +240,35 @@ def test_leader_without_followers_proves_no_silence(rig: Rig, cluster: NatsClust
         " JOIN node_availability USING (node) WHERE event = 'timeout' ORDER BY node"
     )
     assert [(row["node"], row["silence_ns"] // 10**9) for row in rows] == [("n0", 4), ("n1", 4), ("n2", 4)]
+
+
+@pytest.mark.parametrize("silent_seconds", (4.0, 25.0), ids=("still_leader", "stepped_down"))
+def test_leader_that_commits_nothing_loses_and_doubles_no_copy(
+    rig: Rig, cluster: NatsCluster, monkeypatch: pytest.MonkeyPatch, silent_seconds: float
+) -> None:
+    """The target's leader answers requests, but acknowledges no copy; later it may commit those that it has appended."""
+    monkeypatch.setattr(sending, "_ACK_SECONDS", 1.5)
+    stream, target = rig.make(), rig.unique("TARGET")
+    create_replicated(cluster, target, f"{target}.>")
+    rig.target = cluster.leader(target)
+    rig.add(stream, target_stream=target, target_url=rig.target.url, target_subject_prefix=target)
+    rig.publish(stream, [Sent(b"%d" % n) for n in range(3)])
+    rig.drain()
+    rig.publish(stream, [Sent(b"%d" % n) for n in range(3, 40)])
+    stopped, followers = time.monotonic(), cluster.followers(target)
+    try:
+        for server in followers:
+            os.kill(server.pid, signal.SIGSTOP)
+        while time.monotonic() < stopped + silent_seconds:
+            failure = rig.failure()
+        assert "Traceback" not in failure
+    finally:
+        for server in followers:
+            os.kill(server.pid, signal.SIGCONT)
+    cluster.await_replicas(target)
+    rig.target = cluster.leader(target)
+    rig.entries[0]["target_url"] = rig.target.url
+    rig.drain()
+    assert sorted(int(copy.payload) for copy in rig.copies(target)) == list(range(40))
+    counts = rig.row("SELECT copied_messages, parked_messages, gap_messages FROM replication")
+    assert counts == {"copied_messages": 40, "parked_messages": 0, "gap_messages": 0}
