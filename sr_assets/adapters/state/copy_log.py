@@ -45,42 +45,43 @@ class CopyLog(StreamTable):
             columns = [list(column) for column in zip(*runs, strict=True)]
             self._connection.execute("INSERT INTO copies VALUES (?, ?, ?, ?, ?)", [self._stream, now_ns, *columns])
 
-    def copies(self) -> list[tuple[int, int]]:
-        """Return (target sequence, source sequence) of every copy of the last hour, in the target's order."""
-        rows = self._connection.execute(
-            "SELECT target_sequences, sequences, lengths FROM copies WHERE stream = ?", [self._stream]
-        ).fetchall()
-        runs = [run for columns in rows for run in zip(*columns, strict=True)]
-        return sorted((at + step, sequence + step) for at, sequence, length in runs for step in range(length))
-
     def keep_until(self, target_sequence: int) -> None:
         """Drop the copies after a target sequence: the target no longer holds them."""
-        rows = self._connection.execute(
-            "SELECT committed_ns, target_sequences, sequences, lengths FROM copies WHERE stream = ?", [self._stream]
-        ).fetchall()
-        self._connection.execute("DELETE FROM copies WHERE stream = ?", [self._stream])
-        for committed_ns, *lists in rows:
-            runs = [
-                (at, sequence, min(length, target_sequence - at + 1))
-                for at, sequence, length in zip(*lists, strict=True)
-                if at <= target_sequence
-            ]
-            if runs:
-                columns = [list(column) for column in zip(*runs, strict=True)]
-                self._connection.execute(
-                    "INSERT INTO copies VALUES (?, ?, ?, ?, ?)", [self._stream, committed_ns, *columns]
-                )
+        self._connection.execute(
+            """
+            CREATE OR REPLACE TEMP TABLE kept AS
+            SELECT stream, committed_ns, list(place), list(sequence), list(least(length, $2 - place + 1)) FROM (
+                SELECT rowid AS batch, stream, committed_ns, unnest(target_sequences) AS place,
+                    unnest(sequences) AS sequence, unnest(lengths) AS length
+                FROM copies WHERE stream = $1 AND list_max(target_sequences) + list_max(lengths) > $2)
+            WHERE place <= $2 GROUP BY batch, stream, committed_ns
+            """,
+            [self._stream, target_sequence],
+        )
+        self._connection.execute(
+            "DELETE FROM copies WHERE stream = ? AND list_max(target_sequences) + list_max(lengths) > ?",
+            [self._stream, target_sequence],
+        )
+        self._connection.execute("INSERT INTO copies FROM kept")
+        self._connection.execute("DROP TABLE kept")
 
     def add_resends(self, ranges: Iterable[SequenceRange], *, was_copied: bool) -> None:
         """Request that source sequences are copied again."""
-        rows = [[self._stream, sequences.first, sequences.next, was_copied] for sequences in ranges if len(sequences)]
+        rows = [(sequences.first, sequences.next) for sequences in ranges if len(sequences)]
         if rows:
-            self._connection.executemany("INSERT INTO resends VALUES (?, ?, ?, ?)", rows)
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            self._connection.execute(
+                "INSERT INTO resends SELECT ?, unnest(?::BIGINT[]), unnest(?::BIGINT[]), ?",
+                [self._stream, *columns, was_copied],
+            )
 
     def resends(self, limit: int | None = None, until: int | None = None) -> list[Resend]:
         """Return the sequences to send again, in order: at most `limit`, and only those before `until`."""
+        # Each row has at least one sequence.
         rows = self._connection.execute(
-            "SELECT first, next, stood FROM resends WHERE stream = ? ORDER BY first", [self._stream]
+            "SELECT first, next, stood FROM resends WHERE stream = $1 AND first < coalesce($2, first + 1)"
+            " ORDER BY first LIMIT $3",
+            [self._stream, until, limit],
         ).fetchall()
         resends: list[Resend] = []
         left = limit

@@ -13,12 +13,14 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
+from sr_assets.adapters.state.copy_comparison import PORTION, CopyComparison
 from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
@@ -113,7 +115,7 @@ class TargetReview:
         checked = max(copying.target_checked, copying.target_sequence)
         behind = SequenceRange(checked + 1, max(checked, target.last_sequence) + 1)
         if not self._stream.ephemeral and copying.target_created_ns and len(behind):
-            for sequence in self.read_copies(behind, copies_pattern(self._stream, target)).values():
+            for _, sequence in self._read_copies(behind, copies_pattern(self._stream, target)):
                 raise RunError(other_writer_text(self._stream.target_stream, self._identity, sequence))
         copying.target_checked = max(copying.target_checked, target.last_sequence)
 
@@ -126,15 +128,13 @@ class TargetReview:
                 if intent is not None and (resend or not self._stream.tracked):
                     self._store.clear_intent(self._stream.stream, resend=resend)
 
-    def read_copies(self, held: SequenceRange, subjects: str | None = None) -> dict[int, int]:
-        """Return this entry's copies in a range of the target: target sequence → source sequence."""
-        copies: dict[int, int] = {}
+    def _read_copies(self, held: SequenceRange, subjects: str | None = None) -> Iterator[tuple[int, int]]:
+        """Yield this entry's copies in a range of the target: target sequence and source sequence."""
         with wire.Connection(self._stream.target, "sr-assets review") as connection:
             lists = wire.read_headers(connection, self._stream.target_stream, held, subjects)
             for message in itertools.chain.from_iterable(lists):
                 if copy := find_copy(message.headers, self._identity, self._copying.created_ns):
-                    copies[message.sequence] = copy.sequence
-        return copies
+                    yield message.sequence, copy.sequence
 
     # ------------------------------------------------------------------------------------------ replaced or recreated
 
@@ -208,48 +208,46 @@ class TargetReview:
     def _note_rollback(self, target: StreamInfo) -> None:
         """Find the last copy that is still at its target sequence, and request resends of all later copies.
 
-        Copies older than an hour are not in the copy log and are recorded as lost.
+        Copies older than an hour are not in the copy log and are recorded as lost. The comparison takes a bounded amount of
+        memory, and one transaction commits its result, so an interruption repeats it.
         """
-        stream, copying = self._stream, self._copying
-        copies = self._log.copies()
         held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
-        matching = self.read_copies(held)
-        kept = [(at, sequence) for at, sequence in copies if matching.get(at) == sequence]
+        with CopyComparison(self._store.connection, self._stream.stream, self._context.folder) as comparison:
+            copies = self._read_copies(held)
+            while portion := list(itertools.islice(copies, PORTION)):
+                comparison.add_held(portion)
+            self._follow_rollback(target, held, comparison)
+
+    def _follow_rollback(self, target: StreamInfo, held: SequenceRange, comparison: CopyComparison) -> None:
+        stream, copying, before = self._stream, self._copying, self._copying.target_sequence
+        kept = comparison.last_kept()
         # Without such a copy of the last hour, use the last copy of any age that the target holds.
-        at, sequence = kept[-1] if kept else max(matching.items(), default=(target.first_sequence - 1, 0))
-        remaining = set(matching.values())
-        lost = [copy for position, copy in copies if position > at and position >= held.first and copy not in remaining]
-        known_from = next(
-            (copy for copy in copies if copy[0] > at), (copying.target_sequence + 1, copying.target_holds + 1)
-        )
-        unknown = 0 if kept or known_from[1] <= sequence + 1 else max(0, known_from[0] - at - 1)
+        at, sequence = kept or comparison.last_held() or (target.first_sequence - 1, 0)
+        known_at, known_from = comparison.first_after(at) or (before + 1, copying.target_holds + 1)
+        unknown = 0 if kept or known_from <= sequence + 1 else max(0, known_at - at - 1)
         intent = self._store.open_intent(stream.stream)
-        waits = intent is not None and not any(intent.first <= copy < intent.next for copy in remaining)
-        logger.error(
-            "%s: target stream %s was rolled back from %d to %d; sending %d copies again, %d older ones are lost",
-            stream.label,
-            stream.target_stream,
-            copying.target_sequence,
-            at,
-            len(lost),
-            unknown,
-        )
+        waits = intent is not None and not comparison.holds_any(intent.first, intent.next)
         copying.target_sequence, copying.target_holds = max(0, at), sequence
         copying.target_checked = target.last_sequence
         copying.lost_messages += unknown
         recalled = min(copying.copied_messages, unknown)
         copying.copied_messages -= recalled
+        count = 0
         with self._store.transaction():
             self._store.counters(stream.stream).add({Counter.RECALLED_MESSAGES: recalled})
             if unknown:
-                hole = SequenceRange(sequence + 1, known_from[1])
+                hole = SequenceRange(sequence + 1, known_from)
                 gap = gap_row(stream.stream, hole, unknown, "lost", self._context.clock.now_ns())
                 save_gaps(self._store, stream, [gap], self._context.report)
             self._log.keep_until(at)
-            self._log.add_resends(merge_ranges(SequenceRange(copy, copy + 1) for copy in lost), was_copied=True)
+            for lost in comparison.lost(max(at + 1, held.first)):
+                self._log.add_resends(merge_ranges(SequenceRange(n, n + 1) for n in lost.tolist()), was_copied=True)
+                count += len(lost)
             since = target.last_sequence if waits else min(at, target.last_sequence)
             self._move_intents(created_ns=target.created_ns, target_sequence=since, waits=waits)
             self._store.save_copying(copying)
+        happened = f"was rolled back from {before} to {at}; sending {count} copies again, {unknown} older ones are lost"
+        logger.error("%s: target stream %s %s", stream.label, stream.target_stream, happened)
 
 
 def _moved(intent: Intent, target_created_ns: int, target_sequence: int, *, waits: bool) -> Intent:
