@@ -165,6 +165,8 @@ class TargetReview:
         copying.target_created_ns = target.created_ns if target else 0
         copying.target_sequence = copying.target_holds = 0
         copying.target_checked = end
+        # A target that was ours before, under another configuration, holds some of the copies that are made again.
+        copying.target_adopted = 1 if again and end else 0
         with self._store.transaction():
             self._log.clear()
             self._log.add_resends(again, was_copied=False)

@@ -12,7 +12,7 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.records import CopyState, Intent
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.stages.replication import replica
+from sr_assets.stages.replication import replica, target_history
 from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
@@ -279,6 +279,25 @@ def test_long_target_scan_logs_and_saves_its_progress(
     with rig.open() as site:
         copying = site.state.load_copying(stream)
     assert (copying.target_looked, copying.target_looked_ns) == (300, rig.info(target, rig.target).created_ns)
+
+
+@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
+@pytest.mark.parametrize("reset", ("continue", "recopy"))
+def test_returning_to_an_earlier_target_doubles_no_copy(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, str], reset: str
+) -> None:
+    monkeypatch.setattr(target_history, "_OLD_ANSWERS_SECONDS", 0.0)
+    stream, window = rig.make(), {"duplicate_window": 100_000_000}
+    first, second = rig.unique("A"), rig.unique("B")
+    for target in (first, second):
+        rig.create(target, rig.target, subjects=[f"{target}.>"], **window)
+    configured = rig.add(stream, on_target_reset=reset, **entry)
+    for target, (at, after) in zip((first, second, first), ((1, 4), (4, 7), (7, 9)), strict=True):
+        configured |= {"target_stream": target, "target_subject_prefix": target}
+        rig.publish(stream, numbered(at, after))
+        rig.drain()
+    assert payloads(rig, second) == ([1, 2, 3, 4, 5, 6] if reset == "recopy" else [4, 5, 6])
+    assert payloads(rig, first) == [1, 2, 3, *([4, 5, 6] if reset == "recopy" else []), 7, 8]
 
 
 def test_second_writer_of_the_same_name_stops_the_active_run(
