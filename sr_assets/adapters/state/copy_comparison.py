@@ -91,10 +91,10 @@ class CopyComparison:
 
     def holds_any(self, first: int, after: int) -> bool:
         """Return whether the target holds a copy of a range of source sequences."""
-        found = self._connection.execute(
+        rows = self._connection.execute(
             "SELECT 1 FROM held WHERE sequence >= ? AND sequence < ? LIMIT 1", [first, after]
         )
-        return bool(found.fetchall())
+        return bool(rows.fetchall())
 
     def lost(self, target_sequence: int) -> Iterator[Numbers]:
         """Yield the source sequences of the log's copies from a target sequence on that the target lacks, in portions."""
