@@ -146,7 +146,7 @@ def restore_newer(settings: Settings, site: str) -> None:
         return
     try:
         newest = find_checkpoint(settings, site)
-        if newest is None or (exists and not _is_ahead(newest, folder)):
+        if newest is None or (exists and not _is_ahead(settings, site, newest)):
             return
         about, aside = _restore_stored(settings, store, site)
     except RunError as error:
@@ -156,10 +156,14 @@ def restore_newer(settings: Settings, site: str) -> None:
     logger.warning("%s: restored the checkpoint of %s%s", site, described(about), kept)
 
 
-def _is_ahead(newest: Stored, folder: Path) -> bool:
-    """Return whether a checkpoint has read more than the state of a home."""
-    streams = read_status(folder).get("streams", {})
-    return any(after > streams.get(stream, {}).get("next_sequence", 0) for stream, after in newest.positions.items())
+def _is_ahead(settings: Settings, site: str, newest: Stored) -> bool:
+    """Return whether a checkpoint is newer than this home's state and has read more of a configured stream."""
+    status = read_status(settings.home / "sites" / site)
+    streams = status.get("streams", {})
+    return newest.at_ns > status.get("committed_at_ns", 0) and any(
+        newest.positions.get(entry.stream, 0) > streams.get(entry.stream, {}).get("next_sequence", 0)
+        for entry in settings.sites[site]
+    )
 
 
 def find_checkpoint(settings: Settings, site: str) -> Stored | None:

@@ -15,6 +15,7 @@ from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.domain.errors import RunError
 from sr_assets.stages.checkpointing import find_checkpoint, restore_site
 from sr_assets.stages.saving import save_site
+from sr_assets_tests.members import elected, make_bucket
 from sr_assets_tests.rig import SITE, Rig, Sent, address
 
 pytestmark = pytest.mark.process
@@ -128,11 +129,12 @@ def flip(file: Path) -> None:
     (
         (lambda file: change_about(file, format=2), "upgrade this host first"),
         (lambda file: change_about(file, site="PARIS"), "is a checkpoint of LONDON/PARIS, not of LONDON/LONDON"),
+        (lambda file: change_about(file, unknown=1), "is not a complete checkpoint"),
         (cut, "is not a complete checkpoint"),
         (flip, "use another one"),
         (lambda file: file.write_text("not a checkpoint"), "is not a complete checkpoint"),
     ),
-    ids=("newer", "other_site", "cut", "flipped", "text"),
+    ids=("newer", "other_site", "unknown_field", "cut", "flipped", "text"),
 )
 def test_unusable_checkpoint_leaves_the_state_untouched(rig: Rig, tmp_path: Path, damage: Any, problem: str) -> None:
     stream, _ = add(rig)
@@ -183,3 +185,22 @@ def test_pause_is_part_of_the_checkpoint(rig: Rig, tmp_path: Path) -> None:
     lose_home(rig)
     restore_site(settings, SITE, tmp_path / "checkpoint")
     assert paused_streams(rig.home / "sites" / SITE) == {stream}
+
+
+def test_leader_keeps_its_own_state(rig: Rig) -> None:
+    """Not even a removed stream in the checkpoint makes that look newer."""
+    top, gone = elected("a", make_bucket(rig)), rig.make()
+    stream = rig.make()
+    for name in (gone, stream):
+        rig.add(name)
+        rig.publish(name, numbered(1, 4))
+    rig.drain(**top)
+    newest = find_checkpoint(rig.settings(**top), SITE)
+    assert newest is not None
+    assert newest.positions == {gone: 4, stream: 4}
+    rig.entries.pop(0)
+    rig.publish(stream, numbered(4, 6))
+    for _ in range(2):
+        rig.drain(**top)
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5]
+    assert list((rig.home / "sites" / SITE).glob("*.replaced-*")) == []

@@ -140,7 +140,8 @@ def write_checkpoint(
                 part = parts / f"{table}.parquet"
                 query = _WRITTEN.get(table, f"FROM {table}")
                 values = {"computed": computed} if "$computed" in query else {}
-                connection.execute(f"COPY ({query}) TO '{part}' {_PARQUET}", values)
+                path = str(part).replace("'", "''")
+                connection.execute(f"COPY ({query}) TO '{path}' {_PARQUET}", values)
                 archive.write(part, part.name)
                 part.unlink()
         draft.chmod(0o600)
@@ -165,7 +166,10 @@ def read_about(file: Path, replicator: str, site: str) -> About:
             f"{file}: is a checkpoint of format {fields.get('format')}, schema {fields.get('schema')}; this version reads"
             f" format {FORMAT}, schema {SCHEMA_VERSION}: upgrade this host first"
         )
-    about = About(**fields)
+    try:
+        about = About(**fields)
+    except TypeError as error:
+        raise RunError(f"{file}: is not a complete checkpoint ({error}); use another one") from None
     if (about.replicator, about.site) != (replicator, site):
         raise RunError(f"{file}: is a checkpoint of {about.replicator}/{about.site}, not of {replicator}/{site}")
     return about
