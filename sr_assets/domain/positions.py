@@ -137,13 +137,16 @@ def credible_times(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return stored times, of which incredible ones count as the latest credible time before them, and which those are.
 
-    `before_ns` is the latest credible time before the first one; without any, our clock's time counts.
+    `before_ns` is the latest credible time before the first one. Without any, the first credible time after them counts:
+    our clock's time would be later than the following messages, and nodes would seem silent; it counts only if no time is
+    credible.
     """
     ahead = stored_ns - own_clock_ns > CLOCK_TOLERANCE_NS
     if not ahead.any():
         return stored_ns, ahead
-    least_ns = own_clock_ns if before_ns is None else before_ns
-    latest_ns = np.maximum(np.maximum.accumulate(np.where(ahead, 0, stored_ns)), least_ns)
+    if before_ns is None:
+        before_ns = own_clock_ns if ahead.all() else int(stored_ns[~ahead][0])
+    latest_ns = np.maximum(np.maximum.accumulate(np.where(ahead, 0, stored_ns)), before_ns)
     return np.where(ahead, latest_ns, stored_ns), ahead
 
 

@@ -109,6 +109,21 @@ def test_clock_far_ahead_causes_no_false_transition(rig: Rig, clock: WrongClock,
     assert len(rig.copies(stream)) == rig.row("replication")["copied_messages"]
 
 
+def test_first_messages_of_a_wrong_clock_are_no_later_than_the_next(rig: Rig, clock: WrongClock) -> None:
+    """A new state reads them long afterwards, in small batches: dated now, they would put each node's silence in the past."""
+    stream = rig.make()
+    rig.add(stream, **ENTRY, batch_messages=3)
+    clock.begin()
+    send(rig, stream, "a", "b")
+    clock.end()
+    began = time.monotonic()
+    while time.monotonic() < began + 6:
+        send(rig, stream, "a", "b", "c")
+        time.sleep(0.3)
+    rig.drain()
+    assert {node: events(rig, node) for node in "abc"} == {"a": ["new"], "b": ["new"], "c": ["new"]}
+
+
 def test_watermark_far_ahead_returns_after_a_correction(
     rig: Rig, clock: WrongClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
