@@ -104,8 +104,7 @@ class Copier:
                     receipt.too_old += 1
                     receipt.too_old_bytes += len(message.payload)
                     continue
-                if message.sequence in self._found:
-                    self._check_copy(message)
+                if self._is_copied(message):
                     receipt.count(len(message.payload))
                     receipt.found += 1
                     self._stage(message)
@@ -137,15 +136,25 @@ class Copier:
                 self._stage(copy._replace(sequence=sequence, stored_ns=stored_ns, subject=subject))
         self._stage_copied()
 
-    def _check_copy(self, message: Message) -> None:
-        """Raise RunError if the source now holds another message than the copied one at its sequence."""
-        if self._found[message.sequence][1] != message.stored_ns // 1_000_000:
-            plan = self._plan
+    def _is_copied(self, message: Message) -> bool:
+        """Return whether the target holds a copy of a message.
+
+        Raises RunError if an earlier attempt at this batch has copied another message with its sequence. Such a copy of a
+        later state is no error: the source was rolled back after this state, and the copy belongs to its lost messages.
+        """
+        plan = self._plan
+        if message.sequence not in self._found:
+            return False
+        target_sequence, stored_ms = self._found[message.sequence]
+        if stored_ms == message.stored_ns // 1_000_000:
+            return True
+        if target_sequence > plan.since:
             raise RunError(
                 f"source stream {plan.source_stream} holds another message {message.sequence} than the one that was copied"
                 f" into {plan.stream} before the batch was interrupted: the source was rolled back; run `sr-assets recover"
                 f" --stream {plan.name}/{plan.source_stream} --force`"
             )
+        return False
 
     def _note_missing(self, missing: list[int]) -> None:
         """Account for sequences that the source does not hold: either copied by an earlier attempt or lost."""

@@ -190,10 +190,14 @@ class Sender:
             )
 
     def _settle_duplicate(self, ack: wire.Ack) -> None:
-        """Look up a duplicate in the target; if it is missing there, resend the message with another id."""
+        """Look up a duplicate in the target; if it is missing there, resend the message with another id.
+
+        A source that was rolled back has another message at the sequence of an earlier copy.
+        """
         at, plan = ack.target_sequence or 0, self._plan
         _, copy = self._copy_at(at)
-        if copy is not None and copy.sequence == ack.sequence:
+        stored_ms = self._window[ack.sequence].stored_ns // 1_000_000
+        if copy is not None and (copy.sequence, copy.stored_ms) == (ack.sequence, stored_ms):
             if at <= plan.since:
                 raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))
             self._settle(ack.sequence, at)

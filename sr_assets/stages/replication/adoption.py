@@ -29,11 +29,14 @@ def adopt_copies(context: CopyContext, state: StreamState, copying: CopyState, t
     """
     stream, store = context.stream, context.store
     copies = FoundCopies(context.folder)
-    if stream.ephemeral or not copying.target_created_ns:
+    if stream.ephemeral:
         return copies
     intents = [store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
     open_intents = [intent for intent in intents if intent and intent.target_created_ns == target.created_ns]
     checked = copying.target_adopted or max(copying.target_checked, copying.target_sequence) + 1
+    if not copying.target_created_ns and copying.target_looked_ns != target.created_ns:
+        # A later state created the target, or somebody recreated it, since this state's only check.
+        checked = 1
     first = min([checked, *(intent.target_sequence + 1 for intent in open_intents)])
     held = SequenceRange(max(1, first, target.first_sequence), target.last_sequence + 1)
     others = 0

@@ -72,10 +72,17 @@ def refuse_lost_copies(
     """Raise RunError if the target holds copies of a stream whose state has none.
 
     The whole target is scanned once in a stream's life: on a shared target, our copies may be older than many others. An
-    interrupted scan resumes; the scan of another target does not count.
+    interrupted scan resumes; the scan of another target does not count. The state then has the name of the target, which
+    proves that copies found later belong to a later state.
     """
-    if stream.ephemeral or target is None:
-        return
+    if not stream.ephemeral and target is not None:
+        _scan(stream, store, copying, source, target)
+    copying.target_stream, copying.target_checked = stream.target_stream, target.last_sequence if target else 0
+    with store.transaction():
+        store.save_copying(copying)
+
+
+def _scan(stream: StreamSettings, store: SiteState, copying: CopyState, source: StreamInfo, target: StreamInfo) -> None:
     looked = copying.target_looked if copying.target_looked_ns == target.created_ns else 0
     after = target.last_sequence + 1
     held = SequenceRange(min(max(1, target.first_sequence, looked + 1), after), after)

@@ -190,15 +190,16 @@ class ReplicaStage:
         same = (copying.created_ns, copying.starts) == (created_ns, starts)
         if same and copying.target_stream is not None:
             return
-        end = target.last_sequence if target else 0
-        if copying.target_stream is None and not copying.copied_messages and self._open_intent() is None:
+        is_first = not copying.created_ns and not copying.copied_messages and self._open_intent() is None
+        if is_first and copying.target_stream != self._stream.target_stream:
             refuse_lost_copies(self._stream, self._store, copying, source, target)
-            copying.target_checked = end
-        elif not same:
-            # Copies of an abandoned attempt in the target must not count as another writer's.
+        elif not is_first and not same:
             settle_abandoned_batch(self._context, source, state, copying)
             review.restart()
-            copying.target_sequence, copying.target_holds, copying.target_checked = 0, 0, end
+            # The target may hold copies of an abandoned attempt, and those of a later state that restarted as well.
+            checked = max(copying.target_checked, copying.target_sequence)
+            copying.target_adopted, self._adopted = copying.target_adopted or checked + 1, None
+            copying.target_sequence, copying.target_holds = 0, 0
         copying.created_ns, copying.starts = created_ns, starts
         copying.target_stream = copying.target_stream or self._stream.target_stream
         with self._store.transaction():

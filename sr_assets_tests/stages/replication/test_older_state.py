@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.state.pausing import set_paused
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_bench.comparison.tables import Kind
 from sr_assets_tests.reference import SECOND, Rules, by_field
@@ -20,13 +22,14 @@ pytestmark = pytest.mark.process
 
 PLAIN: dict[str, Any] = {}
 TRACKED: dict[str, Any] = {"inspect_field": "sender", "inspect_duration": "10h", "size_trigger": 1}
+FORCED: dict[str, Any] = {**TRACKED, "inspect_force_field": "force"}
 #: The parts of a home that a backup may contain; the history of snapshots may have stayed.
 STATE, HOME = ("sites",), ("sites", "snapshots")
 
 
 def numbered(first: int, after: int, nodes: int = 4) -> list[Sent]:
     """Return messages of changing sizes: a tracked stream copies most of them."""
-    bodies = [{"sender": f"n{n % nodes}", "n": n, "pad": "x" * (n % 3)} for n in range(first, after)]
+    bodies = [{"sender": f"n{n % nodes}", "n": n, "pad": "x" * (n % 3), "force": True} for n in range(first, after)]
     return [Sent(json.dumps(body).encode()) for body in bodies]
 
 
@@ -190,3 +193,80 @@ def test_advisories_deleted_since_count_as_published_by_a_later_state_only(rig: 
     announce(rig, stream, range(8, 9))
     assert announced(rig, feed) == ["n7", "n8"]
     assert [row["node"] for row in rig.rows("SELECT node FROM node_advisories WHERE published_at IS NULL")] == []
+
+
+@pytest.mark.parametrize("entry", (PLAIN, FORCED), ids=("plain", "tracked"))
+@pytest.mark.parametrize("created", ("by_us", "by_others"))
+@pytest.mark.parametrize("paused", (False, True), ids=("empty", "paused"))
+def test_state_before_the_first_copy_makes_no_copy_twice(
+    rig: Rig, entry: dict[str, Any], created: str, paused: bool
+) -> None:
+    """The stream has a position, but its source was empty, or its copying paused."""
+    if paused and not entry:
+        pytest.skip("a paused plain stream reads nothing, so its state equals an empty one")
+    stream = rig.make()
+    configured = rig.add(stream, **entry)
+    if created == "by_others":
+        rig.create(stream, rig.target, duplicate_window=100_000_000)
+        # Another site's copies on a shared target.
+        rig.publish(stream, [Sent(b"foreign")] * 3, rig.target)
+    foreign = 3 if created == "by_others" else 0
+    if paused:
+        settings = rig.settings()
+        set_paused(settings, settings.streams[0], True)
+        rig.publish(stream, numbered(1, 9))
+    rig.drain()
+    back_up(rig, STATE)
+    if paused:
+        set_paused(settings, settings.streams[0], False)
+    rig.publish(stream, numbered(9, 30))
+    rig.drain()
+    made = len(rig.copies(stream))
+    assert made == foreign + (29 if paused else 21)
+    put_back(rig, STATE)
+    if paused:
+        set_paused(settings, settings.streams[0], False)
+    configured["batch_messages"] = 7
+    rig.publish(stream, numbered(30, 33))
+    rig.drain()
+    copies = [json.loads(copy.payload)["n"] for copy in rig.copies(stream)[foreign:]]
+    assert sorted(set(copies)) == sorted(copies)
+    assert len(copies) > made - foreign
+    assert rig.row("replication")["copied_messages"] == len(copies)
+
+
+@pytest.mark.parametrize("entry", (PLAIN, FORCED), ids=("plain", "tracked"))
+@pytest.mark.parametrize("position", ("before", "after"))
+@pytest.mark.parametrize("followed", (False, True), ids=("later_state_stopped", "later_state_followed"))
+def test_state_older_than_a_rollback_of_its_source_copies_each_message(
+    rig: Rig, restore_source: Callable[[str], None], entry: dict[str, Any], position: str, followed: bool
+) -> None:
+    """Copies of the messages that the source lost have the sequences of its new ones."""
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", **entry)
+    rig.create(stream, rig.target, duplicate_window=100_000_000)
+    rig.publish(stream, numbered(1, 5))
+    rig.drain()
+    if position == "before":
+        back_up(rig, STATE)
+    rig.publish(stream, numbered(5, 9))
+    restore_source("save")
+    rig.publish(stream, numbered(9, 13))
+    rig.drain()
+    if position == "after":
+        back_up(rig, STATE)
+    rig.publish(stream, numbered(13, 21))
+    rig.drain()
+    restore_source("restore")
+    rig.publish(stream, numbered(109, 115))
+    if followed:
+        rig.drain()
+    before = Counter(numbers(rig, stream))
+    put_back(rig, STATE)
+    rig.drain()
+    after = Counter(numbers(rig, stream))
+    # A restart copies the messages again that the source still holds.
+    assert {n: count for n, count in after.items() if n > 100} == dict.fromkeys(range(109, 115), 1)
+    assert set(range(1, 9)) <= set(after)
+    if followed:
+        assert after == before
