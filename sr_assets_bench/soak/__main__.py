@@ -1,7 +1,8 @@
 """`make soak`: a fleet reports and a site runs repeatedly while random faults hit all parts.
 
-Four streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also serves direct gets for it,
-and the advisories, which are copied to the target and folded there by a feed.
+Six streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also serves direct gets for it,
+two with steady nodes (a wrong clock; few messages per subject, read with a filter), and the advisories, which are copied
+to the target and folded there by a feed.
 
 At the end the faults and the fleet stop, and two last runs drain the streams. Then the target, the tables, the
 advisories and the centre's view are compared with the source's history. Only messages that the source stored count.
@@ -41,6 +42,8 @@ from sr_assets_bench.comparison.tables import Difference, Kind
 from sr_assets_bench.soak.faults import Fault, Gremlin
 from sr_assets_bench.soak.runs import Operator, Progress
 from sr_assets_bench.soak.servers import LimitedServer, SourceStore
+from sr_assets_bench.soak.steady import CLOCK, INTERVAL_SECONDS, LATEST, NODES, add_steady_streams, compare_steady
+from sr_assets_bench.soak.wrong_clock import WrongClock
 from sr_assets_tests.marked import marked
 from sr_assets_tests.reference import SECOND, Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
@@ -66,7 +69,7 @@ _SHOWN: Final = 10
 class Verdict:
     """The counts of a soak; `beginnings` counts the restarts of streams after a rollback of their source.
 
-    `views` are the differences at the centre, `complaints` the problems of runs and processes.
+    `views` are the differences at the centre and of the steady streams, `complaints` the problems of runs and processes.
     """
 
     seed: int
@@ -131,12 +134,13 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
         (home / "site").mkdir()
         rig = Rig(home / "site", source, target, str)
         stack.callback(stop_engine, rig.home)
-        _configure(rig)
+        clock = stack.enter_context(WrongClock(source))
+        _configure(rig, clock.url)
         operator = Operator(rig, random.Random(f"{seed} runs"))
         stack.callback(operator.kill)
         _begin(rig, operator)
         store = SourceStore(rig)
-        gremlin = Gremlin(rig, target, FEED, store, operator, random.Random(f"{seed} faults"), seconds)
+        gremlin = Gremlin(rig, target, FEED, store, clock, operator, random.Random(f"{seed} faults"), seconds)
         for after, fault, lasting in gremlin.plan:
             _say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)
@@ -162,9 +166,10 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
         pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
         compared = list(_compare(rig, pasts, ends[0])) if drained else []
         views = list(compare_feed(rig, CENTRE, target, ends[1])) if drained else []
+        steady = [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)] if drained else []
     beginnings = sum(len(past.beginnings) for past in pasts.values())
     complaints = [*operator.complaints, *_left_behind()]
-    return Verdict(seed, seconds, operator.ends, gremlin.faults, beginnings, compared, views, complaints)
+    return Verdict(seed, seconds, operator.ends, gremlin.faults, beginnings, compared, [*views, *steady], complaints)
 
 
 def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]:
@@ -177,7 +182,7 @@ def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]
     yield compare(rig, replace(plain, stream=FEED), pasts=pasts, target=CENTRE, until=fed)
 
 
-def _configure(rig: Rig) -> None:
+def _configure(rig: Rig, clock_url: str) -> None:
     """Create the streams and the configuration, with small batches and short intervals, so that faults interrupt much
     work.
     """
@@ -199,6 +204,7 @@ def _configure(rig: Rig) -> None:
     rig.add(MIRROR, **common, **tracked, target_subject_prefix=MIRROR)
     rig.add(FEED, **common, target_stream=CENTRE)
     rig.add_feed(CENTRE)
+    add_steady_streams(rig, clock_url)
     # Some batches are large enough for Spark; the others are read and copied in the run's own process.
     rig.settings(sensor={"interval": "2s"}, run_budget="20s", spark={"from_messages": 100})
 
@@ -221,6 +227,7 @@ def _plans(seed: int) -> dict[str, FleetPlan]:
     return {
         PLAIN: FleetPlan(150, 1.0, seed, payload_bytes=1_000),
         SAMPLED: FleetPlan(75, 0.5, seed, _CHURN, payload_bytes=1_000),
+        **{stream: FleetPlan(NODES, INTERVAL_SECONDS, seed, payload_bytes=1_000) for stream in (CLOCK, LATEST)},
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from sr_assets.adapters.spark.engine import engine_status
+from sr_assets.domain.errors import RunError
 from sr_assets_bench.soak.runs import Progress
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sr_assets.embedded.nats_server import NatsServer
     from sr_assets_bench.soak.runs import Operator
     from sr_assets_bench.soak.servers import LimitedServer, SourceStore
+    from sr_assets_bench.soak.wrong_clock import WrongClock
     from sr_assets_tests.rig import Rig
 
 #: Seconds between two faults, of a server's absence, and of a server's suspension; each is drawn evenly between two
@@ -58,6 +60,7 @@ class Fault(StrEnum):
     TARGET_LIMITED = "target account at its limit"
     ADVISORIES_FULL = "advisory stream full"
     STATE_LOST = "state lost and put back"
+    CLOCK_AHEAD = "source's clock ahead"
 
 
 #: These faults occur at planned times; the kinds of a group one after the other.
@@ -66,11 +69,15 @@ _RARE_FAULTS: Final = (
     (Fault.SOURCE_COPIED, Fault.SOURCE_PUT_BACK),
     (Fault.TARGET_LIMITED, Fault.ADVISORIES_FULL),
     (Fault.STATE_LOST,),
+    (Fault.CLOCK_AHEAD,),
 )
 _FREQUENT: Final = tuple(fault for fault in Fault if not any(fault in group for group in _RARE_FAULTS))
 
 #: After these faults the site starts again, which takes time: they wait until it has worked since the last one.
 _SETBACKS: Final = frozenset({Fault.RUN_KILLED, Fault.RUN_ENDED, Fault.ENGINE_KILLED})
+
+#: These faults never overlap with a lost state: after a rollback of the advisories, only the target proves the loss.
+_TARGET_FAULTS: Final = frozenset({Fault.TARGET_KILLED, Fault.TARGET_STOPPED, Fault.TARGET_AWAY, Fault.TARGET_LIMITED})
 
 
 class Gremlin:
@@ -86,13 +93,14 @@ class Gremlin:
         target: LimitedServer,
         advisories: str,
         store: SourceStore,
+        clock: WrongClock,
         operator: Operator,
         chance: random.Random,
         seconds: float,
     ) -> None:
         self.faults: Counter[Fault] = Counter()
         self.plan = _rare_faults(chance, seconds)
-        self._rig, self._store = rig, store
+        self._rig, self._store, self._clock = rig, store, clock
         self._target, self._advisories = target, advisories
         self._operator = operator
         self._chance = chance
@@ -134,15 +142,15 @@ class Gremlin:
         return self._chance.uniform(*_PAUSE_SECONDS) + calm
 
     def _strike_rarely(self, fault: Fault, lasting: float) -> bool:
-        """Cause a rare fault, unless its object is affected by another, or no message was read that the copy lacks."""
+        """Cause a rare fault, unless its object is affected by another, or it would have no effect."""
         affected = {
             Fault.TARGET_AWAY: self._target,
             Fault.TARGET_LIMITED: self._target,
             Fault.STATE_LOST: self._operator,
+            Fault.CLOCK_AHEAD: self._clock,
         }
         place = affected.get(fault, self._rig.source)
-        ready = fault is not Fault.SOURCE_PUT_BACK or self._store.behind(self._progress.positions())
-        if place in self._healing or not ready:
+        if place in self._healing or not self._is_ready(fault):
             return False
         self._operator.note(f"{fault} for {lasting:.1f} s")
         self.faults[fault] += 1
@@ -169,9 +177,28 @@ class Gremlin:
                 return partial(self._limit_advisories, -1)
             case Fault.STATE_LOST:
                 return self._lose_state()
+            case Fault.CLOCK_AHEAD:
+                self._clock.set_ahead()
+                return self._clock.correct
         heal = self._return_of_the_target(lasting)
         self._target.kill()
         return heal
+
+    def _is_ready(self, fault: Fault) -> bool:
+        """Return whether a fault has an effect: a message was read that the copy lacks, or each stream has a copy."""
+        if fault is Fault.SOURCE_PUT_BACK:
+            return self._store.behind(self._progress.positions())
+        if fault is Fault.STATE_LOST:
+            return self._target not in self._healing and self._all_copied()
+        return fault not in _TARGET_FAULTS or self._operator not in self._healing
+
+    def _all_copied(self) -> bool:
+        """Return whether the target holds a copy of each stream, without which an empty state is not a lost one."""
+        targets = (entry.get("target_stream", entry["stream"]) for entry in self._rig.entries)
+        try:
+            return all(self._rig.info(target, self._target).last_sequence for target in targets)
+        except RunError:
+            return False
 
     def _limit_advisories(self, max_messages: int) -> None:
         """Let the advisory stream refuse all messages beyond this number, -1 for none."""
@@ -211,6 +238,8 @@ class Gremlin:
         return heal
 
     def _strike(self, fault: Fault) -> bool:
+        if fault in _TARGET_FAULTS and self._operator in self._healing:
+            return False
         match fault:
             case Fault.RUN_KILLED:
                 return self._operator.kill()
