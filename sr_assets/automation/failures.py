@@ -23,7 +23,6 @@ _INTERRUPTED: Final = frozenset({"DagsterExecutionInterruptedError", "KeyboardIn
 
 def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
     """Return the sensor of failed runs, including runs of the command line."""
-    jobs = {site_job_name(site): site for site in settings.sites}
 
     @dg.run_failure_sensor(
         name="run_failures",
@@ -32,20 +31,42 @@ def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
         description="Names the streams of a failed run and the remedy, and lets `notify` report the failure.",
     )
     def run_failures(context: dg.RunFailureSensorContext) -> None:
-        steps, run = context.get_step_failure_events(), context.dagster_run
-        events = [*steps, context.failure_event]
-        if any(_errors(event) & _INTERRUPTED for event in events):
-            return
-        site = jobs.get(run.job_name)
-        entries = _entries(settings, site, run.asset_selection)
-        reason = "; ".join(failures(steps)) if steps else f"{context.failure_event.message}: {_KILLED}"
-        where = ", ".join(entry.label for entry in entries) or f"job {run.job_name}"
-        context.log.error("%s: %s (run %s)", where, reason, run.run_id)
-        streams = streams_without_error(settings.home, entries)
-        if not any(_noted(event) for event in steps) and (streams or not entries):
-            note_run_failure(settings.home, _failure(settings, context, site, streams, reason))
+        steps = context.get_step_failure_events()
+        if line := record_failure(settings, context.instance, context.dagster_run, [*steps, context.failure_event]):
+            context.log.error("%s", line)
 
     return run_failures
+
+
+def record_failures_since(settings: Settings, instance: dg.DagsterInstance, since: datetime) -> datetime:
+    """Record the runs that failed after a time, as the sensor does; return the time of the last one, or `since`."""
+    failed = dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=since)
+    for record in instance.get_run_records(failed, ascending=True):
+        run, kinds = record.dagster_run, (dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE)
+        logged = [entry.dagster_event for kind in kinds for entry in instance.all_logs(run.run_id, of_type=kind)]
+        record_failure(settings, instance, run, [event for event in logged if event is not None])
+        since = max(since, record.update_timestamp.replace(tzinfo=UTC))
+    return since
+
+
+def record_failure(
+    settings: Settings, instance: dg.DagsterInstance, run: dg.DagsterRun, events: Sequence[dg.DagsterEvent]
+) -> str | None:
+    """Record a failed run unless a stream's state has its error; return the line to log, or None after an interrupt.
+
+    `events` are the run's failed steps, then the failure of the run.
+    """
+    if any(_errors(event) & _INTERRUPTED for event in events):
+        return None
+    steps = [event for event in events if event.is_step_failure]
+    site = {site_job_name(site): site for site in settings.sites}.get(run.job_name)
+    entries = _entries(settings, site, run.asset_selection)
+    reason = "; ".join(failures(steps)) if steps else f"{events[-1].message if events else 'the run failed'}: {_KILLED}"
+    where = ", ".join(entry.label for entry in entries) or f"job {run.job_name}"
+    streams = streams_without_error(settings.home, entries)
+    if not any(_noted(event) for event in steps) and (streams or not entries):
+        note_run_failure(settings.home, _failure(settings, instance, run, site, streams, reason))
+    return f"{where}: {reason} (run {run.run_id})"
 
 
 def _entries(settings: Settings, site: str | None, selection: Collection[dg.AssetKey] | None) -> list[Entry]:
@@ -57,10 +78,14 @@ def _entries(settings: Settings, site: str | None, selection: Collection[dg.Asse
 
 
 def _failure(
-    settings: Settings, context: dg.RunFailureSensorContext, site: str | None, streams: tuple[str, ...], reason: str
+    settings: Settings,
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    site: str | None,
+    streams: tuple[str, ...],
+    reason: str,
 ) -> RunFailure:
     """Return the failure of a job; `since_ns` is its first failure since the job last succeeded."""
-    run, instance = context.dagster_run, context.instance
     record, earlier = instance.get_run_record_by_id(run.run_id), read_run_failures(settings.home).get(run.job_name)
     since_ns = int((record.end_time or 0.0) * 1e9) if record else 0
     if earlier is not None:

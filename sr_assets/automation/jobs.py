@@ -18,7 +18,7 @@ from sr_assets.settings import Settings
 from sr_assets.stages.daily import DailyStage
 
 #: The event log has every event. The console is for our own log lines; Dagster would add a traceback to every failure.
-_RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 #: The statuses of a run that has a process.
 _PROCESS_STATUSES: Final = [dg.DagsterRunStatus[name] for name in ("STARTING", "STARTED", "CANCELING")]
@@ -41,7 +41,7 @@ def resolve_job(
         selection=dg.AssetSelection.all(),
         description=description,
         executor_def=dg.in_process_executor,
-        config=dg.ConfigMapping(config_fn=lambda _: _RUN_CONFIG, config_schema={}),
+        config=dg.ConfigMapping(config_fn=lambda _: RUN_CONFIG, config_schema={}),
     )
     return dg.Definitions(assets=assets, jobs=[job], resources=resources).resolve_job_def(job.name)
 
@@ -68,6 +68,7 @@ def build_daily_job(stage: DailyStage, asset: dg.AssetsDefinition) -> dg.Unresol
         selection=[asset],
         description=f"Compute {stage.table.name} for one or more days.",
         executor_def=dg.in_process_executor,
+        config=RUN_CONFIG,
     )
 
 
@@ -97,8 +98,9 @@ def build_daily_schedule(
 def due_days(settings: Settings, stage: DailyStage, now_ns: int) -> tuple[date, date]:
     """Return the first and the last day to compute.
 
-    Raises RunError if no site has published yet, or the history is too short to compute a day.
+    Raises RunError if no tracked stream has been published yet, or the history is too short to compute a day.
     """
+    stage.require_input(settings)
     zone = stage.settings(settings).timezone
     unfinished = unfinished_dates(settings.home, stage.table)
     earliest = stage.earliest_input(settings, now_ns)

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import dagster as dg
 
+from sr_assets.automation.jobs import RUN_CONFIG
+
 
 @dataclass(frozen=True, slots=True)
 class _Retention:
@@ -120,7 +122,7 @@ def _check_executions(instance: dg.DagsterInstance) -> tuple[AbstractContextMana
     return storage.index_connection(), AssetCheckExecutionsTable
 
 
-@dg.job(description="Limits the size of Dagster's own storage.", executor_def=dg.in_process_executor)
+@dg.job(description="Limits the size of Dagster's own storage.", executor_def=dg.in_process_executor, config=RUN_CONFIG)
 def retention() -> None:
     """Delete old runs; dagster.yaml limits old ticks."""
     delete_old_runs()

@@ -60,8 +60,9 @@ def demo(
     type=FILE,
     help="Require a login from this private file: one user:password or token per line.",
 )
+@click.option("--no-ui", is_flag=True, help="Run only Dagster's daemon, without the webserver.")
 @configured
-def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None) -> int:
+def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None, no_ui: bool) -> int:
     """Run Dagster's webserver and daemon until Ctrl-C.
 
     Without --auth-file, the UI accepts only connections of the user who started it.
@@ -71,7 +72,9 @@ def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None)
     set_print_format(settings.log_format)
     warn(settings)
     _outlive_rotation(settings)
-    return serve(settings, Ui(port, read_only, auth_file))
+    if no_ui and (read_only or auth_file):
+        raise click.UsageError("--no-ui excludes --read-only and --auth-file")
+    return serve(settings, None if no_ui else Ui(port, read_only, auth_file))
 
 
 @cli.command()
@@ -82,8 +85,9 @@ def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None)
 @click.option("--follow", is_flag=True, help="Continue until Ctrl-C.")
 @configured
 def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) -> int:
-    """Do the work of the sensors' runs without the UI, recorded in the same Dagster instance.
+    """Do the work of `up` without Dagster's daemon and UI, recorded in the same Dagster instance.
 
+    --once does all work that is due: the sites' runs, then daily tables, native streams, retention and notifications.
     Each site runs in its own process: at most `concurrency` at a time with --once, all with --follow.
 
     Exit code 1: a stream failed; the others ran.
@@ -96,10 +100,8 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
     warn(settings)
     _outlive_rotation(settings)
     chosen = {stream.label: stream for name in names for stream in settings.find(name)}
-    if not settings.entries and settings.heartbeats is None:
-        click.echo(
-            "nothing to run: no streams or feeds are configured; `topology apply` and `up` create native streams"
-        )
+    if not settings.entries and settings.heartbeats is None and not settings.topology:
+        click.echo("nothing to run: no streams, feeds, native streams or heartbeats are configured")
         return 0
     return run_sites(settings, list(chosen.values()) or settings.entries, once=not follow)
 

@@ -1,4 +1,4 @@
-"""The runs of `sr-assets run`: one child process per site, `python -m sr_assets.operate SITE`, in parallel."""
+"""The runs of `sr-assets run`: one child process per site, `python -m sr_assets.operate SITE`, and one for other due work."""
 
 import contextlib
 import subprocess
@@ -8,8 +8,11 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from sr_assets.adapters.logs import print_error
+from sr_assets.operate.due_work import command as due_work_command
+from sr_assets.operate.due_work import is_due
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_once
@@ -19,13 +22,17 @@ from sr_assets.operate.report import print_line
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
 
+#: The pause before an ended process of the due work is started again.
+_AGAIN_SECONDS: Final = 10.0
+
 
 def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:
     """Run each site that has one of the streams, in parallel processes; returns the exit code.
 
-    With `once`, at most `concurrency` sites run at a time; otherwise all of them run, and heartbeats are published. The
-    exit code is 0, 1 if a stream failed (the others still run) or 2 if a site's configuration is wrong. After Ctrl-C or
-    SIGTERM the next run repeats open batches.
+    With `once`, at most `concurrency` sites run at a time; otherwise all of them run, and heartbeats are published. A run
+    of all streams also does the work of Dagster's daemon: `once`, the work that is due; otherwise all of it, in another
+    process. The exit code is 0, 1 if a stream or a job failed (the others still run) or 2 if a site's configuration is
+    wrong. After Ctrl-C or SIGTERM the next run repeats open batches.
     """
     folder = prepare_instance(settings)
     mark_start()
@@ -35,23 +42,25 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         chosen[stream.name].append(stream.label)
     if once:
         begin_notifying(settings)
-    children = _Children(settings, alone=len(chosen) == 1)
+    children, begun = _Children(settings, alone=len(chosen) == 1), time.time()
     with (
         contextlib.closing(children),
         signals_as_interrupt(),
         contextlib.nullcontext() if once else notify_beside(settings),
         contextlib.nullcontext() if once else metrics_beside(settings) as metrics,
         HeartbeatPublisher(None if once else settings.heartbeats, print_error),
-        ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen))) as pool,
+        ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen) + 1)) as pool,
     ):
         if metrics:
             print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
         working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
         try:
+            is_whole = len(streams) == len(settings.entries)
+            if is_whole and not once:
+                working.append(pool.submit(children.keep_due_work, begun))
             codes = [future.result() for future in working]
-            while not (once or chosen):
-                # Only heartbeats are configured.
-                time.sleep(1.0)
+            if is_whole and once and (any(codes) or is_due(settings)):
+                codes.append(children.run_due_work(begun, once=True))
         except KeyboardInterrupt:
             children.stop()
             return INTERRUPTED if once else 0
@@ -75,7 +84,7 @@ class _Children:
         self._alone = alone
         self._guard = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def run(self, site: str, labels: Sequence[str], once: bool) -> int:
         """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
@@ -93,10 +102,26 @@ class _Children:
             command += ["--stream", label]
         if self._alone:
             command.append("--bars")
+        return self._run(site, command)
+
+    def run_due_work(self, begun: float, *, once: bool) -> int:
+        """Do the due work in a child and return its exit code; `begun` is the start of this command in unix seconds."""
+        return self._run("due work", due_work_command(once=once, since=begun))
+
+    def keep_due_work(self, begun: float) -> int:
+        """Do the due work in a child until `stop`; start another if the child ends."""
+        while not self._stopped.is_set():
+            code = self.run_due_work(begun, once=False)
+            if not self._stopped.is_set():
+                print_error(f"the process of the due work ended with exit code {code}; restarting it")
+                self._stopped.wait(_AGAIN_SECONDS)
+        return 0
+
+    def _run(self, name: str, command: Sequence[str]) -> int:
         with self._guard:
-            if self._stopped:
+            if self._stopped.is_set():
                 return 0
-            with self._logs.output(site) as errors:
+            with self._logs.output(name) as errors:
                 child = start_child(command, errors)
             self._children.append(child)
         with child:
@@ -109,5 +134,5 @@ class _Children:
     def stop(self) -> None:
         """Stop all children and start no more."""
         with self._guard:
-            self._stopped = True
+            self._stopped.set()
         stop_groups(self._children)

@@ -161,17 +161,17 @@ class Services:
             self._logs.close()
 
 
-def serve(settings: Settings, ui: Ui) -> int:
+def serve(settings: Settings, ui: Ui | None) -> int:
     """Run Dagster's services until Ctrl-C or SIGTERM, then stop them and the Spark engine; returns the exit code.
 
-    Raises ConfigurationError if the file of logins is unusable. Raises RunError if the port is in use, another `up` uses
-    this home, or a process ends by itself.
+    Without `ui` there is no webserver. Raises ConfigurationError if the file of logins is unusable. Raises RunError if the
+    port is in use, another `up` uses this home, or a process ends by itself.
     """
     from sr_assets.adapters.spark.engine import stop_engine
     from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
     from sr_assets.stages.leadership import lead_all
 
-    if ui.auth_file:
+    if ui and ui.auth_file:
         read_logins(ui.auth_file)
     prepare_instance(settings)
     mark_start()
@@ -189,7 +189,7 @@ def serve(settings: Settings, ui: Ui) -> int:
                 metrics_beside(settings) as metrics,
                 HeartbeatPublisher(settings.heartbeats, print_error),
             ):
-                print_line(f"Dagster: {services.url}  (Ctrl-C stops it)")
+                print_line(f"Dagster: {services.url or 'without the UI'}  (Ctrl-C stops it)")
                 if metrics:
                     print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
                 while True:

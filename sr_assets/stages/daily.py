@@ -84,9 +84,7 @@ class DailyStage(ABC):
         chosen, before = self.settings(settings), self.days_before
         rows: dict[date, int] = {}
         with Histories(settings.home, settings.replicator, own=self.own).opened() as published:
-            watermark_ns = published.watermark_ns()
-            if watermark_ns is None:
-                raise RunError(f"{self.table.computed}: no tracked stream has been published yet; run it once first")
+            watermark_ns = self._watermark_ns(published)
             dates = self._computable(settings, dates, watermark_ns)
             days = [day_of(dates[0] - timedelta(days=number), chosen.timezone) for number in range(before, 0, -1)]
             days += [day_of(when, chosen.timezone) for when in dates]
@@ -99,6 +97,17 @@ class DailyStage(ABC):
                 rows |= written
         self.table.forget_before(settings.home, date_at(watermark_ns - chosen.retention_ns, chosen.timezone))
         return rows
+
+    def require_input(self, settings: Settings) -> None:
+        """Raise RunError if no tracked stream has been published yet, so that there is nothing to compute."""
+        with Histories(settings.home, settings.replicator, own=self.own).opened() as published:
+            self._watermark_ns(published)
+
+    def _watermark_ns(self, published: Histories) -> int:
+        watermark_ns = published.watermark_ns()
+        if watermark_ns is None:
+            raise RunError(f"{self.table.computed}: no tracked stream has been published yet; run it once first")
+        return watermark_ns
 
     def earliest_input(self, settings: Settings, now_ns: int) -> date:
         """Return the earliest date whose input has not expired."""

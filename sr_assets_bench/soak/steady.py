@@ -26,6 +26,8 @@ _ENTRY: Final[dict[str, Any]] = {
     "inspect_field": "sender",
     "inspect_duration": "60s",
     "warn_duration": "30s",
+    # The growing nodes are copied often, because the first copies may be lost with their source.
+    "size_trigger": 200,
     "on_source_reset": "recopy",
 }
 _KEY: Final = re.compile(rb"\r\nNats-Msg-Id: (\S+)\r\n")

@@ -27,7 +27,7 @@ def test_run_once_records_every_site_in_dagster(platform: Settings) -> None:
     with dg.DagsterInstance.from_config(str(platform.home / "dagster")) as instance:
         runs = instance.get_runs()
     assert {(run.job_name, run.status) for run in runs} == {
-        (f"{site}_replication", dg.DagsterRunStatus.SUCCESS) for site in ("london", "paris")
+        (job, dg.DagsterRunStatus.SUCCESS) for job in ("london_replication", "paris_replication", "retention")
     }
 
 

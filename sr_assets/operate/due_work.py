@@ -1,0 +1,188 @@
+"""The work of Dagster's daemon next to the sites' runs: hourly and nightly jobs, native streams, and failed runs.
+
+`run` does it in one child process, `python -m sr_assets.operate.due_work`. The schedules and sensors of the definitions
+decide here as in the daemon, so work of both kinds is listed in one place and done in one way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.private import write_private
+from sr_assets.domain.errors import ConfigurationError, SrAssetsError
+from sr_assets.operate.instance import open_instance, storage_errors
+from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as_interrupt
+from sr_assets.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance, Definitions, ScheduleDefinition, SensorDefinition
+
+_STAMP: Final = "due_work.json"
+#: A job is due when its last run is older than this; other jobs are hourly.
+_PERIODS: Final = {"retention": timedelta(days=1)}
+_HOURLY: Final = timedelta(hours=1)
+_JOBS_EVERY_SECONDS: Final = 20.0
+#: As the sensor's interval: a dead link is shown within seconds.
+_SURVEY_SECONDS: Final = 3.0
+_TOPOLOGY_SENSOR: Final = "topology_watch"
+
+
+class _DueJob(NamedTuple):
+    name: str
+    tags: Mapping[str, str]
+
+
+def is_due(settings: Settings) -> bool:
+    """Return whether `run --once` has to start the child process; it costs seconds, so most short runs leave it out."""
+    try:
+        checked_at = float(json.loads((settings.home / _STAMP).read_text())["checked_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    return bool(settings.topology) or not 0 <= time.time() - checked_at < _HOURLY.total_seconds()
+
+
+def note_checked(home: Path) -> None:
+    """Record that the jobs were checked now: until the next hour, `is_due` need not import Dagster to find that none is due."""
+    write_private(home / _STAMP, json.dumps({"checked_at": time.time()}))
+
+
+def command(*, once: bool, since: float) -> list[str]:
+    """Return the child's command; `since` (unix seconds) is the time from which failed runs are reported."""
+    mode = "once" if once else "follow"
+    return [sys.executable, "-W", "ignore", "-m", __name__, "--mode", mode, "--since", f"{since:.6f}"]
+
+
+class DueWork:
+    """The due work of one instance; each method does a part of the work that is due now."""
+
+    def __init__(self, settings: Settings, instance: DagsterInstance, since: datetime) -> None:
+        self._settings, self._instance, self._since = settings, instance, since
+        self._cursor: str | None = None
+
+    @cached_property
+    def _definitions(self) -> Definitions:
+        from sr_assets.definitions import build
+
+        return build(self._settings)
+
+    def due_jobs(self) -> list[_DueJob]:
+        """Return the hourly and nightly jobs without a recent run, in the order of their schedules."""
+        import dagster as dg
+
+        due, now = [], datetime.now(UTC)
+        for schedule in self._schedules():
+            since = now - _PERIODS.get(schedule.job_name, _HOURLY)
+            if not self._instance.get_run_records(
+                dg.RunsFilter(job_name=schedule.job_name, created_after=since), limit=1
+            ):
+                context = dg.build_schedule_context(instance=self._instance, scheduled_execution_time=now)
+                requests = schedule.evaluate_tick(context).run_requests or ()
+                due += [_DueJob(schedule.job_name, dict(request.tags)) for request in requests]
+        return due
+
+    def run_jobs(self) -> bool:
+        """Run the due jobs one after the other; return whether all succeeded."""
+        succeeded = [self._run_job(job) for job in self.due_jobs()]
+        return all(succeeded)
+
+    def watch_topology(self) -> None:
+        """Survey the native streams once, publish the result, and create or update streams as `manage` allows."""
+        import dagster as dg
+
+        sensor = self._sensor(_TOPOLOGY_SENSOR)
+        if sensor is None:
+            return
+        result: Any = sensor(dg.build_sensor_context(instance=self._instance, cursor=self._cursor))
+        self._cursor = result.cursor
+        for event in result.asset_events:
+            self._instance.report_runless_asset_event(event)
+        for request in result.run_requests or ():
+            self._run_job(_DueJob(str(sensor.job_name), dict(request.tags)))
+
+    def note_failures(self) -> None:
+        """Record the runs that failed since the last call, for `notify`."""
+        from sr_assets.automation.failures import record_failures_since
+
+        self._since = record_failures_since(self._settings, self._instance, self._since)
+
+    def _run_job(self, job: _DueJob) -> bool:
+        from sr_assets.automation.failures import failures
+
+        definition = self._definitions.resolve_job_def(job.name)
+        result = definition.execute_in_process(instance=self._instance, tags=dict(job.tags), raise_on_error=False)
+        for line in [] if result.success else failures(result.all_events):
+            print_error(f"{job.name}: {line}")
+        return result.success
+
+    def _schedules(self) -> Sequence[ScheduleDefinition]:
+        return self._definitions.get_repository_def().schedule_defs
+
+    def _sensor(self, name: str) -> SensorDefinition | None:
+        sensors = self._definitions.get_repository_def().sensor_defs
+        return next((sensor for sensor in sensors if sensor.name == name), None)
+
+
+def _follow(settings: Settings, work: DueWork) -> None:
+    """Do the due work until an interrupt; the jobs run in a thread, so that they delay no survey of native streams."""
+    pause_seconds = _SURVEY_SECONDS if settings.topology else _JOBS_EVERY_SECONDS
+    check_at, running = 0.0, None
+    with ThreadPoolExecutor(1, thread_name_prefix="jobs") as pool:
+        while True:
+            _attempt(work.watch_topology)
+            if time.monotonic() >= check_at and (running is None or running.done()):
+                check_at = time.monotonic() + _JOBS_EVERY_SECONDS
+                running = pool.submit(_attempt, work.run_jobs)
+            _attempt(work.note_failures)
+            time.sleep(pause_seconds)
+
+
+def _attempt(part: Callable[[], object]) -> None:
+    """Do a part of the work; print an error, because the next turn tries again."""
+    try:
+        with storage_errors(Path(os.environ["DAGSTER_HOME"])):
+            part()
+    except SrAssetsError as error:
+        print_error(str(error))
+
+
+def _main() -> int:
+    """Do the due work of the configured platform and return the exit code."""
+    from sr_assets.resources import configure_logging
+
+    parser = argparse.ArgumentParser(prog="sr_assets.operate.due_work")
+    parser.add_argument("--mode", choices=("once", "follow"), default="once")
+    parser.add_argument("--since", type=float, default=0.0)
+    arguments = parser.parse_args()
+    end_with_parent()
+    try:
+        with signals_as_interrupt(), storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
+            settings = load_settings()
+            configure_logging(settings)
+            work = DueWork(settings, instance, datetime.fromtimestamp(arguments.since, UTC))
+            if arguments.mode == "follow":
+                _follow(settings, work)
+            work.watch_topology()
+            succeeded = work.run_jobs()
+            work.note_failures()
+            note_checked(settings.home)
+            return int(not succeeded)
+    except SrAssetsError as error:
+        print_error(str(error))
+        return 2 if isinstance(error, ConfigurationError) else 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
