@@ -39,7 +39,8 @@ from sr_assets.settings import parse_cluster
 from sr_assets_bench.comparison.feeds import compare_feed
 from sr_assets_bench.comparison.streams import Comparison, compare
 from sr_assets_bench.comparison.tables import Difference, Kind
-from sr_assets_bench.soak.faults import Fault, Gremlin
+from sr_assets_bench.soak.fault_plan import Fault
+from sr_assets_bench.soak.faults import Gremlin
 from sr_assets_bench.soak.runs import Operator, Progress
 from sr_assets_bench.soak.servers import LimitedServer, SourceStore
 from sr_assets_bench.soak.steady import CLOCK, INTERVAL_SECONDS, LATEST, NODES, add_steady_streams, compare_steady
@@ -144,10 +145,7 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
         for after, fault, lasting in gremlin.plan:
             _say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)
-        fleets = [
-            stack.enter_context(Fleet(plan, parse_cluster(source.url), f"{name}.%s"))
-            for name, plan in _plans(seed).items()
-        ]
+        fleets = [stack.enter_context(fleet) for fleet in _fleets(seed, source)]
         until = time.monotonic() + seconds
         progress = Progress(rig.home)
         while time.monotonic() < until or sum(progress.positions().values()) < messages:
@@ -222,13 +220,14 @@ def _begin(rig: Rig, operator: Operator) -> None:
         time.sleep(_TICK_SECONDS)
 
 
-def _plans(seed: int) -> dict[str, FleetPlan]:
+def _fleets(seed: int, source: NatsServer) -> list[Fleet]:
     """Return the publishers of each stream: up to 150 messages a second each."""
-    return {
+    plans = {
         PLAIN: FleetPlan(150, 1.0, seed, payload_bytes=1_000),
         SAMPLED: FleetPlan(75, 0.5, seed, _CHURN, payload_bytes=1_000),
         **{stream: FleetPlan(NODES, INTERVAL_SECONDS, seed, payload_bytes=1_000) for stream in (CLOCK, LATEST)},
     }
+    return [Fleet(plan, parse_cluster(source.url), f"{name}.%s") for name, plan in plans.items()]
 
 
 def _left_behind() -> list[str]:

@@ -6,7 +6,6 @@ import random
 import shutil
 import time
 from collections import Counter
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ import psutil
 
 from sr_assets.adapters.spark.engine import engine_status
 from sr_assets.domain.errors import RunError
+from sr_assets_bench.soak.fault_plan import GONE_SECONDS, RARE_FAULTS, Fault, plan_rare_faults
 from sr_assets_bench.soak.runs import Progress
 
 if TYPE_CHECKING:
@@ -25,53 +25,17 @@ if TYPE_CHECKING:
     from sr_assets_bench.soak.wrong_clock import WrongClock
     from sr_assets_tests.rig import Rig
 
-#: Seconds between two faults, of a server's absence, and of a server's suspension; each is drawn evenly between two
-#: bounds.
+#: Seconds between two faults, and of a server's suspension; each is drawn evenly between two bounds.
 _PAUSE_SECONDS: Final = (0.5, 7.0)
 #: One pause in so many is longer, up to a share of the soak: a site under constant faults only falls behind.
 _CALM_AMONG: Final = 6
 _CALM_SHARE: Final = 1 / 30
-_GONE_SECONDS: Final = (0.1, 3.0)
 _STILL_SECONDS: Final = (1.0, 7.0)
-#: Numbers of rare faults in a soak; the shares determine how long they last and how old the restored copy is: some
-#: seconds of a minute, some minutes of half an hour.
-_RARE: Final = 3
-_RARE_WITHIN: Final = (0.3, 0.9)
-_LASTING_SHARE: Final = (0.05, 0.15)
-_COPY_AGE_SHARE: Final = (0.02, 0.1)
 #: Within this time without the target, at least one message must be read.
 _WATCHING_SECONDS: Final = 60.0
 
 
-class Fault(StrEnum):
-    """The kinds of faults. Killed means SIGKILL; a killed server is started again, a stopped one continues."""
-
-    RUN_KILLED = "run killed"
-    RUN_ENDED = "run ended"
-    WORKER_KILLED = "worker killed"
-    ENGINE_KILLED = "engine killed"
-    SOURCE_KILLED = "source killed"
-    TARGET_KILLED = "target killed"
-    SOURCE_STOPPED = "source stopped"
-    TARGET_STOPPED = "target stopped"
-    TARGET_AWAY = "target away"
-    SOURCE_COPIED = "source killed and its store copied"
-    SOURCE_PUT_BACK = "source put back from the copy"
-    TARGET_LIMITED = "target account at its limit"
-    ADVISORIES_FULL = "advisory stream full"
-    STATE_LOST = "state lost and put back"
-    CLOCK_AHEAD = "source's clock ahead"
-
-
-#: These faults occur at planned times; the kinds of a group one after the other.
-_RARE_FAULTS: Final = (
-    (Fault.TARGET_AWAY,),
-    (Fault.SOURCE_COPIED, Fault.SOURCE_PUT_BACK),
-    (Fault.TARGET_LIMITED, Fault.ADVISORIES_FULL),
-    (Fault.STATE_LOST,),
-    (Fault.CLOCK_AHEAD,),
-)
-_FREQUENT: Final = tuple(fault for fault in Fault if not any(fault in group for group in _RARE_FAULTS))
+_FREQUENT: Final = tuple(fault for fault in Fault if not any(fault in group for group in RARE_FAULTS))
 
 #: After these faults the site starts again, which takes time: they wait until it has worked since the last one.
 _SETBACKS: Final = frozenset({Fault.RUN_KILLED, Fault.RUN_ENDED, Fault.ENGINE_KILLED})
@@ -99,7 +63,7 @@ class Gremlin:
         seconds: float,
     ) -> None:
         self.faults: Counter[Fault] = Counter()
-        self.plan = _rare_faults(chance, seconds)
+        self.plan = plan_rare_faults(chance, seconds)
         self._rig, self._store, self._clock = rig, store, clock
         self._target, self._advisories = target, advisories
         self._operator = operator
@@ -108,7 +72,7 @@ class Gremlin:
         self._strike_at = time.monotonic() + self._pause_seconds()
         self._progress = Progress(rig.home)
         self._begun_at = time.monotonic()
-        self._rare = [[planned for planned in self.plan if planned[1] in group] for group in _RARE_FAULTS]
+        self._rare = [[planned for planned in self.plan if planned[1] in group] for group in RARE_FAULTS]
         #: The time and the way to heal each affected server, or the site's state.
         self._healing: dict[object, tuple[float, Callable[[], object]]] = {}
 
@@ -273,7 +237,7 @@ class Gremlin:
         if server in self._healing:
             return False
         server.kill()
-        self._healing[server] = (time.monotonic() + self._chance.uniform(*_GONE_SECONDS), server.start)
+        self._healing[server] = (time.monotonic() + self._chance.uniform(*GONE_SECONDS), server.start)
         return True
 
     def _stop_server(self, server: NatsServer) -> bool:
@@ -283,23 +247,6 @@ class Gremlin:
         process.suspend()
         self._healing[server] = (time.monotonic() + self._chance.uniform(*_STILL_SECONDS), process.resume)
         return True
-
-
-def _rare_faults(chance: random.Random, seconds: float) -> list[tuple[float, Fault, float]]:
-    """Draw the times of the rare faults in a soak, one of each kind after the other, and their durations."""
-    drawn = []
-    for number in range(_RARE):
-        at = {
-            fault: (number + chance.uniform(*_RARE_WITHIN)) / _RARE * seconds
-            for group in _RARE_FAULTS
-            for fault in group
-        }
-        at[Fault.SOURCE_COPIED] = at[Fault.SOURCE_PUT_BACK] - chance.uniform(*_COPY_AGE_SHARE) * seconds
-        for fault, seconds_after in at.items():
-            long = fault not in {Fault.SOURCE_COPIED, Fault.SOURCE_PUT_BACK}
-            lasting = chance.uniform(*_LASTING_SHARE) * seconds if long else chance.uniform(*_GONE_SECONDS)
-            drawn.append((seconds_after, fault, lasting))
-    return sorted(drawn)
 
 
 def _runs(process: psutil.Process, program: str) -> bool:

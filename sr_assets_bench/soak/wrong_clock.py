@@ -77,15 +77,15 @@ class WrongClock:
             complete, newline, pending = (pending + chunk).rpartition(b"\n")
             client.sendall(_TIME.sub(self._changed, complete + newline))
 
-    def _changed(self, found: re.Match[bytes]) -> bytes:
-        if found[2]:
-            return found[1] + b"%d" % self._reported(int(found[2])) + found[3]
-        text = found[0].decode()
+    def _changed(self, match: re.Match[bytes]) -> bytes:
+        if match[2]:
+            return match[1] + b"%d" % self._reported(int(match[2])) + match[3]
+        text = match[0].decode()
         real_ns = parse_rfc3339_ns(text)
         reported_ns = self._reported(real_ns)
-        if reported_ns == real_ns:
-            return found[0]
-        return f"{format_rfc3339_ns(reported_ns)[: len(text) - 1]}Z".encode() if "." in text else found[0]
+        if reported_ns == real_ns or "." not in text:
+            return match[0]
+        return f"{format_rfc3339_ns(reported_ns)[: len(text) - 1]}Z".encode()
 
     def _reported(self, real_ns: int) -> int:
         return real_ns + _AHEAD_NS * any(since <= real_ns < until for since, until in self._spans)

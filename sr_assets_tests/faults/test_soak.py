@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets_bench.comparison.tables import Kind
-from sr_assets_bench.soak.faults import Fault
+from sr_assets_bench.soak.fault_plan import Fault
 
 
 @pytest.mark.timeout(600)
