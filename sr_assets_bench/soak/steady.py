@@ -42,7 +42,7 @@ def add_steady_streams(rig: Rig, clock_url: str) -> None:
 
 
 def compare_steady(rig: Rig, stream: str) -> Iterator[Difference]:
-    """Compare a stream's nodes, transitions, copies and counters; the runs have read it to its end."""
+    """Compare a stream's transitions, copies and counters; the runs have read it to its end."""
     counted = rig.row(f"SELECT * FROM replication WHERE stream = '{stream}'")
     if counted["lag_messages"] or counted["next_sequence"] <= rig.info(stream).last_sequence:
         yield Difference(Kind.LOST, f"{stream}: read until {counted['next_sequence']}, {counted['lag_messages']} wait")
@@ -56,10 +56,12 @@ def compare_steady(rig: Rig, stream: str) -> Iterator[Difference]:
         yield Difference(Kind.ROW_WRONG, f"replication {stream}: {counted}, {len(times)} copies")
     if not times:
         yield Difference(Kind.LOST, f"{stream}: no copy of {NODES} nodes")
-    nodes = rig.rows(f"SELECT node, status FROM node_availability WHERE stream = '{stream}'")
-    if len(nodes) != NODES or any(row["status"] != "up" for row in nodes):
-        yield Difference(Kind.ROW_WRONG, f"node_availability {stream}: {nodes}")
-    events = rig.rows(f"SELECT node, event, event_time FROM node_advisories WHERE stream = '{stream}'")
+    # The last runs may take long, so that the nodes fall silent after the end of their fleet.
+    ended_us = max(message.stored_ns for message in rig.stored(stream)) // 1_000
+    events = rig.rows(
+        "SELECT node, event, event_time FROM node_advisories"
+        f" WHERE stream = '{stream}' AND epoch_us(event_time) <= {ended_us}"
+    )
     for row in events:
         if row["event"] != "new":
             yield Difference(Kind.TRANSITION_WRONG, f"node_advisories {stream}: {row}")
