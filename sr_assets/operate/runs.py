@@ -13,6 +13,7 @@ from typing import Final
 from sr_assets.adapters.logs import print_error
 from sr_assets.operate.due_work import command as due_work_command
 from sr_assets.operate.due_work import is_due
+from sr_assets.operate.health import Health, site_parts, watchdog_beside
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_once
@@ -42,12 +43,14 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         chosen[stream.name].append(stream.label)
     if once:
         begin_notifying(settings)
+    health = Health(settings, site_parts(settings, list(chosen)))
     children, begun = _Children(settings, alone=len(chosen) == 1), time.time()
     with (
         contextlib.closing(children),
         signals_as_interrupt(),
         contextlib.nullcontext() if once else notify_beside(settings),
-        contextlib.nullcontext() if once else metrics_beside(settings) as metrics,
+        contextlib.nullcontext() if once else metrics_beside(settings, health) as metrics,
+        contextlib.nullcontext() if once else watchdog_beside(health),
         HeartbeatPublisher(None if once else settings.heartbeats, print_error),
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen) + 1)) as pool,
     ):

@@ -18,7 +18,8 @@ from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.private import open_private, write_private
 from sr_assets.domain.errors import RunError
-from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
+from sr_assets.operate.health import Health, daemon_parts, watchdog_beside
+from sr_assets.operate.instance import mark_start, open_instance, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url
 from sr_assets.operate.notify import notify_beside
@@ -59,6 +60,8 @@ class Services:
         self._logs = ChildLogs(settings, to_file=True)
         self._stack = contextlib.ExitStack()
         self._code_answered = False
+        #: The time of the last check, in unix seconds.
+        self.checked_at = 0.0
 
     @property
     def url(self) -> str | None:
@@ -138,6 +141,7 @@ class Services:
 
     def check(self) -> None:
         """Restart the code server if it ended; raise RunError if another process ended or the restart failed."""
+        self.checked_at = time.time()
         for name, child in list(self._children.items()):
             if child.poll() is None:
                 continue
@@ -186,7 +190,9 @@ def serve(settings: Settings, ui: Ui | None) -> int:
                 notify_beside(settings),
                 lead_all(settings),
                 Services(settings, ui) as services,
-                metrics_beside(settings) as metrics,
+                daemon_parts(open_instance, lambda: services.checked_at) as parts,
+                metrics_beside(settings, health := Health(settings, parts)) as metrics,
+                watchdog_beside(health),
                 HeartbeatPublisher(settings.heartbeats, print_error),
             ):
                 print_line(f"Dagster: {services.url or 'without the UI'}  (Ctrl-C stops it)")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.errors import SrAssetsError, StandbyError
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import recorded_signals
@@ -32,10 +33,11 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
     from sr_assets.definitions import build_sites
 
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
+    folder = settings.home / "sites" / site
     job = build_sites(settings, [site]).resolve_job_def(site_job_name(site))
     with recorded_signals() as interrupted, Leadership(settings, site, patient=not once) as leadership:
         while True:
-            if not _await_leadership(leadership, once=once):
+            if not _await_leadership(leadership, folder, once=once):
                 return 0
             with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
                 result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
@@ -45,15 +47,17 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
             if once:
                 return code
             while leadership.leads and not _has_work(settings, site):
+                record_alive(folder)
                 poll_at = time.monotonic() + settings.sensor.interval_ns / 1e9
                 while leadership.leads and time.monotonic() < poll_at:
                     time.sleep(min(_STANDBY_SECONDS, settings.sensor.interval_ns / 1e9))
 
 
-def _await_leadership(leadership: Leadership, *, once: bool) -> bool:
+def _await_leadership(leadership: Leadership, folder: Path, *, once: bool) -> bool:
     """Wait until this home leads, and print each leader once; `once`, return False if another member leads."""
     printed = None
     while True:
+        record_alive(folder)
         try:
             leadership.require()
         except StandbyError as standby:

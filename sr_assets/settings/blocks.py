@@ -91,6 +91,13 @@ class MetricsSettings(Block):
     textfile: File | None = file_key("a file for the node exporter", None)
 
 
+class HealthSettings(Block):
+    """`health`: the address of `/healthz` and `/readyz` without a metrics port, which serves them too."""
+
+    port: Port | None = file_key("the port of `/healthz` and `/readyz` if `metrics` has none", None)
+    host: Text = file_key("its address", "127.0.0.1")
+
+
 class RetentionSettings(Block):
     """`snapshots`, `advisories` and `gaps`."""
 

@@ -12,6 +12,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.settings.blocks import (
     DailySettings,
+    HealthSettings,
     InventorySettings,
     MetricsSettings,
     RetentionSettings,
@@ -37,7 +38,9 @@ LogLevel = Literal["debug", "info", "warn", "error"]
 LogFormat = Literal["text", "json"]
 
 #: Settings that differ between hosts and do not affect a run.
-_WITHOUT_EFFECT: Final = frozenset({"home", "logfile", "log_format", "named_concurrency", "metrics", "notify"})
+_WITHOUT_EFFECT: Final = frozenset(
+    {"home", "logfile", "log_format", "named_concurrency", "metrics", "health", "notify"}
+)
 
 
 class Settings(Block):
@@ -100,6 +103,7 @@ class Settings(Block):
     logfile: File | None = file_key("a log file in addition to stderr", None)
     log_format: Annotated[LogFormat, choice(LogFormat)] = file_key("see [logs](monitoring.md#logs)", "text")
     metrics: MetricsSettings = file_key("[outlets of metrics](#block-metrics)", {})
+    health: HealthSettings = file_key("[health](#block-health) without a metrics port", {})
     monitor_port: Port | None = file_key("the port of `/metrics`, same as `port` of `metrics`", None)
     notify: tuple[NotifySettings, ...] = file_key("[notifications](#block-notify)", [], default_text="none")
     profiling: Annotated[Any, Value(lambda value: value, type="any")] = file_key(

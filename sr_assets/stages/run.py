@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
+from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.errors import LeadershipLostError
 from sr_assets.settings import Entry, FeedSettings
 from sr_assets.stages.entry_work import EntryWork, FeedWork
@@ -96,6 +97,7 @@ class SiteRun:
         active = time.monotonic()
         while site.leadership.leads:
             site.woken.clear()
+            record_alive(site.folder)
             busy = False
             for work in works:
                 busy |= work.step(ends)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STATUS_FILE: Final = "status.json"
 _IDLE_POLL: Final = "looked"
+_ALIVE: Final = "alive"
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
@@ -49,6 +50,20 @@ def last_idle_poll(folder: Path) -> float:
     """Return the time of the last idle poll in unix seconds, or 0."""
     try:
         return (folder / _IDLE_POLL).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def record_alive(folder: Path) -> None:
+    """Record that the process of a site makes progress."""
+    with contextlib.suppress(OSError):
+        (folder / _ALIVE).touch(mode=0o600)
+
+
+def last_alive(folder: Path) -> float:
+    """Return the time of the last progress of a site's process in unix seconds, or 0."""
+    try:
+        return (folder / _ALIVE).stat().st_mtime
     except OSError:
         return 0.0
 

@@ -17,6 +17,7 @@ from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.exposition import CONTENT_TYPE
+from sr_assets.operate.health import HEALTH_PATHS, Health
 from sr_assets.operate.metrics.reading import Exposition
 from sr_assets.operate.page import PAGE_HEADERS, PAGE_PATHS, PagePublisher
 from sr_assets.operate.report import print_line
@@ -34,20 +35,32 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 
 
 class MetricsServer:
-    """An HTTP server for `/metrics` in threads of this process, as a context manager."""
+    """An HTTP server for metrics, health and status page in threads of this process, as a context manager."""
 
-    def __init__(self, exposition: Exposition, host: str, port: int, page: PagePublisher | None = None) -> None:
-        """Listen on `port` (0: a free one); raises RunError if that is impossible. `page` is served too."""
+    def __init__(
+        self,
+        exposition: Exposition | None,
+        host: str,
+        port: int,
+        page: PagePublisher | None = None,
+        health: Health | None = None,
+    ) -> None:
+        """Listen on `port` (0: a free one); raises RunError if that is impossible. Only given parts are served."""
         try:
             family, *_, address = getaddrinfo(host, port)[0]
-            kind = type("Server", (_Server,), {"address_family": family, "exposition": exposition, "page": page})
+            kind = type(
+                "Server",
+                (_Server,),
+                {"address_family": family, "exposition": exposition, "health": health, "page": page},
+            )
             self._server: _Server = kind((address[0], port), _Handler)
         except (OSError, UnicodeError) as error:
             # UnicodeError: the host has an empty label or one that is too long.
             problem = getattr(error, "strerror", None) or error
+            block = "metrics" if exposition else "health"
             raise RunError(
-                f"metrics: cannot listen on {host}:{port} ({problem}); set metrics.port to a free port and "
-                "metrics.host to an address of this machine"
+                f"{block}: cannot listen on {host}:{port} ({problem}); set {block}.port to a free port and "
+                f"{block}.host to an address of this machine"
             ) from None
         self._exposition, self._ended = exposition, threading.Event()
         shown = f"[{host}]" if family == AF_INET6 else host
@@ -55,16 +68,19 @@ class MetricsServer:
 
     def __enter__(self) -> str:
         """Start serving and return the URL."""
-        self._exposition.renew()
-        threading.Thread(target=self._keep_new, name="metrics tables", daemon=True).start()
+        if self._exposition:
+            self._exposition.renew()
+            threading.Thread(
+                target=self._keep_new, args=(self._exposition,), name="metrics tables", daemon=True
+            ).start()
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         return self.url
 
-    def _keep_new(self) -> None:
+    def _keep_new(self, exposition: Exposition) -> None:
         pause_seconds = _RENEW_SECONDS
         while not self._ended.wait(pause_seconds):
             started = time.monotonic()
-            self._exposition.renew()
+            exposition.renew()
             pause_seconds = max(_RENEW_SECONDS, (time.monotonic() - started) / _RENEW_SHARE)
 
     def __exit__(self, *_: object) -> None:
@@ -76,7 +92,8 @@ class MetricsServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    exposition: Exposition
+    exposition: Exposition | None
+    health: Health | None
     page: PagePublisher | None
 
     def handle_error(self, *_: object) -> None:
@@ -88,13 +105,21 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _CLIENT_SECONDS
 
     def do_GET(self) -> None:
-        """Serve the metrics or the status page; other paths get a 404 that names both."""
+        """Serve the configured parts; other paths get a 404 that names them."""
         path, page = self.path.partition("?")[0], self.server.page
-        if path == PATH:
-            self._answer(200, CONTENT_TYPE, self.server.exposition.text())
+        exposition, health = self.server.exposition, self.server.health
+        if health and path in HEALTH_PATHS:
+            code, text = health.answer(path)
+            self._answer(code, _PLAIN, text)
+        elif exposition and path == PATH:
+            self._answer(200, CONTENT_TYPE, exposition.text())
         elif page is None or path not in PAGE_PATHS:
-            hint = f"metrics are at {PATH}" + ("" if page is None else f", the status page is at {PAGE_PATHS[-1]}")
-            self._answer(404, _PLAIN, f"{hint}\n")
+            parts = [
+                *([f"metrics are at {PATH}"] if exposition else []),
+                *([f"the status page is at {PAGE_PATHS[-1]}"] if page else []),
+                *([f"health is at {' and '.join(HEALTH_PATHS)}"] if health else []),
+            ]
+            self._answer(404, _PLAIN, f"{', '.join(parts)}\n")
         elif refusal := page.refusal(self.headers.items(), self.client_address, self.connection.getsockname()):
             self._answer(403, _PLAIN, f"{refusal}\n")
         else:
@@ -123,17 +148,23 @@ def page_url(url: str) -> str:
 
 
 @contextlib.contextmanager
-def metrics_beside(settings: Settings) -> Iterator[str | None]:
-    """Serve metrics and write their file in the background, as configured; yields the URL, or None without a server."""
+def metrics_beside(settings: Settings, health: Health | None = None) -> Iterator[str | None]:
+    """Serve metrics and health and write the metrics' file in the background, as configured.
+
+    Yields the URL of the metrics, or None without a metrics port.
+    """
     configured, exposition = settings.metrics, Exposition(settings)
     with contextlib.ExitStack() as stack:
         url = None
-        if configured.port is not None:
-            try:
-                server = MetricsServer(exposition, configured.host, configured.port, PagePublisher(settings))
+        try:
+            if configured.port is not None:
+                page = PagePublisher(settings)
+                server = MetricsServer(exposition, configured.host, configured.port, page, health)
                 url = stack.enter_context(server)
-            except RunError as error:
-                print_warning(str(error))
+            elif health and settings.health.port is not None:
+                stack.enter_context(MetricsServer(None, settings.health.host, settings.health.port, health=health))
+        except RunError as error:
+            print_warning(str(error))
         stack.enter_context(_textfile_beside(exposition, configured))
         yield url
 
@@ -142,7 +173,7 @@ def serve_metrics(settings: Settings) -> None:
     """Serve metrics and write their file until an interrupt. Raises RunError if the port is unusable."""
     configured, exposition = settings.metrics, Exposition(settings)
     port = DEFAULT_PORT if configured.port is None else configured.port
-    server = MetricsServer(exposition, configured.host, port, PagePublisher(settings))
+    server = MetricsServer(exposition, configured.host, port, PagePublisher(settings), Health(settings))
     with server as url, _textfile_beside(exposition, configured):
         print_line(f"Metrics: {url}, status page: {page_url(url)}  (Ctrl-C stops it)")
         while True:

@@ -1,0 +1,168 @@
+"""Health of a process and of its streams, over HTTP and to a service manager."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from sr_assets.adapters.state.lease import Lease
+from sr_assets.adapters.state.status_file import record_alive, record_idle_poll
+from sr_assets.operate.health import Health, site_parts, watchdog_beside
+from sr_assets.operate.metrics import MetricsServer
+from sr_assets.settings import Settings, load_settings
+from sr_assets_tests.operate.rig import configure
+from sr_assets_tests.rig import wait_until
+
+ENTRY = {"name": "london", "stream": "REG", "source_url": "nats://127.0.0.1:1", "target_url": "nats://127.0.0.1:2"}
+HOUR_NS = 3600 * 10**9
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    return configure(tmp_path, monkeypatch, [ENTRY])
+
+
+def write(settings: Settings, **stream: object) -> Path:
+    """Write the status of the stream and return the site's folder."""
+    folder = settings.home / "sites" / "london"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "status.json").write_text(json.dumps({"streams": {"REG": stream}}))
+    return folder
+
+
+def request(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_stream_is_ready_after_a_success(settings: Settings) -> None:
+    health = Health(settings)
+    assert health.answer("/readyz") == (503, "london/REG: no run has succeeded yet\n")
+    write(settings, last_success_ns=time.time_ns())
+    assert health.answer("/readyz") == (200, "ok\n")
+
+
+def test_stream_is_not_ready_while_it_fails_or_is_late(settings: Settings) -> None:
+    health = Health(settings)
+    write(settings, last_success_ns=time.time_ns(), last_error="no space")
+    assert health.answer("/readyz") == (503, "london/REG: no space\n")
+    folder = write(settings, last_success_ns=time.time_ns() - HOUR_NS)
+    assert health.answer("/readyz") == (503, "london/REG: last success 1h ago\n")
+    record_idle_poll(folder)
+    assert health.answer("/readyz") == (200, "ok\n")
+
+
+def test_follower_is_ready_and_names_the_leader(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = Lease(leader="b", leader_host="host", since_ns=0)
+    monkeypatch.setattr("sr_assets.operate.health.standby_line", lambda *_: lease.line)
+    code, text = Health(settings).answer("/readyz")
+    assert (code, text) == (200, f"ok\nlondon: standby, {lease.line}\n")
+
+
+def test_process_without_progress_is_not_healthy(settings: Settings) -> None:
+    folder = write(settings)
+    health = Health(settings, site_parts(settings, ["london"]))
+    assert health.answer("/healthz") == (200, "ok\n")
+    health._started -= 200
+    code, text = health.answer("/healthz")
+    assert (code, text.startswith("site london: no progress for 3m")) == (503, True)
+    record_alive(folder)
+    assert health.answer("/healthz") == (200, "ok\n")
+
+
+def test_server_of_health_alone_serves_no_metrics(settings: Settings) -> None:
+    with MetricsServer(None, "127.0.0.1", 0, health=Health(settings)) as url:
+        base = url.removesuffix("/metrics")
+        assert request(f"{base}/healthz") == (200, "ok\n")
+        assert request(f"{base}/readyz")[0] == 503
+        assert request(url) == (404, "health is at /healthz and /readyz\n")
+
+
+@pytest.mark.parametrize("abstract", (False, True), ids=("file", "abstract"))
+def test_service_manager_gets_start_progress_and_end(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool
+) -> None:
+    monkeypatch.setattr("sr_assets.operate.health._POLL_SECONDS", 0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(10)
+        name = f"sr-assets-{os.getpid()}" if abstract else str(tmp_path / "n")
+        manager.bind(f"\0{name}" if abstract else name)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}" if abstract else name)
+        with watchdog_beside(Health(settings)):
+            received = [manager.recv(100), manager.recv(100)]
+        while received[-1] == b"WATCHDOG=1":
+            received.append(manager.recv(100))
+    assert received[:2] == [b"READY=1", b"WATCHDOG=1"]
+    assert received[-1] == b"STOPPING=1"
+
+
+def test_hung_process_sends_no_watchdog(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sr_assets.operate.health._POLL_SECONDS", 0.02)
+    polled: list[float] = []
+
+    def parts() -> dict[str, float]:
+        polled.append(0.0)
+        return {"part": 0.0}
+
+    health = Health(settings, parts)
+    health._started = 0.0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(10)
+        manager.bind(str(tmp_path / "n"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+        with watchdog_beside(health):
+            wait_until(lambda: len(polled) > 3, "several polls")
+        assert [manager.recv(100), manager.recv(100)] == [b"READY=1", b"STOPPING=1"]
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[str]:
+    """Run a command with a health port; yield the base URL."""
+    file = Path(os.environ["SR_ASSETS_CONFIG"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "health": {"port": port}}))
+    load_settings()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sr_assets", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=100)
+        assert (process.returncode, b"Traceback" in errors) == (0, False), errors
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            child.kill()
+        process.kill()
+
+
+def answers(url: str, wanted: tuple[int, str]) -> bool:
+    try:
+        return request(url) == wanted
+    except OSError:
+        return False
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", (("run", "--follow"), ("up", "--no-ui")), ids=" ".join)
+def test_command_becomes_healthy_and_ready(platform: Settings, command: tuple[str, ...]) -> None:
+    with served(*command) as base:
+        wait_until(lambda: answers(f"{base}/readyz", (200, "ok\n")), "readiness", 100)
+        assert request(f"{base}/healthz") == (200, "ok\n")
