@@ -804,6 +804,13 @@ def test_check_shows_paused_streams_until_resume(home: Path, command: Command) -
     assert command("resume", "--stream", "REG")[:2] == (0, "london/REG: resumed; the next run copies\n")
     assert command("resume", "--stream", "REG")[:2] == (0, "london/REG: not paused\n")
     assert paused() == [False, True]
+    # A command without effect is no action.
+    lines = [json.loads(line) for line in (home / "actions" / "actions.jsonl").read_text().splitlines()]
+    assert [(line["action"], line["subject"]) for line in lines] == [
+        ("pause", "london/REG"),
+        ("pause", "paris/PLAIN"),
+        ("resume", "london/REG"),
+    ]
 
 
 def test_pause_requires_site_for_ambiguous_stream(

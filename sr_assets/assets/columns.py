@@ -5,6 +5,7 @@ from typing import Final
 
 import dagster as dg
 
+from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily import DAILY_TABLES
 from sr_assets.adapters.published.leaders import SITE_LEADERS
 from sr_assets.adapters.published.schema import (
@@ -25,6 +26,7 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     "heartbeats": {name: kind for name, kind in _HOPS.items() if name not in ("hop_name", "hop_stream")},
     "snapshot_info": dict(column.split(maxsplit=1) for column in SNAPSHOT_INFO.split(",")),
     "site_leaders": dict(column.split(maxsplit=1) for column in SITE_LEADERS.split(",")),
+    actions.NAME: actions.COLUMNS,
     "messages": {
         "sequence": "BIGINT",
         "subject": "VARCHAR",
@@ -164,6 +166,14 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "leader_host": "Its host; NULL for a Stream Replicator.",
         "since": "Beginning of its term; of a Stream Replicator, when this home first saw it lead.",
         "checkpoint_at": "Time of the newest checkpoint.",
+    },
+    "operator_actions": {
+        "at": "Time of the action.",
+        "user": "User of the operating system who ran the command.",
+        "host": "Host of the command.",
+        "action": "Words of the command, such as `pause` or `topology apply`.",
+        "subject": "Stream as `name/stream`, site, or native stream.",
+        "detail": "Result or options; empty if there is nothing to add.",
     },
     "global_availability": {"name": "Site of the node; NULL if the advisory has none."},
     "global_advisories": {"name": "Site of the node; NULL if the advisory has none."},

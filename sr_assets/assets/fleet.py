@@ -42,6 +42,7 @@ _TABLE_ROWS: Final = {
     "site_summary": ("node_state", "site and stream"),
     "snapshot_info": ("replica", "publication: only the last"),
     "site_leaders": ("replica", "site"),
+    "operator_actions": ("replica", "command that changed something"),
 }
 #: Tables about native streams and all links, assets only if native streams are configured → the subject of one row
 _TOPOLOGY_ROWS: Final = {

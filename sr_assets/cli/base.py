@@ -122,6 +122,16 @@ def _settings() -> "Settings":
     return load_settings()
 
 
+def note_action(settings: "Settings", action: str, subject: str, detail: str = "") -> None:
+    """Record a completed action of an operator in `operator_actions` and in the log file."""
+    from sr_assets.adapters.published.actions import record_action
+    from sr_assets.resources import configure_logging
+
+    if settings.logfile is not None:
+        configure_logging(settings)
+    record_action(settings.home, action, subject, detail)
+
+
 def stream_named(settings: "Settings", name: str, refusal: str) -> "StreamSettings":
     """Return the stream that `--stream NAME` identifies; `refusal` is the error text for a feed.
 

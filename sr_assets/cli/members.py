@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import print_error
-from sr_assets.cli.base import cli, configured, form_option
+from sr_assets.cli.base import cli, configured, form_option, note_action
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 
@@ -89,7 +89,9 @@ def restore(settings: "Settings", site: str | None, file: Path | None) -> int:
     if file is not None and len(sites) > 1:
         raise ConfigurationError(f"{file}: holds one site; name it with --site: {', '.join(sites)}")
     for name in sites:
-        click.echo(restore_site(settings, name, file))
+        done = restore_site(settings, name, file)
+        note_action(settings, "restore", name, done)
+        click.echo(done)
     return 0
 
 
@@ -115,6 +117,7 @@ def step_down(settings: "Settings", site: str | None) -> int:
     left = 0
     for name in _sites(settings, site):
         if give_up(settings, name, _STEP_DOWN_SECONDS):
+            note_action(settings, "step-down", name)
             click.echo(f"{name}: stepped down")
             left += 1
         elif site:

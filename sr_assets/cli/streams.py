@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import print_error, print_warning
-from sr_assets.cli.base import cli, configured, form_option, stream_named, stream_option
+from sr_assets.cli.base import cli, configured, form_option, note_action, stream_named, stream_option
 from sr_assets.cli.render import Format, show
 from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
@@ -147,6 +147,8 @@ def pause(settings: "Settings", name: str) -> None:
 
     stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=True)
+    if changed:
+        note_action(settings, "pause", stream.label)
     effect = "its nodes are still tracked" if stream.tracked else "no messages are read"
     click.echo(f"{stream.label}: {'paused' if changed else 'already paused'}; {effect}")
 
@@ -160,4 +162,6 @@ def resume(settings: "Settings", name: str) -> None:
 
     stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=False)
+    if changed:
+        note_action(settings, "resume", stream.label)
     click.echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'not paused'}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from sr_assets.adapters.logs import print_error
-from sr_assets.cli.base import cli, configured, form_option
+from sr_assets.cli.base import cli, configured, form_option, note_action
 from sr_assets.cli.render import Format, print_note, show
 from sr_assets.domain.topology.plan import Step
 
@@ -76,7 +76,7 @@ def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -
     if topology_of(settings).manage == "observe":
         raise ConfigurationError("topology.manage is observe, which changes no stream; set create or reconcile")
     with topology_lock(settings, "topology apply", _LOCK_WAIT_SECONDS), Survey(settings) as survey:
-        return _execute(settings, survey, make_plan(settings, survey.refresh(), recreate), form)
+        return _execute(settings, survey, make_plan(settings, survey.refresh(), recreate), form, "topology apply")
 
 
 @topology.command("adopt")
@@ -97,15 +97,18 @@ def adopt_command(settings: Settings, names: tuple[str, ...], form: Format) -> i
 
     topology_of(settings)
     with topology_lock(settings, "topology adopt", _LOCK_WAIT_SECONDS), Survey(settings) as survey:
-        return _execute(settings, survey, make_adoption(settings, survey.refresh(), names), form)
+        return _execute(settings, survey, make_adoption(settings, survey.refresh(), names), form, "topology adopt")
 
 
-def _execute(settings: Settings, survey: Survey, plan: Plan, form: Format) -> int:
+def _execute(settings: Settings, survey: Survey, plan: Plan, form: Format, action: str) -> int:
     """Execute the steps of a plan and print their results; execute none if a failure is predictable."""
     from sr_assets.stages.topology.applying import apply_steps, refused
 
     problems = plan.problems or refused(survey, plan.steps)
     outcomes = [] if problems else list(apply_steps(survey, plan.steps, settings.replicator))
+    for outcome in outcomes:
+        if outcome.result == "done":
+            note_action(settings, action, outcome.step.wanted.label, str(outcome.step.action))
     rows = [
         (outcome.step.wanted.cluster, outcome.step.wanted.stream, outcome.step.action, outcome.result, outcome.detail)
         for outcome in outcomes

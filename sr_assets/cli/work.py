@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import set_print_format
-from sr_assets.cli.base import FILE, SECONDS, cli, configured, stream_named, stream_option, ui_port_option
+from sr_assets.cli.base import FILE, SECONDS, cli, configured, note_action, stream_named, stream_option, ui_port_option
 from sr_assets.cli.warnings import warn
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
@@ -133,7 +133,9 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
     configure_logging(settings)
     refusal = "a feed has no state to recover; without a state it folds its stream from the start"
     with progress_bars():
-        done = recover_stream(settings, stream_named(settings, name, refusal), force=force)
+        stream = stream_named(settings, name, refusal)
+        done = recover_stream(settings, stream, force=force)
+    note_action(settings, "recover", stream.label, done)
     click.echo(done)
 
 
@@ -175,6 +177,7 @@ def forget(settings: "Settings", site: str, stream: str | None, replicator: str 
 
     configure_logging(settings)
     for line in forget_site(settings, site, stream, replicator):
+        note_action(settings, "forget", f"{site}/{stream}" if stream else site, line)
         click.echo(line)
 
 

@@ -13,6 +13,7 @@ import duckdb
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import write_private
+from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily import DAILY_TABLES
 from sr_assets.adapters.published.leaders import write_leaders
 from sr_assets.adapters.published.manifest import (
@@ -243,6 +244,7 @@ def _views(
     any_file = next(home.glob(HISTORY), None)
     yield "node_snapshot_history", history_query(str(home), tables["history_files"]) if any_file else NO_HISTORY
     yield from ((table.name, table.view(connection, home, mode)) for table in DAILY_TABLES)
+    yield actions.NAME, actions.actions_query(home)
     for name, query in VIEWS.items():
         yield name, query.format(**{table: f"({rows})" for table, rows in tables.items()})
 

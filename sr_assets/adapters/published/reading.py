@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import duckdb
 
+from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily import DAILY_TABLES, names
 from sr_assets.adapters.published.index import follow_move
 from sr_assets.adapters.published.publication import FOLDER
@@ -78,7 +79,7 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
 
 def _confine(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
     """Restrict a connection, irrevocably, to the published files of a home and to `MEMORY`."""
-    folders = (FOLDER, "snapshots", *(table.folder for table in DAILY_TABLES))
+    folders = (FOLDER, "snapshots", actions.FOLDER, *(table.folder for table in DAILY_TABLES))
     allowed = ", ".join(literal(f"{home}/{folder}/") for folder in folders)
     for setting in (
         "python_enable_replacements = false",
@@ -175,6 +176,7 @@ def export_fleet(home: Path, file: Path) -> None:
                 *(TABLES.keys() - INTERNAL),
                 *TOPOLOGY_TABLES,
                 *names(),
+                actions.NAME,
                 "snapshot_info",
                 "site_leaders",
                 "node_snapshots",
@@ -206,6 +208,7 @@ def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]
         "site_leaders",
         "heartbeats",
         *names(),
+        actions.NAME,
         *TOPOLOGY_TABLES,
     ]
     summaries = {}

@@ -52,6 +52,7 @@ CONTRACT = {
     "parked_messages": "name stream sequence stored_at subject payload_bytes reason parked_at",
     "site_summary": "name stream nodes up timeout retired new_24h as_of",
     "snapshot_info": "as_of run_id schema_version generation role leader",
+    "operator_actions": "at user host action subject detail",
     "site_leaders": "name role leader leader_host since checkpoint_at",
     "global_availability": "replicator name stream node status status_since last_seen event_time received_at source",
     "global_advisories": "event_id replicator name stream node event event_time received_at seen age_seconds previous "

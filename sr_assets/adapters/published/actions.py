@@ -1,0 +1,75 @@
+"""The table `operator_actions`: who did what by command, one JSON line per action in `actions/actions.jsonl`."""
+
+import getpass
+import json
+import logging
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from sr_assets.adapters.private import make_shared_folder, share_as_folder
+from sr_assets.adapters.published.table import literal
+from sr_assets.domain.errors import cannot_write
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "operator_actions"
+FOLDER: Final = "actions"
+COLUMNS: Final = {
+    "at": "TIMESTAMPTZ",
+    "user": "VARCHAR",
+    "host": "VARCHAR",
+    "action": "VARCHAR",
+    "subject": "VARCHAR",
+    "detail": "VARCHAR",
+}
+
+
+def record_action(home: Path, action: str, subject: str, detail: str = "") -> None:
+    """Append a row about a completed action, and log it.
+
+    `action` is the command's words, `subject` its stream, site or cluster. The action is done, so a failure is only logged.
+    """
+    at = datetime.now(UTC).isoformat(timespec="microseconds")
+    row = {
+        "at": at,
+        "user": _user(),
+        "host": socket.gethostname(),
+        "action": action,
+        "subject": subject,
+        "detail": detail,
+    }
+    logger.info("%s: %s by %s on %s", subject, action, row["user"], row["host"], extra=row)
+    try:
+        with os.fdopen(os.open(_file(home), os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
+            # One write appends the whole line, whatever other commands append.
+            file.write(json.dumps(row).encode() + b"\n")
+    except OSError as error:
+        logger.warning("%s: %s is not recorded: %s", subject, action, cannot_write(home / FOLDER, error))
+
+
+def actions_query(home: Path) -> str:
+    """Return the query of the table's view, which shows an action as soon as its line is written."""
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in COLUMNS.items())
+    file = literal(str(_file(home)))
+    return f"SELECT * FROM read_json({file}, format = 'newline_delimited', columns = {{{columns}}})"
+
+
+def _file(home: Path) -> Path:
+    """Return the file, which exists then."""
+    file = home / FOLDER / "actions.jsonl"
+    if not file.exists():
+        make_shared_folder(file.parent)
+        file.touch(mode=0o600)
+        share_as_folder(file)
+    return file
+
+
+def _user() -> str:
+    """Return the user's name, or its number if the system knows no name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
