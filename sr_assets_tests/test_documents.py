@@ -86,7 +86,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_block_has_a_known_kind() -> None:
-    known = {"yaml", "yaml fragment", "sql", "console", "python", "python asset", "mermaid", "text", "json"}
+    known = {"yaml", "yaml fragment", "sql", "console", "python", "python asset", "mermaid", "text", "json", "nginx"}
     unknown = [
         f"{document.name}: {match[1]!r}"
         for document in DOCUMENTS

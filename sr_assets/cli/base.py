@@ -48,7 +48,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 stream_option = click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
 ui_port_option = click.option(
-    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the UI on loopback."
+    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the UI."
 )
 
 

@@ -1,10 +1,9 @@
-"""Commands that start or change something: `demo`, `up`, `run`, `recover`, `retry-parked`, `forget`, `emulate`, `spark`.
+"""Commands that start or change something: `demo`, `up`, `run`, `recover`, `retry-parked`, `forget`, `emulate`.
 
 Each command imports its heavy dependencies itself, so that the others start quickly.
 """
 
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,6 @@ import click
 from sr_assets.adapters.logs import set_print_format
 from sr_assets.cli.base import FILE, SECONDS, cli, configured, note_action, stream_named, stream_option, ui_port_option
 from sr_assets.cli.warnings import warn
-from sr_assets.domain.durations import duration
-from sr_assets.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sr_assets.embedded.fleet_plan import Churn
@@ -60,21 +57,37 @@ def demo(
     type=FILE,
     help="Require a login from this private file: one user:password or token per line.",
 )
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address of the UI; another one needs --auth-file."
+)
+@click.option(
+    "--trust-proxy",
+    is_flag=True,
+    help="Accept requests of a proxy that checks logins; with --read-only, --auth-file is not needed.",
+)
 @click.option("--no-ui", is_flag=True, help="Run only Dagster's daemon, without the webserver.")
 @configured
-def up(settings: "Settings", port: int, read_only: bool, auth_file: Path | None, no_ui: bool) -> int:
+def up(
+    settings: "Settings",
+    port: int,
+    read_only: bool,
+    auth_file: Path | None,
+    host: str,
+    trust_proxy: bool,
+    no_ui: bool,
+) -> int:
     """Run Dagster's webserver and daemon until Ctrl-C.
 
-    Without --auth-file, the UI accepts only connections of the user who started it.
+    Without --auth-file, the UI accepts only connections of the user who started it. Leave TLS to a proxy.
     """
     from sr_assets.operate import Ui, serve
 
     set_print_format(settings.log_format)
     warn(settings)
     _outlive_rotation(settings)
-    if no_ui and (read_only or auth_file):
-        raise click.UsageError("--no-ui excludes --read-only and --auth-file")
-    return serve(settings, None if no_ui else Ui(port, read_only, auth_file))
+    if no_ui and (read_only or auth_file or trust_proxy or host != "127.0.0.1"):
+        raise click.UsageError("--no-ui excludes the options of the UI")
+    return serve(settings, None if no_ui else Ui(port, read_only, auth_file, host, trust_proxy))
 
 
 @cli.command()
@@ -258,46 +271,3 @@ def _churn(text: str | None, interval: float) -> "Churn | None":
     raise click.UsageError(
         f"--churn {text!r} is invalid; use a share from 0 to 1, or a share and two durations such as 0.2,12m,1h"
     )
-
-
-@cli.group()
-def spark() -> None:
-    """Start, show or stop the warm Spark engine of this home."""
-
-
-@spark.command("start")
-@configured
-def spark_start(settings: "Settings") -> None:
-    """Start the engine, so that the first run need not wait for it."""
-    from sr_assets.adapters.spark.engine import start_engine
-
-    if settings.spark.mode != "connect-local":
-        raise ConfigurationError(
-            f"spark.mode is {settings.spark.mode.partition(':')[0]}; only connect-local has a warm engine"
-        )
-    engine = start_engine(settings.spark, settings.home.resolve())
-    click.echo(f"running: pid {engine.pid}, port {engine.port}")
-
-
-@spark.command("status")
-@configured
-def spark_status(settings: "Settings") -> int:
-    """Show whether the engine runs; exit code 1 if it does not."""
-    from sr_assets.adapters.spark.engine import engine_status
-
-    engine = engine_status(settings.home.resolve())
-    click.echo(
-        f"running: pid {engine.pid}, port {engine.port}, for {duration(int(time.time() - engine.started_at))}"
-        if engine
-        else "not running"
-    )
-    return 0 if engine else 1
-
-
-@spark.command("stop")
-@configured
-def spark_stop(settings: "Settings") -> None:
-    """Stop the engine; the next run starts a new one."""
-    from sr_assets.adapters.spark.engine import stop_engine
-
-    click.echo("stopped" if stop_engine(settings.home.resolve()) else "was not running")

@@ -1,6 +1,7 @@
 """The services of `sr-assets up`: Dagster's code server, daemon and webserver as child processes."""
 
 import contextlib
+import errno
 import json
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
@@ -25,7 +26,7 @@ from sr_assets.operate.metrics import metrics_beside, page_url
 from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
 from sr_assets.operate.report import print_line
-from sr_assets.operate.ui_access import read_logins
+from sr_assets.operate.ui_access import read_logins, refuse_open_ui
 from sr_assets.settings import Settings
 
 _MODULE: Final = "sr_assets.definitions"
@@ -38,11 +39,62 @@ _LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "erro
 
 @dataclass(frozen=True, slots=True)
 class Ui:
-    """Options of the UI: its port, whether it is read-only, and the file with the accepted logins."""
+    """Options of the UI: its address, whether it is read-only, the file with the accepted logins, and a trusted proxy.
+
+    Raises ConfigurationError if the options would let everybody on the network launch runs.
+    """
 
     port: int = 3000
     read_only: bool = False
     auth_file: Path | None = None
+    host: str = _LOOPBACK
+    trust_proxy: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse an open UI."""
+        refuse_open_ui(self.host, auth_file=self.auth_file, read_only=self.read_only, trust_proxy=self.trust_proxy)
+
+    @property
+    def url(self) -> str:
+        """The URL, as this machine opens it."""
+        host = self._reachable
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def _reachable(self) -> str:
+        return {"0.0.0.0": _LOOPBACK, "::": "::1"}.get(self.host, self.host)  # noqa: S104  all addresses, if configured
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the webserver's process."""
+        flags = {"--read-only": self.read_only, "--trust-proxy": self.trust_proxy}
+        login = ["--auth-file", str(self.auth_file.absolute())] if self.auth_file else []
+        return [
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+            *(flag for flag, given in flags.items() if given),
+            *login,
+        ]
+
+    def refuse_used_address(self) -> None:
+        """Raise RunError if the UI cannot listen on its address."""
+        try:
+            family, *_, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            raise RunError(
+                f"port {self.port} on {self.host}: cannot listen ({error.strerror}); choose another with"
+                f" {'--port' if error.errno == errno.EADDRINUSE else '--host'}"
+            ) from None
+
+    def listens(self) -> bool:
+        """Return whether the webserver accepts connections."""
+        family, *_, address = socket.getaddrinfo(self._reachable, self.port, type=socket.SOCK_STREAM)[0]
+        return _listens(family, address)
 
 
 class Services:
@@ -66,7 +118,7 @@ class Services:
     @property
     def url(self) -> str | None:
         """The UI's URL."""
-        return f"http://{_LOOPBACK}:{self._ui.port}" if self._ui else None
+        return self._ui.url if self._ui else None
 
     def __enter__(self) -> Self:
         """Start the processes and wait until the UI responds."""
@@ -74,7 +126,7 @@ class Services:
             require_extra("the Dagster UI", "ui", "dagster_webserver")
         folder = prepare_instance(self._settings)
         if self._ui:
-            _refuse_used_port(self._ui.port)
+            self._ui.refuse_used_address()
         prepare_storage(folder)
         try:
             self._start(folder)
@@ -101,12 +153,9 @@ class Services:
         self._await(_CODE_SERVER, lambda: self._code_answered)
         self._launch("daemon", _dagsters("dagster-daemon"), "run", "-w", str(workspace), "--log-level", level)
         if self._ui:
-            options = ["--port", str(self._ui.port), "--log-level", level]
-            options += ["--read-only"] if self._ui.read_only else []
-            options += ["--auth-file", str(self._ui.auth_file.absolute())] if self._ui.auth_file else []
+            options = [*self._ui.options, "--log-level", level]
             self._launch("webserver", ("-m", "sr_assets.operate.webserver"), str(workspace), *options)
-            address = (_LOOPBACK, self._ui.port)
-            self._await("webserver", lambda: _listens(socket.AF_INET, address))
+            self._await("webserver", self._ui.listens)
 
     def _start_code_server(self) -> None:
         self._code_answered = False
@@ -219,18 +268,7 @@ def _dagsters(name: str) -> tuple[str]:
     return (str(script),)
 
 
-def _listens(family: socket.AddressFamily, address: str | tuple[str, int]) -> bool:
+def _listens(family: socket.AddressFamily, address: str | tuple[Any, ...]) -> bool:
     with socket.socket(family) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(address) == 0
-
-
-def _refuse_used_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_LOOPBACK, port))
-        except OSError as error:
-            raise RunError(
-                f"port {port} on {_LOOPBACK}: cannot listen ({error.strerror}); choose another with --port"
-            ) from None

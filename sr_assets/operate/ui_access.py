@@ -1,4 +1,4 @@
-"""UI access control: the webserver serves only its owner's browsers and programs.
+"""UI access control: the webserver serves only its owner's browsers and programs, or users with a login.
 
 Every web page in a browser and every user of the machine can connect to loopback, and every client of Dagster's UI may
 launch and terminate runs.
@@ -7,6 +7,7 @@ launch and terminate runs.
 import base64
 import binascii
 import hmac
+import ipaddress
 import os
 import re
 import socket
@@ -27,6 +28,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: A page with another name that resolves to loopback (DNS rebinding) sends its own name.
 _ACCEPTED_HOSTS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_HOST: Final = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 _CONNECTIONS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED: Final = "01"
 _POLICY_VIOLATION: Final = 1008
@@ -44,12 +46,43 @@ class Refusal:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class AccessMiddleware:
-    """ASGI middleware that refuses foreign requests; without `logins`, it accepts this user's connections."""
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use the UI: users with one of the `logins`; without any, this user, or all users behind a trusted proxy.
 
-    def __init__(self, application: Application, logins: tuple[bytes, ...] | None) -> None:
+    With `any_host`, requests may name any host: the UI listens on another address than loopback, or behind a proxy.
+    """
+
+    logins: tuple[bytes, ...] | None = None
+    any_host: bool = False
+    trust_proxy: bool = False
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def refuse_open_ui(host: str, *, auth_file: Path | None, read_only: bool, trust_proxy: bool) -> None:
+    """Raise ConfigurationError if the options would let everybody on the network launch runs."""
+    if auth_file or (is_loopback(host) and not trust_proxy) or (read_only and trust_proxy):
+        return
+    options = f"--host {host}" if not is_loopback(host) else "--trust-proxy"
+    raise ConfigurationError(
+        f"{options}: everybody who reaches the port could start and stop runs; add --auth-file FILE, or --read-only"
+        " --trust-proxy behind a proxy that checks logins"
+    )
+
+
+class AccessMiddleware:
+    """ASGI middleware that refuses requests without access."""
+
+    def __init__(self, application: Application, access: Access) -> None:
         self._application = application
-        self._logins = logins
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse an HTTP request or web socket."""
@@ -65,15 +98,18 @@ class AccessMiddleware:
             await send({"type": "http.response.body", "body": f"{refusal.line}\n".encode()})
 
     def _refuse(self, scope: Scope) -> Refusal | None:
-        return refuse_foreign_page(scope) or (
-            refuse_other_user(scope) if self._logins is None else refuse_unknown(scope, self._logins)
-        )
+        access = self._access
+        if refusal := refuse_foreign_page(scope, any_host=access.any_host):
+            return refusal
+        if access.logins is not None:
+            return refuse_unknown(scope, access.logins)
+        return None if access.trust_proxy else refuse_other_user(scope)
 
 
-def refuse_foreign_page(scope: Scope) -> Refusal | None:
+def refuse_foreign_page(scope: Scope, *, any_host: bool = False) -> Refusal | None:
     """Refuse requests that a page of another site makes a browser send; None: accepted."""
     host, origin, fetched = (_header(scope, name) for name in (b"host", b"origin", b"sec-fetch-site"))
-    if host is None or not _ACCEPTED_HOSTS.fullmatch(host):
+    if host is None or not (_HOST if any_host else _ACCEPTED_HOSTS).fullmatch(host):
         return Refusal(403, "this host name is refused; open http://127.0.0.1 with this port")
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         return Refusal(403, "cross-site requests are refused")

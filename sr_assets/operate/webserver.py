@@ -1,4 +1,4 @@
-"""`python -m sr_assets.operate.webserver`: Dagster's UI with access control on loopback, a child process of `services`."""
+"""`python -m sr_assets.operate.webserver`: Dagster's UI with access control, a child process of `services`."""
 
 import argparse
 import contextlib
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sr_assets.operate.documents import DocumentsMiddleware
-from sr_assets.operate.ui_access import AccessMiddleware, read_logins
+from sr_assets.operate.ui_access import Access, AccessMiddleware, is_loopback, read_logins
 
 #: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
 _DATABASE = (15_000, 3_600, 20)
@@ -21,17 +21,21 @@ def _main() -> None:
 
     parser = argparse.ArgumentParser(prog="sr_assets.operate.webserver")
     parser.add_argument("workspace", type=Path)
+    parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--trust-proxy", action="store_true")
     parser.add_argument("--read-only", action="store_true")
     parser.add_argument("--auth-file", type=Path)
     parser.add_argument("--log-level", default="info")
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level.upper())
     logins = read_logins(arguments.auth_file) if arguments.auth_file else None
+    any_host = arguments.trust_proxy or not is_loopback(arguments.host)
+    access = Access(logins, any_host, arguments.trust_proxy)
     with _dagster_ui(arguments.workspace, read_only=arguments.read_only) as application:
         uvicorn.run(
-            AccessMiddleware(DocumentsMiddleware(application), logins),
-            host="127.0.0.1",
+            AccessMiddleware(DocumentsMiddleware(application), access),
+            host=arguments.host,
             port=arguments.port,
             log_level="warning",
             # Access control needs the connection's own addresses, not those in a client's headers.

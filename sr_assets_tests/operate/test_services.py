@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psutil
+import pytest
 
 from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import REPOSITORY, Up, imported_from, log_in_json
@@ -106,3 +107,21 @@ def test_busy_port_is_reported_in_one_line(platform: Settings) -> None:
         ended.stderr
         == f"error: port {port} on 127.0.0.1: cannot listen (Address already in use); choose another with --port\n"
     )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("options", (("--host", "0.0.0.0"), ("--trust-proxy",), ("--host", "::", "--read-only")))
+def test_ui_open_to_everybody_is_refused_in_one_line(platform: Settings, options: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "sr_assets", "up", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "everybody who reaches the port could start and stop runs" in ended.stderr
+
+
+def test_ui_with_login_listens_on_every_address(platform: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "logins"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o600)
+    with Up("--host", "0.0.0.0", "--auth-file", str(file)) as up:
+        assert up.send("GET", "/", host="fleet.example.net")[0] == 401
+        assert up.send("GET", "/", host="fleet.example.net", authorization="Bearer 0123456789abcdef")[0] == 200

@@ -13,10 +13,13 @@ import pytest
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.ui_access import (
     NOBODY,
+    Access,
     AccessMiddleware,
+    is_loopback,
     peer_user,
     read_logins,
     refuse_foreign_page,
+    refuse_open_ui,
     refuse_unknown,
 )
 
@@ -176,5 +179,35 @@ def answer(request: dict[str, Any], logins: tuple[bytes, ...] | None) -> list[in
     async def application(_scope: object, _receive: object, _send: object) -> None:
         await send({"type": "http.response.start", "status": 200})
 
-    asyncio.run(AccessMiddleware(application, logins)(request, receive, send))
+    asyncio.run(AccessMiddleware(application, Access(logins))(request, receive, send))
     return said
+
+
+def test_loopback_is_recognised() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "fleet.example.net", "")))
+
+
+@pytest.mark.parametrize("host", ("127.0.0.1", "0.0.0.0"))
+@pytest.mark.parametrize("auth_file", (None, Path("logins")))
+@pytest.mark.parametrize("read_only", (False, True))
+@pytest.mark.parametrize("trust_proxy", (False, True))
+def test_ui_without_any_login_is_refused(host: str, auth_file: Path | None, read_only: bool, trust_proxy: bool) -> None:
+    safe = auth_file is not None or (host == "127.0.0.1" and not trust_proxy) or (read_only and trust_proxy)
+    if safe:
+        refuse_open_ui(host, auth_file=auth_file, read_only=read_only, trust_proxy=trust_proxy)
+        return
+    with pytest.raises(ConfigurationError, match="could start and stop runs; add --auth-file FILE"):
+        refuse_open_ui(host, auth_file=auth_file, read_only=read_only, trust_proxy=trust_proxy)
+
+
+@pytest.mark.parametrize("host", ("fleet.example.net", "10.0.0.1:3000", "[2001:db8::1]:443"))
+def test_other_hosts_are_accepted_only_if_configured(host: str) -> None:
+    own = scope(host=host, origin=f"https://{host}", sec_fetch_site="same-origin")
+    assert refuse_foreign_page(own) is not None
+    assert refuse_foreign_page(own, any_host=True) is None
+    # A page of another site is refused in any case.
+    for headers in ({"origin": "https://evil.example"}, {"sec_fetch_site": "cross-site"}):
+        assert refuse_foreign_page(scope(host=host, **headers), any_host=True) is not None
+    for malformed in ("", "a b", "a/b", "fleet.example.net, evil.example"):
+        assert refuse_foreign_page(scope(host=malformed), any_host=True) is not None
