@@ -5,6 +5,7 @@ without the marker is fast: an audit hook keeps it from starting a process.
 """
 
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -79,6 +80,18 @@ def _own_dagster_home() -> Iterator[None]:
     os.environ.pop("DAGSTER_HOME", None)
     if before is not None:
         os.environ["DAGSTER_HOME"] = before
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """Remove the handlers that a test's command has opened: pytest closes their stderr after the test."""
+    log = logging.getLogger("sr_assets")
+    handlers, level = list(log.handlers), log.level
+    yield
+    for handler in set(log.handlers) - set(handlers):
+        handler.close()
+    log.handlers = handlers
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -2,27 +2,11 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from sr_assets.adapters.logs import note_run, open_log
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
-
-
-@pytest.fixture(autouse=True)
-def _separate_log() -> Iterator[None]:
-    """Let a test open this process's log, and restore it afterwards."""
-    ours = logging.getLogger("sr_assets")
-    before, level = ours.handlers, ours.level
-    ours.handlers = []
-    yield
-    for handler in ours.handlers:
-        handler.close()
-    ours.handlers = before
-    ours.setLevel(level)
 
 
 def lines(file: Path) -> list[dict[str, object]]:

@@ -44,7 +44,8 @@ def bench(engine_home: Path, nats_pair: tuple[NatsServer, NatsServer]) -> Bench:
     bench = Bench(engine_home, *nats_pair)
     bench.forget()
     # Other tests of this session have had this home.
-    shutil.rmtree(bench.home / "dagster", ignore_errors=True)
+    for folder in ("dagster", "availability", "inventory"):
+        shutil.rmtree(bench.home / folder, ignore_errors=True)
     return bench
 
 

@@ -208,8 +208,9 @@ def _write_draft(
         for view, query in _views(connection, home, publications, mode):
             connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
         connection.execute("COMMIT")
-        # Detaching would do so too, but without a reason on failure.
-        connection.execute("CHECKPOINT fleet")
+        # Detaching would do so too, but without a reason on failure. FORCE waits for DuckDB's own transactions after the
+        # commit; nobody else knows the draft.
+        connection.execute("FORCE CHECKPOINT fleet")
         connection.execute("DETACH fleet")
     except BaseException as error:
         for statement in ("ROLLBACK", "DETACH fleet"):
