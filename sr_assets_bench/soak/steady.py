@@ -37,6 +37,8 @@ def add_steady_streams(rig: Rig, clock_url: str) -> None:
     """Create both streams and add them to the configuration; the first one is read at `clock_url`."""
     rig.create(CLOCK)
     rig.create(LATEST, max_msgs_per_subject=8)
+    # By default a new target has the source's limits, and would keep only the last copies.
+    rig.create(LATEST, rig.target)
     rig.add(CLOCK, **_ENTRY, source_url=clock_url)
     rig.add(LATEST, **_ENTRY, filter_subject=f"{LATEST}.>")
 
