@@ -85,6 +85,12 @@ REPLICATOR: Final = (
     ),
     _worker("replicator_stream_sequence", "gauge", "Last source sequence that was read.", _read_sequence),
     _worker(
+        "replicator_stream_lag_messages",
+        "gauge",
+        "Messages of the source that are not processed yet.",
+        number("lag_messages"),
+    ),
+    _worker(
         "replicator_too_old_messages", "counter", "Messages not copied because of max_age.", number("too_old_messages")
     ),
     _worker("replicator_copied_messages", "counter", "Copied messages.", lambda stream: stream.copied_messages),
