@@ -30,13 +30,15 @@ DASHBOARDS = sorted((CONF / "grafana").glob("*.json"))
 UNUSED = {
     "choria_stream_replicator_replicator_meta_parse_failed_count": "always 0",
     "choria_stream_replicator_replicator_ack_failed_count": "always 0",
+    "choria_stream_replicator_replicator_stream_lag_messages": "these show sr_assets_lag_messages",
 }
 _METRIC = re.compile(r"\b(?:sr_assets|choria_stream_replicator)_[a-z_]+")
 _SUFFIX = re.compile(r"(processing_time_seconds)_(sum|count)$")
 _P = "choria_stream_replicator_"
 _OF = '{stream=~".*",replicator=~".*"}'
-#: Queries of the Stream Replicator's own dashboards, without its lag, which it no longer exposes.
+#: Queries of the Stream Replicator's own dashboards.
 REPLICATORS_QUERIES = (
+    f"sum by (stream) ({_P}replicator_stream_lag_messages{_OF})",
     *(f"sum(increase({_P}replicator_{name}_messages{_OF}[5m]))" for name in ("total", "copied", "too_old")),
     f"sum(increase({_P}replicator_total_bytes{_OF}[5m]))",
     f"sum(increase({_P}replicator_total_bytes{_OF}[5m])) - sum(increase({_P}replicator_skipped_bytes{_OF}[5m]))",

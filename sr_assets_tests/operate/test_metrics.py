@@ -33,6 +33,7 @@ REPLICATOR = {
     "replicator_handler_error_count": ("counter", _WORKER),
     "replicator_processing_time_seconds": ("summary", _WORKER),
     "replicator_stream_sequence": ("gauge", _WORKER),
+    "replicator_stream_lag_messages": ("gauge", _WORKER),
     "replicator_too_old_messages": ("counter", _WORKER),
     "replicator_copied_messages": ("counter", _WORKER),
     "replicator_copied_bytes": ("counter", _WORKER),
