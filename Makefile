@@ -33,6 +33,9 @@ bench: $(READY) ## measure this machine; prints a table and JSON
 soak: $(READY) ## kill at random, then compare source and target; SECONDS=300 SEED=7 ARGS=--json
 	$(BIN)/python -m sr_assets_bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+dist: $(READY) ## build the wheel and the sdist into dist/
+	mkdir -p dist && $(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist"); build_meta.build_wheel("dist")'
+
 dev: export DAGSTER_HOME ?= $(CURDIR)/.sr_assets/dagster
 dev: $(READY) ## run dagster dev with the configuration in SR_ASSETS_CONFIG
 	mkdir -p "$$DAGSTER_HOME" && { test -e "$$DAGSTER_HOME/dagster.yaml" || cp dagster.yaml "$$DAGSTER_HOME"; } && $(BIN)/dagster dev -w workspace.yaml $(ARGS)
@@ -60,4 +63,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test-fast properties coverage test test-faults check bench soak dev fmt fmt-check lint types help
+.PHONY: demo test-fast properties coverage test test-faults check bench soak dist dev fmt fmt-check lint types help

@@ -82,3 +82,22 @@ def test_demo_configuration_is_valid() -> None:
     assert [stream.stream for stream in settings.streams if stream.tracked] == ["CHORIA_REGISTRATION"] * 2
     assert [feed.stream for feed in settings.feeds] == ["ADVISORIES"]
     assert not settings.warnings
+
+
+UNITS = ("sr-assets.service", "sr-assets@.service")
+
+
+def test_units_differ_only_by_their_instance() -> None:
+    single, instance = ((ROOT / "packaging" / name).read_text() for name in UNITS)
+    replaced = instance.replace("/%i.environment", "/environment").replace("/%i.yaml", "/replication.yaml")
+    assert replaced.replace("/%i", "").replace("sr-assets %i:", "sr-assets:") == single
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("unit", UNITS)
+def test_units_are_confined(unit: str) -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(ROOT / "packaging" / unit)]
+    analysed = subprocess.run(command, capture_output=True, text=True, check=False)
+    # An exposure above 2.0 is an exit code above 0.
+    assert analysed.returncode == 0, analysed.stdout
