@@ -3,6 +3,7 @@
 Exit codes: 0, 1 (a run, a server or a lookup failed), 2 (configuration or usage), 130 (interrupted).
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings, StreamSettings
+
+logger = logging.getLogger(__name__)
 
 #: The exit code after Ctrl-C.
 INTERRUPTED = 130
@@ -127,9 +130,10 @@ def note_action(settings: "Settings", action: str, subject: str, detail: str = "
     from sr_assets.adapters.published.actions import record_action
     from sr_assets.resources import configure_logging
 
+    row = record_action(settings.home, action, subject, detail)
     if settings.logfile is not None:
         configure_logging(settings)
-    record_action(settings.home, action, subject, detail)
+        logger.info("%s: %s by %s on %s", subject, action, row["user"], row["host"], extra=row)
 
 
 def stream_named(settings: "Settings", name: str, refusal: str) -> "StreamSettings":

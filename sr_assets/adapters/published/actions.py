@@ -27,8 +27,8 @@ COLUMNS: Final = {
 }
 
 
-def record_action(home: Path, action: str, subject: str, detail: str = "") -> None:
-    """Append a row about a completed action, and log it.
+def record_action(home: Path, action: str, subject: str, detail: str = "") -> dict[str, str]:
+    """Append a row about a completed action, and return it.
 
     `action` is the command's words, `subject` its stream, site or cluster. The action is done, so a failure is only logged.
     """
@@ -41,13 +41,13 @@ def record_action(home: Path, action: str, subject: str, detail: str = "") -> No
         "subject": subject,
         "detail": detail,
     }
-    logger.info("%s: %s by %s on %s", subject, action, row["user"], row["host"], extra=row)
     try:
         with os.fdopen(os.open(_file(home), os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
             # One write appends the whole line, whatever other commands append.
             file.write(json.dumps(row).encode() + b"\n")
     except OSError as error:
         logger.warning("%s: %s is not recorded: %s", subject, action, cannot_write(home / FOLDER, error))
+    return row
 
 
 def actions_query(home: Path) -> str:
