@@ -195,10 +195,16 @@ def test_host_run_reports_hosted_site_whose_state_is_unreadable(
 def test_many_events_of_hosted_sites_leave_time_for_the_host(settings: Settings) -> None:
     """Dagster takes longer to record the events than the host's own site may wait for its next round."""
     events = [dg.AssetMaterialization(f"a{number}") for number in range(100)]
+    ended = threading.Event()
+
+    def hosted(*_: object) -> Iterator[dg.AssetMaterialization]:
+        yield from events
+        ended.set()
+
     enqueue_site(settings.home, "berlin", 10.0)
-    host = HostRun(settings, "run", 1, lambda *_: iter(events), logging.getLogger("test"))
+    host = HostRun(settings, "run", 1, hosted, logging.getLogger("test"))
     with host.open(lingers=True):
-        wait_until(lambda: not queued_sites(settings.home, 10.0) and host.sites_served == 1, "the hosted run to end")
+        wait_until(lambda: ended.is_set() and host.sites_served == 1, "the hosted run to end")
         recorded = 0
         for _ in host.results():
             recorded += 1

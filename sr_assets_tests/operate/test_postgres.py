@@ -25,6 +25,6 @@ def test_runs_and_ui_store_everything_in_postgres(platform: Settings, monkeypatc
             assert up.sensors() == {"london_lag", "paris_lag", "run_failures"}
         with dg.DagsterInstance.from_config(str(folder)) as instance:
             jobs = {record.dagster_run.job_name for record in instance.get_run_records()}
-        assert jobs == {"london_replication", "paris_replication"}
+        assert jobs == {"london_replication", "paris_replication", "retention"}
         assert not (folder / "history").exists()
         assert not (folder / "schedules").exists()
