@@ -116,6 +116,9 @@ def daemon_parts(open_instance: Callable[[], DagsterInstance], beat: Callable[[]
 @contextlib.contextmanager
 def watchdog_beside(health: Health) -> Iterator[None]:
     """Tell systemd that the process is ready, that it makes progress, and that it stops; without $NOTIFY_SOCKET, nothing."""
+    if not os.environ.get("NOTIFY_SOCKET"):
+        yield
+        return
     ended = threading.Event()
 
     def beat() -> None:
@@ -124,17 +127,19 @@ def watchdog_beside(health: Health) -> Iterator[None]:
                 _notify("WATCHDOG=1")
 
     _notify("READY=1")
-    threading.Thread(target=beat, name="watchdog", daemon=True).start()
+    thread = threading.Thread(target=beat, name="watchdog", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        ended.set()
         _notify("STOPPING=1")
+        ended.set()
+        # At the interpreter's end, a thread would keep DuckDB's objects alive, which it reports on stderr.
+        thread.join(_POLL_SECONDS)
 
 
 def _notify(state: str) -> None:
     """Send a state to the service manager (sd_notify(3)); `@` stands for the abstract namespace."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-            manager.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
+    address = os.environ["NOTIFY_SOCKET"]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)

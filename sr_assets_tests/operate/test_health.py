@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -109,6 +110,7 @@ def test_service_manager_gets_start_progress_and_end(
             received.append(manager.recv(100))
     assert received[:2] == [b"READY=1", b"WATCHDOG=1"]
     assert received[-1] == b"STOPPING=1"
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_hung_process_sends_no_watchdog(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

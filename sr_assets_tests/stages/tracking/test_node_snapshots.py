@@ -86,7 +86,7 @@ def test_published_mode_opens_only_the_published_files(rig: Rig) -> None:
     rig.publish(stream, [Sent(b"{}", "n2")])
     rig.drain(published_mode="0640")
     assert len([name for name in others() if name.startswith("snapshots") and name.endswith(".parquet")]) == 2
-    folders = [rig.home / name for name in ("published", "snapshots", "availability", "inventory")]
+    folders = [rig.home / name for name in ("published", "snapshots", "availability", "inventory", "actions")]
     viewed = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     expected = {str(path.relative_to(rig.home)): 0o750 if path.is_dir() else 0o640 for path in viewed}
     assert others() == {"fleet.duckdb": 0o640, **expected}
