@@ -124,7 +124,7 @@ class Verdict:
                 yield f"{difference.kind}: {difference.text}"
 
 
-def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
+def soak(home: Path, seed: int, seconds: float, messages: int = 0, *, steady: bool = False) -> Verdict:
     """Run a fleet, a site and faults for a time, then compare; stop all started processes.
 
     It continues until `messages` messages that the source still holds have been read, even on a slow machine.
@@ -136,7 +136,7 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
         rig = Rig(home / "site", source, target, str)
         stack.callback(stop_engine, rig.home)
         clock = stack.enter_context(WrongClock(source))
-        _configure(rig, clock.url)
+        _configure(rig, clock.url if steady else None)
         operator = Operator(rig, random.Random(f"{seed} runs"))
         stack.callback(operator.kill)
         _begin(rig, operator)
@@ -145,7 +145,7 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
         for after, fault, lasting in gremlin.plan:
             _say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)
-        fleets = [stack.enter_context(fleet) for fleet in _fleets(seed, source)]
+        fleets = [stack.enter_context(fleet) for fleet in _fleets(seed, source, steady=steady)]
         until = time.monotonic() + seconds
         progress = Progress(rig.home)
         while time.monotonic() < until or sum(progress.positions().values()) < messages:
@@ -164,10 +164,11 @@ def soak(home: Path, seed: int, seconds: float, messages: int = 0) -> Verdict:
         pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
         compared = list(_compare(rig, pasts, ends[0])) if drained else []
         views = list(compare_feed(rig, CENTRE, target, ends[1])) if drained else []
-        steady = [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)] if drained else []
+        if steady and drained:
+            views += [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)]
     beginnings = sum(len(past.beginnings) for past in pasts.values())
     complaints = [*operator.complaints, *_left_behind()]
-    return Verdict(seed, seconds, operator.ends, gremlin.faults, beginnings, compared, [*views, *steady], complaints)
+    return Verdict(seed, seconds, operator.ends, gremlin.faults, beginnings, compared, views, complaints)
 
 
 def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]:
@@ -180,7 +181,7 @@ def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]
     yield compare(rig, replace(plain, stream=FEED), pasts=pasts, target=CENTRE, until=fed)
 
 
-def _configure(rig: Rig, clock_url: str) -> None:
+def _configure(rig: Rig, clock_url: str | None) -> None:
     """Create the streams and the configuration, with small batches and short intervals, so that faults interrupt much
     work.
     """
@@ -202,7 +203,8 @@ def _configure(rig: Rig, clock_url: str) -> None:
     rig.add(MIRROR, **common, **tracked, target_subject_prefix=MIRROR)
     rig.add(FEED, **common, target_stream=CENTRE)
     rig.add_feed(CENTRE)
-    add_steady_streams(rig, clock_url)
+    if clock_url:
+        add_steady_streams(rig, clock_url)
     # Some batches are large enough for Spark; the others are read and copied in the run's own process.
     rig.settings(sensor={"interval": "2s"}, run_budget="20s", spark={"from_messages": 100})
 
@@ -220,12 +222,16 @@ def _begin(rig: Rig, operator: Operator) -> None:
         time.sleep(_TICK_SECONDS)
 
 
-def _fleets(seed: int, source: NatsServer) -> list[Fleet]:
+def _fleets(seed: int, source: NatsServer, *, steady: bool) -> list[Fleet]:
     """Return the publishers of each stream: up to 150 messages a second each."""
     plans = {
         PLAIN: FleetPlan(150, 1.0, seed, payload_bytes=1_000),
         SAMPLED: FleetPlan(75, 0.5, seed, _CHURN, payload_bytes=1_000),
-        **{stream: FleetPlan(NODES, INTERVAL_SECONDS, seed, payload_bytes=1_000) for stream in (CLOCK, LATEST)},
+        **{
+            stream: FleetPlan(NODES, INTERVAL_SECONDS, seed, payload_bytes=1_000)
+            for stream in (CLOCK, LATEST)
+            if steady
+        },
     }
     return [Fleet(plan, parse_cluster(source.url), f"{name}.%s") for name, plan in plans.items()]
 
@@ -253,6 +259,7 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=random.SystemRandom().randrange(10**6), help="default: a random one"
     )
+    parser.add_argument("--steady", action="store_true", help="also read two streams of nodes that never fall silent")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     arguments = parser.parse_args()
     os.environ[_MARK] = uuid.uuid4().hex
@@ -260,7 +267,7 @@ def main() -> int:
     _say(f"seed {arguments.seed}, {arguments.seconds:g} s, in {home}")
     try:
         with signals_as_interrupt():
-            verdict = soak(home, arguments.seed, arguments.seconds, arguments.messages)
+            verdict = soak(home, arguments.seed, arguments.seconds, arguments.messages, steady=arguments.steady)
     except KeyboardInterrupt:
         shutil.rmtree(home)
         return INTERRUPTED
