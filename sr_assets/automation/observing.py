@@ -139,7 +139,7 @@ class _Tick:
 
     def decide(self) -> Decision:
         """Decide on the site; raises RunError if no source responds."""
-        notes, unreachable = [], []
+        notes, unreachable, is_idle = [], [], True
         for entry in self._entries:
             try:
                 reason, skip = self._decide_entry(entry)
@@ -150,9 +150,11 @@ class _Tick:
                 return Decision(f"{entry.label}: {reason}")
             if skip:
                 notes.append(f"{entry.label}: {skip}")
+                # A paused stream has no work, unlike a stream that waits after an error.
+                is_idle &= entry.stream in self._paused
         if len(unreachable) == len(self._entries):
             raise RunError("; ".join(unreachable))
-        if not notes and not unreachable:
+        if is_idle and not unreachable:
             record_idle_poll(self._folder)
         return Decision(None, "; ".join([*notes, *unreachable]) or "caught up")
 

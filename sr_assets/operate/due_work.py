@@ -11,10 +11,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as
 from sr_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance, Definitions, ScheduleDefinition, SensorDefinition
+    from dagster import DagsterInstance
 
 _STAMP: Final = "due_work.json"
 #: A job is due when its last run is older than this; other jobs are hourly.
@@ -67,21 +66,18 @@ class DueWork:
     """The due work of one instance; each method does a part of the work that is due now."""
 
     def __init__(self, settings: Settings, instance: DagsterInstance, since: datetime) -> None:
-        self._settings, self._instance, self._since = settings, instance, since
-        self._cursor: str | None = None
-
-    @cached_property
-    def _definitions(self) -> Definitions:
         from sr_assets.definitions import build
 
-        return build(self._settings)
+        self._settings, self._instance, self._since = settings, instance, since
+        self._repository = build(settings).get_repository_def()
+        self._cursor: str | None = None
 
     def due_jobs(self) -> list[_DueJob]:
         """Return the hourly and nightly jobs without a recent run, in the order of their schedules."""
         import dagster as dg
 
         due, now = [], datetime.now(UTC)
-        for schedule in self._schedules():
+        for schedule in self._repository.schedule_defs:
             since = now - _PERIODS.get(schedule.job_name, _HOURLY)
             if not self._instance.get_run_records(
                 dg.RunsFilter(job_name=schedule.job_name, created_after=since), limit=1
@@ -100,9 +96,9 @@ class DueWork:
         """Survey the native streams once, publish the result, and create or update streams as `manage` allows."""
         import dagster as dg
 
-        sensor = self._sensor(_TOPOLOGY_SENSOR)
-        if sensor is None:
+        if not self._settings.topology:
             return
+        sensor = self._repository.get_sensor_def(_TOPOLOGY_SENSOR)
         result: Any = sensor(dg.build_sensor_context(instance=self._instance, cursor=self._cursor))
         self._cursor = result.cursor
         for event in result.asset_events:
@@ -119,18 +115,11 @@ class DueWork:
     def _run_job(self, job: _DueJob) -> bool:
         from sr_assets.automation.failures import failures
 
-        definition = self._definitions.resolve_job_def(job.name)
+        definition = self._repository.get_job(job.name)
         result = definition.execute_in_process(instance=self._instance, tags=dict(job.tags), raise_on_error=False)
         for line in [] if result.success else failures(result.all_events):
             print_error(f"{job.name}: {line}")
         return result.success
-
-    def _schedules(self) -> Sequence[ScheduleDefinition]:
-        return self._definitions.get_repository_def().schedule_defs
-
-    def _sensor(self, name: str) -> SensorDefinition | None:
-        sensors = self._definitions.get_repository_def().sensor_defs
-        return next((sensor for sensor in sensors if sensor.name == name), None)
 
 
 def _follow(settings: Settings, work: DueWork) -> None:

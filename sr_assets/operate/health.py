@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.state.status_file import last_alive, last_idle_poll, read_status
@@ -87,22 +88,33 @@ def site_parts(settings: Settings, sites: list[str]) -> Parts:
 
 
 @contextlib.contextmanager
-def daemon_parts(open_instance: Callable[[], DagsterInstance], beat: Callable[[], float]) -> Iterator[Parts]:
-    """Yield a function that returns the last heartbeats of Dagster's daemons, polled in a thread, and `beat` of `up`."""
-    seen: dict[str, float] = {}
+def daemon_parts(
+    open_instance: Callable[[], AbstractContextManager[DagsterInstance]],
+    beat: Callable[[], float],
+    poll_seconds: float = _POLL_SECONDS,
+) -> Iterator[Parts]:
+    """Yield a function that returns `beat` of `up` and the results of a thread's polls.
+
+    These are the last heartbeats of Dagster's daemons, and the last reading of the storage that holds them.
+    """
+    seen: dict[str, float] = {"Dagster's storage": 0.0}
     ended = threading.Event()
 
     def poll() -> None:
-        with open_instance() as instance:
-            while True:
-                # A locked or lost storage proves nothing now; the heartbeats known so far grow old.
-                with contextlib.suppress(Exception):
-                    for name, status in instance.get_daemon_statuses().items():
-                        if status.required:
-                            last = status.last_heartbeat
-                            seen[f"Dagster daemon {name}"] = last.timestamp if last else 0.0
-                if ended.wait(_POLL_SECONDS):
-                    return
+        while not ended.is_set():
+            # A storage that cannot be read is opened again; until then, its part and the heartbeats grow old.
+            with contextlib.suppress(Exception), open_instance() as instance:
+                read(instance)
+            ended.wait(poll_seconds)
+
+    def read(instance: DagsterInstance) -> None:
+        while not ended.is_set():
+            for name, status in instance.get_daemon_statuses().items():
+                if status.required:
+                    last = status.last_heartbeat
+                    seen[f"Dagster daemon {name}"] = last.timestamp if last else 0.0
+            seen["Dagster's storage"] = time.time()
+            ended.wait(poll_seconds)
 
     thread = threading.Thread(target=poll, name="daemon heartbeats", daemon=True)
     thread.start()

@@ -38,7 +38,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     folder = prepare_instance(settings)
     mark_start()
     prepare_storage(folder)
-    chosen: dict[str, list[str]] = defaultdict(list)
+    chosen, is_whole = defaultdict[str, list[str]](list), len(streams) == len(settings.entries)
     for stream in streams:
         chosen[stream.name].append(stream.label)
     if once:
@@ -58,12 +58,12 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
             print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
         working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
         try:
-            is_whole = len(streams) == len(settings.entries)
-            if is_whole and not once:
-                working.append(pool.submit(children.keep_due_work, begun))
-            codes = [future.result() for future in working]
+            # The due work ends with the last site; a platform of native streams has none.
+            keeping = [pool.submit(children.keep_due_work, begun)] if is_whole and not once else []
+            codes = [future.result() for future in working or keeping]
             if is_whole and once and (any(codes) or is_due(settings)):
                 codes.append(children.run_due_work(begun, once=True))
+            children.stop()
         except KeyboardInterrupt:
             children.stop()
             return INTERRUPTED if once else 0

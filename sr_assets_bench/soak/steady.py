@@ -5,10 +5,12 @@ Whatever happens to their times and messages, each node is announced once, as ne
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets_bench.comparison.tables import Difference, Kind
 
 if TYPE_CHECKING:
@@ -64,8 +66,16 @@ def compare_steady(rig: Rig, stream: str) -> Iterator[Difference]:
         "SELECT node, event, event_time FROM node_advisories"
         f" WHERE stream = '{stream}' AND epoch_us(event_time) <= {ended_us}"
     )
+    silences = _silences(rig, stream)
     for row in events:
         if row["event"] != "new":
-            yield Difference(Kind.TRANSITION_WRONG, f"node_advisories {stream}: {row}")
+            yield Difference(Kind.TRANSITION_WRONG, f"node_advisories {stream}: {row}; silences: {silences}")
     if len(events) < NODES:
         yield Difference(Kind.TRANSITION_MISSING, f"node_advisories {stream}: {len(events)} rows of {NODES} nodes")
+
+
+def _silences(rig: Rig, stream: str) -> str:
+    """Return the three longest times without a message of the stream, in seconds, and their ends."""
+    stored = sorted(message.stored_ns for message in rig.stored(stream))
+    gaps = sorted(((after - before) / 1e9, after) for before, after in itertools.pairwise(stored))[-3:]
+    return ", ".join(f"{seconds:.1f} s until {format_rfc3339_ns(after)}" for seconds, after in gaps)

@@ -72,15 +72,14 @@ def tracked(platform: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_run_once_does_hourly_and_nightly_jobs_once(tracked: Settings) -> None:
-    platform = tracked
     ended = run("--once")
     assert ended.returncode == 0, ended.stderr
-    jobs = ended_jobs(platform.home)
+    jobs = ended_jobs(tracked.home)
     assert {job: jobs[job] for job in (*DAILY, "retention")} == dict.fromkeys((*DAILY, "retention"), 1)
     # A second run within the hour does none of them, even if its check is due.
-    (platform.home / "due_work.json").unlink()
+    (tracked.home / "due_work.json").unlink()
     assert run("--once").returncode == 0
-    assert ended_jobs(platform.home) == jobs + Counter(["london_replication"])
+    assert ended_jobs(tracked.home) == jobs + Counter(["london_replication"])
 
 
 def test_plain_streams_have_no_daily_tables(platform: Settings) -> None:
@@ -98,11 +97,28 @@ def test_run_of_selected_streams_does_no_other_work(platform: Settings) -> None:
 def test_run_follow_does_the_daily_tables(tracked: Settings) -> None:
     with following("run", "--follow") as process:
         wait_until(
-            lambda: process.poll() is not None or all(has_rows(tracked.home, f"{name}_daily") for name in DAILY[:1]),
-            "the daily tables",
+            lambda: process.poll() is not None or has_rows(tracked.home, "availability_daily"),
+            "a daily table",
             100,
         )
         assert process.poll() is None
+
+
+def test_run_follow_ends_when_every_site_has_ended(
+    platform: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket without a TTL ends both sites; the process of the due work must not outlive them."""
+    document = yaml.safe_load((tmp_path / "replication.yaml").read_text())
+    entries = [{**entry, "leader_election_name": entry["name"]} for entry in document["streams"]]
+    with Cluster(platform.streams[0].target) as cluster:
+        cluster.create_stream({"name": "KV_FOREVER", "subjects": ["$KV.FOREVER.>"], "max_msgs_per_subject": 1})
+    configure(tmp_path, monkeypatch, entries)
+    file = tmp_path / "replication.yaml"
+    election = {"bucket": "FOREVER", "cluster": "target"}
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "leader_election": election}))
+    ended = run("--follow")
+    assert ended.returncode == 1, ended.stderr
+    assert "bucket FOREVER" in ended.stderr
 
 
 def test_up_without_ui_runs_the_sites(platform: Settings) -> None:

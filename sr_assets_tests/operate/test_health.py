@@ -14,16 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import dagster as dg
 import psutil
 import pytest
 import yaml
 
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.state.lease import Lease
+from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.adapters.state.status_file import record_alive, record_idle_poll
-from sr_assets.operate.health import Health, site_parts, watchdog_beside
+from sr_assets.automation.observing import find_work
+from sr_assets.operate.health import Health, daemon_parts, site_parts, watchdog_beside
 from sr_assets.operate.metrics import MetricsServer
 from sr_assets.settings import Settings, load_settings
-from sr_assets_tests.operate.rig import configure
+from sr_assets_tests.operate.rig import configure, run
 from sr_assets_tests.rig import wait_until
 
 ENTRY = {"name": "london", "stream": "REG", "source_url": "nats://127.0.0.1:1", "target_url": "nats://127.0.0.1:2"}
@@ -68,11 +72,46 @@ def test_stream_is_not_ready_while_it_fails_or_is_late(settings: Settings) -> No
     assert health.answer("/readyz") == (200, "ok\n")
 
 
-def test_follower_is_ready_and_names_the_leader(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_is_ready_and_names_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = configure(tmp_path, monkeypatch, [{**ENTRY, "leader_election_name": "london"}])
     lease = Lease(leader="b", leader_host="host", since_ns=0)
-    monkeypatch.setattr("sr_assets.operate.health.standby_line", lambda *_: lease.line)
-    code, text = Health(settings).answer("/readyz")
-    assert (code, text) == (200, f"ok\nlondon: standby, {lease.line}\n")
+    lease.write(write(settings))
+    with (settings.home / "sites" / "london" / "election.lock").open("w") as campaigning:
+        assert lock(campaigning)
+        assert Health(settings).answer("/readyz") == (200, f"ok\nlondon: standby, {lease.line}\n")
+    assert Health(settings).answer("/readyz")[0] == 503
+
+
+@pytest.mark.process
+def test_stream_stays_ready_while_it_is_paused(platform: Settings) -> None:
+    assert run("--once").returncode == 0
+    entry = platform.streams[0]
+    folder = platform.home / "sites" / entry.name
+    status = json.loads((folder / "status.json").read_text())
+    status["streams"][entry.stream]["last_success_ns"] = 1
+    (folder / "status.json").write_text(json.dumps(status))
+    (late,) = Health(platform).failing()
+    assert late.startswith(f"{entry.label}: last success")
+    set_paused(platform, entry, paused=True)
+    assert find_work(platform, entry.name).skip == f"{entry.label}: paused"
+    assert Health(platform).failing() == []
+
+
+def test_lost_storage_of_dagster_is_named_and_opened_again(settings: Settings) -> None:
+    opened: list[float] = []
+
+    @contextmanager
+    def open_instance() -> Iterator[dg.DagsterInstance]:
+        opened.append(time.time())
+        if len(opened) < 3:
+            raise OSError("no storage")
+        with dg.DagsterInstance.ephemeral() as instance:
+            yield instance
+
+    with daemon_parts(open_instance, time.time, poll_seconds=0.01) as parts:
+        wait_until(lambda: len(opened) == 2, "two attempts")
+        assert parts()["Dagster's storage"] == 0.0
+        wait_until(lambda: parts()["Dagster's storage"] > 0, "a reading")
 
 
 def test_process_without_progress_is_not_healthy(settings: Settings) -> None:

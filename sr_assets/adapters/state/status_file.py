@@ -42,28 +42,32 @@ def status_age_seconds(status: dict[str, Any]) -> float | None:
 
 def record_idle_poll(folder: Path) -> None:
     """Record that a poll of a site found no work: no run records this for an idle site."""
-    with contextlib.suppress(OSError):
-        (folder / _IDLE_POLL).touch(mode=0o600)
+    _touch(folder / _IDLE_POLL)
 
 
 def last_idle_poll(folder: Path) -> float:
     """Return the time of the last idle poll in unix seconds, or 0."""
-    try:
-        return (folder / _IDLE_POLL).stat().st_mtime
-    except OSError:
-        return 0.0
+    return _touched_at(folder / _IDLE_POLL)
 
 
 def record_alive(folder: Path) -> None:
     """Record that the process of a site makes progress."""
-    with contextlib.suppress(OSError):
-        (folder / _ALIVE).touch(mode=0o600)
+    _touch(folder / _ALIVE)
 
 
 def last_alive(folder: Path) -> float:
     """Return the time of the last progress of a site's process in unix seconds, or 0."""
+    return _touched_at(folder / _ALIVE)
+
+
+def _touch(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.touch(mode=0o600)
+
+
+def _touched_at(file: Path) -> float:
     try:
-        return (folder / _ALIVE).stat().st_mtime
+        return file.stat().st_mtime
     except OSError:
         return 0.0
 
