@@ -27,6 +27,7 @@ HEALTH_PATHS: Final = ("/healthz", "/readyz")
 _PROGRESS_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 10.0
 _SUCCESS_SECONDS: Final = 300.0
+_STORAGE: Final = "Dagster's storage"
 #: Returns the last progress (unix seconds) of each part of a process by name.
 Parts = Callable[[], Mapping[str, float]]
 
@@ -97,7 +98,7 @@ def daemon_parts(
 
     These are the last heartbeats of Dagster's daemons, and the last reading of the storage that holds them.
     """
-    seen: dict[str, float] = {"Dagster's storage": 0.0}
+    seen: dict[str, float] = {_STORAGE: 0.0}
     ended = threading.Event()
 
     def poll() -> None:
@@ -113,7 +114,7 @@ def daemon_parts(
                 if status.required:
                     last = status.last_heartbeat
                     seen[f"Dagster daemon {name}"] = last.timestamp if last else 0.0
-            seen["Dagster's storage"] = time.time()
+            seen[_STORAGE] = time.time()
             ended.wait(poll_seconds)
 
     thread = threading.Thread(target=poll, name="daemon heartbeats", daemon=True)

@@ -38,13 +38,14 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     folder = prepare_instance(settings)
     mark_start()
     prepare_storage(folder)
-    chosen, is_whole = defaultdict[str, list[str]](list), len(streams) == len(settings.entries)
+    is_whole = len(streams) == len(settings.entries)
+    chosen: dict[str, list[str]] = defaultdict(list)
     for stream in streams:
         chosen[stream.name].append(stream.label)
     if once:
         begin_notifying(settings)
     health = Health(settings, site_parts(settings, list(chosen)))
-    children, begun = _Children(settings, alone=len(chosen) == 1), time.time()
+    children = _Children(settings, alone=len(chosen) == 1)
     with (
         contextlib.closing(children),
         signals_as_interrupt(),
@@ -59,14 +60,14 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
         try:
             # The due work ends with the last site; a platform of native streams has none.
-            keeping = [pool.submit(children.keep_due_work, begun)] if is_whole and not once else []
+            keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
             codes = [future.result() for future in working or keeping]
             if is_whole and once and (any(codes) or is_due(settings)):
-                codes.append(children.run_due_work(begun, once=True))
-            children.stop()
+                codes.append(children.run_due_work(once=True))
         except KeyboardInterrupt:
-            children.stop()
             return INTERRUPTED if once else 0
+        finally:
+            children.stop()
     if once:
         write_textfile_once(settings)
         notify_once(settings)
@@ -85,6 +86,7 @@ class _Children:
         self._logs = ChildLogs(settings, to_file=False)
         # Several children would overwrite each other's progress bars.
         self._alone = alone
+        self._begun = time.time()
         self._guard = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []
         self._stopped = threading.Event()
@@ -107,14 +109,14 @@ class _Children:
             command.append("--bars")
         return self._run(site, command)
 
-    def run_due_work(self, begun: float, *, once: bool) -> int:
-        """Do the due work in a child and return its exit code; `begun` is the start of this command in unix seconds."""
-        return self._run("due work", due_work_command(once=once, since=begun))
+    def run_due_work(self, *, once: bool) -> int:
+        """Do the due work in a child and return its exit code; it reports runs that failed after the start of this command."""
+        return self._run("due work", due_work_command(once=once, since=self._begun))
 
-    def keep_due_work(self, begun: float) -> int:
+    def keep_due_work(self) -> int:
         """Do the due work in a child until `stop`; start another if the child ends."""
         while not self._stopped.is_set():
-            code = self.run_due_work(begun, once=False)
+            code = self.run_due_work(once=False)
             if not self._stopped.is_set():
                 print_error(f"the process of the due work ended with exit code {code}; restarting it")
                 self._stopped.wait(_AGAIN_SECONDS)

@@ -14,7 +14,7 @@ from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets_bench.comparison.tables import Difference, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sr_assets_tests.rig import Rig
 
@@ -61,21 +61,19 @@ def compare_steady(rig: Rig, stream: str) -> Iterator[Difference]:
     if not times:
         yield Difference(Kind.LOST, f"{stream}: no copy of {NODES} nodes")
     # The last runs may take long, so that the nodes fall silent after the end of their fleet.
-    ended_us = max(message.stored_ns for message in rig.stored(stream)) // 1_000
+    stored = sorted(message.stored_ns for message in rig.stored(stream))
     events = rig.rows(
         "SELECT node, event, event_time FROM node_advisories"
-        f" WHERE stream = '{stream}' AND epoch_us(event_time) <= {ended_us}"
+        f" WHERE stream = '{stream}' AND epoch_us(event_time) <= {stored[-1] // 1_000}"
     )
-    silences = _silences(rig, stream)
     for row in events:
         if row["event"] != "new":
-            yield Difference(Kind.TRANSITION_WRONG, f"node_advisories {stream}: {row}; silences: {silences}")
+            yield Difference(Kind.TRANSITION_WRONG, f"node_advisories {stream}: {row}; silences: {_silences(stored)}")
     if len(events) < NODES:
         yield Difference(Kind.TRANSITION_MISSING, f"node_advisories {stream}: {len(events)} rows of {NODES} nodes")
 
 
-def _silences(rig: Rig, stream: str) -> str:
-    """Return the three longest times without a message of the stream, in seconds, and their ends."""
-    stored = sorted(message.stored_ns for message in rig.stored(stream))
+def _silences(stored: Sequence[int]) -> str:
+    """Return the three longest times between messages, in seconds, and their ends; `stored` ascends (unix ns)."""
     gaps = sorted(((after - before) / 1e9, after) for before, after in itertools.pairwise(stored))[-3:]
     return ", ".join(f"{seconds:.1f} s until {format_rfc3339_ns(after)}" for seconds, after in gaps)

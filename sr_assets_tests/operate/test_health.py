@@ -98,20 +98,25 @@ def test_stream_stays_ready_while_it_is_paused(platform: Settings) -> None:
 
 
 def test_lost_storage_of_dagster_is_named_and_opened_again(settings: Settings) -> None:
-    opened: list[float] = []
+    attempts: list[None] = []
+    is_back = threading.Event()
 
     @contextmanager
     def open_instance() -> Iterator[dg.DagsterInstance]:
-        opened.append(time.time())
-        if len(opened) < 3:
+        attempts.append(None)
+        if not is_back.is_set():
             raise OSError("no storage")
         with dg.DagsterInstance.ephemeral() as instance:
             yield instance
 
     with daemon_parts(open_instance, time.time, poll_seconds=0.01) as parts:
-        wait_until(lambda: len(opened) == 2, "two attempts")
-        assert parts()["Dagster's storage"] == 0.0
-        wait_until(lambda: parts()["Dagster's storage"] > 0, "a reading")
+        health = Health(settings, parts)
+        health._started -= 200
+        wait_until(lambda: len(attempts) > 1, "two attempts")
+        (line,) = health.hung()
+        assert line.startswith("Dagster's storage: no progress for 3m")
+        is_back.set()
+        wait_until(lambda: health.hung() == [], "a reading")
 
 
 def test_process_without_progress_is_not_healthy(settings: Settings) -> None:
