@@ -138,10 +138,10 @@ def message_id(replicator: str, name: str, stream: str, created_ns: int, sequenc
     return f"{first}/r{resend}" if resend else first
 
 
-def parse_message_id(value: bytes) -> tuple[int, int] | None:
-    """Return the source's created time and the sequence of a `message_id`, or None if it is invalid."""
+def parse_message_id(value: bytes) -> tuple[int, int, int] | None:
+    """Return the source's created time, the sequence and the resend of a `message_id`, or None if it is invalid."""
     parts = _MESSAGE_ID.fullmatch(value)
-    return (int(parts[1]), int(parts[2])) if parts else None
+    return (int(parts[1]), int(parts[2]), int(parts[3] or 0)) if parts else None
 
 
 def _is_number(text: str) -> bool:

@@ -18,12 +18,18 @@ class Identity:
 class CopyOf(NamedTuple):
     """The original of a copy: its source sequence and its stored time in ms.
 
-    `created_ns` is the source's created time in the copy's message id, or None, as in the Stream Replicator's copies.
+    `created_ns` and `restart` are the source's created time and restart in the copy's message id, or None, as in the
+    Stream Replicator's copies.
     """
 
     sequence: int
     stored_ms: int
     created_ns: int | None
+    restart: int | None = None
+
+    def is_before(self, restart: int) -> bool:
+        """Return whether an earlier restart of the source made this copy; `restart` makes its own."""
+        return self.restart is not None and self.restart < restart
 
 
 def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None) -> CopyOf | None:
@@ -41,10 +47,10 @@ def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None)
         return None
     ids = header_values(headers, MESSAGE_ID_HEADER)
     parsed = parse_message_id(ids[-1]) if ids else None
-    known_ns = parsed[0] if parsed else None
+    known_ns, restart = (parsed[0], parsed[2]) if parsed else (None, None)
     if created_ns is not None and known_ns is not None and known_ns != created_ns:
         return None
-    return CopyOf(origin.sequence, origin.stored_ms, known_ns)
+    return CopyOf(origin.sequence, origin.stored_ms, known_ns, restart)
 
 
 def foreign_copy(headers: bytes, identity: Identity, created_ns: int) -> Identity | None:

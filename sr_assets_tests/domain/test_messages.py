@@ -151,5 +151,5 @@ def test_message_id_names_its_source_and_is_parsed_back(
 ) -> None:
     text = message_id(replicator, name, stream, created, sequence, resend)
     assert text == f"{replicator}/{name}/{stream}/{created}/{sequence}" + (f"/r{resend}" if resend else "")
-    assert parse_message_id(text.encode()) == (created, sequence)
+    assert parse_message_id(text.encode()) == (created, sequence, resend)
     assert parse_message_id(b"not-an-id") is None

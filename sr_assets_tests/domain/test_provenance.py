@@ -12,7 +12,8 @@ COPY = header_writer("eu", "paris", "REG", CREATED_NS)(b"", 7, STORED_NS, 0)
 RESENT = header_writer("eu", "paris", "REG", CREATED_NS)(b"", 7, STORED_NS, 2)
 GO_COPY = b"NATS/1.0\r\nChoria-SR-Source: REG 7 eu paris 1700000100123\r\n\r\n"
 FOREIGN_ID = b"NATS/1.0\r\nNats-Msg-Id: x\r\nChoria-SR-Source: REG 7 eu paris 1700000100123\r\n\r\n"
-OWN_COPY = CopyOf(7, 1_700_000_100_123, CREATED_NS)
+OWN_COPY = CopyOf(7, 1_700_000_100_123, CREATED_NS, 0)
+RESENT_COPY = OWN_COPY._replace(restart=2)
 COPY_OF_UNKNOWN_SOURCE = CopyOf(7, 1_700_000_100_123, None)
 
 
@@ -21,7 +22,7 @@ COPY_OF_UNKNOWN_SOURCE = CopyOf(7, 1_700_000_100_123, None)
     (
         pytest.param(COPY, None, OWN_COPY, id="own_copy_of_any_source"),
         pytest.param(COPY, CREATED_NS, OWN_COPY, id="own_copy_of_this_source"),
-        pytest.param(RESENT, CREATED_NS, OWN_COPY, id="own_copy_resent"),
+        pytest.param(RESENT, CREATED_NS, RESENT_COPY, id="own_copy_resent"),
         pytest.param(COPY, CREATED_NS + 1, None, id="copy_of_an_earlier_source"),
         pytest.param(GO_COPY, CREATED_NS, COPY_OF_UNKNOWN_SOURCE, id="stream_replicator_copy_without_id"),
         pytest.param(FOREIGN_ID, CREATED_NS, COPY_OF_UNKNOWN_SOURCE, id="id_without_source"),
@@ -46,7 +47,12 @@ def test_find_copy_compares_every_part_of_the_identity(identity: Identity) -> No
 def test_find_copy_uses_the_last_hop() -> None:
     second_hop = header_writer("world", "centre", "REG_EU", 5)(COPY, 9, STORED_NS, 0)
     assert find_copy(second_hop, IDENTITY) is None
-    assert find_copy(second_hop, Identity("REG_EU", "world", "centre"), 5) == CopyOf(9, 1_700_000_100_123, 5)
+    assert find_copy(second_hop, Identity("REG_EU", "world", "centre"), 5) == CopyOf(9, 1_700_000_100_123, 5, 0)
+
+
+def test_copy_of_an_earlier_restart_is_recognised_by_its_message_id() -> None:
+    assert [RESENT_COPY.is_before(restart) for restart in (1, 2, 3)] == [False, False, True]
+    assert not COPY_OF_UNKNOWN_SOURCE.is_before(3)
 
 
 def test_other_writer_text_names_both_writers_and_the_remedy() -> None:

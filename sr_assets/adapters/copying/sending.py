@@ -83,8 +83,11 @@ class Sender:
         for held in (SequenceRange(*plan.adopted), stored_since):
             for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, held)):
                 copy = find_copy(message.headers, plan.identity, plan.created_ns)
-                # Between adopted copies are copies of other batches.
-                if copy and (held is stored_since or plan.first <= copy.sequence < plan.next):
+                # Between adopted copies are copies of other batches and of earlier restarts.
+                if copy and (
+                    held is stored_since
+                    or (plan.first <= copy.sequence < plan.next and not copy.is_before(plan.resend))
+                ):
                     yield message.sequence, copy
 
     def send(self, items: Iterator[wire.Outgoing]) -> None:

@@ -84,6 +84,8 @@ def _read_copies(context: CopyContext, copying: CopyState, target: StreamInfo, h
     with LongWork(label, len(held)) as progress, wire.Connection(stream.target, "sr-assets review") as connection:
         lists = wire.read_headers(connection, stream.target_stream, held, pattern)
         for message in itertools.chain.from_iterable(lists):
-            if copy := find_copy(message.headers, identity, copying.created_ns):
+            copy = find_copy(message.headers, identity, copying.created_ns)
+            # A restart copies messages again that an earlier one has copied.
+            if copy and not copy.is_before(copying.starts):
                 yield Copy(message.sequence, copy.sequence, copy.stored_ms * 1_000_000, 0, None)
             progress.reached(message.sequence + 1 - held.first)

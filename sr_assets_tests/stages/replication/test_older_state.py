@@ -270,3 +270,25 @@ def test_state_older_than_a_rollback_of_its_source_copies_each_message(
     assert set(range(1, 9)) <= set(after)
     if followed:
         assert after == before
+
+
+def test_restart_counts_an_open_batch_for_the_earlier_source_only(
+    rig: Rig, restore_source: Callable[[str], None], crash: Callable[[Point | None], None]
+) -> None:
+    """The copies of an interrupted batch count before the restart, which copies the source's remaining messages again."""
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", **FORCED)
+    rig.create(stream, rig.target, duplicate_window=100_000_000)
+    rig.publish(stream, numbered(1, 9))
+    restore_source("save")
+    rig.publish(stream, numbered(9, 13))
+    crash(Point.PUBLISHED)
+    with contextlib.suppress(CrashError):
+        rig.run()
+    crash(None)
+    assert numbers(rig, stream) == list(range(1, 13))
+    restore_source("restore")
+    rig.publish(stream, numbered(109, 115))
+    rig.drain()
+    assert numbers(rig, stream) == [*range(1, 13), *range(1, 9), *range(109, 115)]
+    assert rig.row("replication")["copied_messages"] == 26
