@@ -24,6 +24,10 @@ class Decision(NamedTuple):
     skip: str = ""
 
 
+#: The decision on a site whose streams are all caught up, neither paused nor waiting after an error.
+CAUGHT_UP: Final = Decision(None, "caught up")
+
+
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
     """A stream's position at the last commit of its site, from `status.json`; times are in unix ns.

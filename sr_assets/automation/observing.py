@@ -14,6 +14,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.pausing import paused_streams
 from sr_assets.adapters.state.status_file import read_status, record_idle_poll, status_age_seconds
 from sr_assets.automation.decisions import (
+    CAUGHT_UP,
     Decision,
     EntryRules,
     Observed,
@@ -156,7 +157,7 @@ class _Tick:
             raise RunError("; ".join(unreachable))
         if is_idle and not unreachable:
             record_idle_poll(self._folder)
-        return Decision(None, "; ".join([*notes, *unreachable]) or "caught up")
+        return Decision(None, "; ".join([*notes, *unreachable])) if notes or unreachable else CAUGHT_UP
 
     def _decide_entry(self, entry: Entry) -> Decision:
         """Decide on one entry; raises RunError if its source does not respond."""

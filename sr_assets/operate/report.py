@@ -27,6 +27,13 @@ def print_line(line: str) -> None:
     print(line, flush=True)  # noqa: T201  the output of `run` and `up`
 
 
+def report_idle(entries: Sequence[Entry]) -> None:
+    """Print a line without work for each entry."""
+    for entry in entries:
+        _, counters = _COUNTERS[entry.kind]
+        print_line(f"{entry.label}: {', '.join(f'{verb} 0' for verb in counters)}, lag 0")
+
+
 def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
     """Print the work done for each entry, including failed ones, and return the exit code.
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from sr_assets.adapters.logs import print_error
+from sr_assets.automation.idle import is_idle
 from sr_assets.operate.due_work import command as due_work_command
 from sr_assets.operate.due_work import is_due
 from sr_assets.operate.health import Health, site_parts, watchdog_beside
@@ -19,7 +20,7 @@ from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_once
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
-from sr_assets.operate.report import print_line
+from sr_assets.operate.report import print_line, report_idle
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
 
@@ -57,7 +58,8 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     ):
         if metrics:
             print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
-        working = [pool.submit(children.run, site, labels, once) for site, labels in chosen.items()]
+        work = children.run_once if once else children.follow
+        working = [pool.submit(work, site, labels) for site, labels in chosen.items()]
         try:
             # The due work ends with the last site; a platform of native streams has none.
             keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
@@ -82,6 +84,7 @@ class _Children:
     """The child processes of a `run`, one per site."""
 
     def __init__(self, settings: Settings, *, alone: bool) -> None:
+        self._settings = settings
         # A site writes into `logfile` directly.
         self._logs = ChildLogs(settings, to_file=False)
         # Several children would overwrite each other's progress bars.
@@ -91,23 +94,16 @@ class _Children:
         self._children: list[subprocess.Popen[bytes]] = []
         self._stopped = threading.Event()
 
-    def run(self, site: str, labels: Sequence[str], once: bool) -> int:
-        """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "sr_assets.operate",
-            site,
-            "--mode",
-            "once" if once else "follow",
-        ]
-        for label in labels:
-            command += ["--stream", label]
-        if self._alone:
-            command.append("--bars")
-        return self._run(site, command)
+    def run_once(self, site: str, labels: Sequence[str]) -> int:
+        """Run a site once and return its exit code; a site without work needs no child."""
+        if is_idle(self._settings, site):
+            report_idle([entry for entry in self._settings.sites[site] if entry.label in labels])
+            return 0
+        return self._run_site(site, labels, "once")
+
+    def follow(self, site: str, labels: Sequence[str]) -> int:
+        """Run a site in a child until `stop`, and return its exit code."""
+        return self._run_site(site, labels, "follow")
 
     def run_due_work(self, *, once: bool) -> int:
         """Do the due work in a child and return its exit code; it reports runs that failed after the start of this command."""
@@ -121,6 +117,15 @@ class _Children:
                 print_error(f"the process of the due work ended with exit code {code}; restarting it")
                 self._stopped.wait(_AGAIN_SECONDS)
         return 0
+
+    def _run_site(self, site: str, labels: Sequence[str], mode: str) -> int:
+        """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
+        command = [sys.executable, "-W", "ignore", "-m", "sr_assets.operate", site, "--mode", mode]
+        for label in labels:
+            command += ["--stream", label]
+        if self._alone:
+            command.append("--bars")
+        return self._run(site, command)
 
     def _run(self, name: str, command: Sequence[str]) -> int:
         with self._guard:

@@ -180,7 +180,8 @@ class Site:
             }
         for stream in paused & set(streams):
             streams[stream]["paused"] = True
-        write_status(self.folder, {"site": self.name, "streams": streams, "committed_at_ns": self.clock.now_ns()})
+        status = {"site": self.name, "streams": streams, "configuration": self.settings.digest}
+        write_status(self.folder, {**status, "committed_at_ns": self.clock.now_ns()})
 
     def _status(self, entry: Entry, before: dict[str, Any]) -> dict[str, Any] | None:
         stream, feed = entry.stream, entry in self.feeds
@@ -208,6 +209,7 @@ class Site:
             "unpublished": self.state.outbox(stream).size(),
             "refused_since_ns": self.state.outbox(stream).waiting_since_ns() if stream in self._refused else None,
             "queued": self.state.copy_queue(stream).size(),
+            "target": [copying.target_created_ns, max(copying.target_checked, copying.target_sequence)],
         }
 
 

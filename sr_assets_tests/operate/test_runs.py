@@ -9,9 +9,11 @@ import dagster as dg
 import pytest
 import yaml
 
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.settings import Settings
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.operate.rig import configure, run
 from sr_assets_tests.rig import wait_until
 
@@ -67,3 +69,40 @@ def test_follow_runs_until_interrupted(platform: Settings) -> None:
     finally:
         following.kill()
     assert (following.returncode, errors) == (0, "")
+
+
+def test_run_once_without_work_starts_no_dagster_run(
+    platform: Settings, nats_pair: tuple[NatsServer, NatsServer]
+) -> None:
+    stream = platform.streams[0]
+    with Cluster(parse_cluster(nats_pair[0].url)) as source:
+        source.publish(f"{stream.stream}.node", b"{}", {})
+        assert run("--once").returncode == 0
+        before = _site_runs(platform)
+        again = run("--once")
+        assert (again.returncode, again.stderr) == (0, "")
+        assert sorted(again.stdout.splitlines()) == [
+            f"{each.label}: copied 0, skipped 0, lag 0" for each in platform.streams
+        ]
+        assert _site_runs(platform) == before
+        source.publish(f"{stream.stream}.node", b"{}", {})
+    assert f"{stream.label}: copied 1, skipped 0, lag 0" in run("--once").stdout
+
+
+def test_run_once_compares_a_recreated_target_without_new_messages(
+    platform: Settings, nats_pair: tuple[NatsServer, NatsServer]
+) -> None:
+    stream = platform.streams[0]
+    with Cluster(parse_cluster(nats_pair[0].url)) as source:
+        source.publish(f"{stream.stream}.node", b"{}", {})
+    assert run("--once").returncode == 0
+    with Cluster(parse_cluster(nats_pair[1].url)) as target:
+        target.request_api(f"STREAM.DELETE.{stream.target_stream}")
+    ended = run("--once")
+    assert f"target stream {stream.target_stream} was deleted" in ended.stderr
+    assert f"{stream.label}: copied 1, skipped 0, lag 0" in ended.stdout
+
+
+def _site_runs(platform: Settings) -> list[str]:
+    with dg.DagsterInstance.from_config(str(platform.home / "dagster")) as instance:
+        return [run.run_id for run in instance.get_runs() if run.job_name.endswith("_replication")]
