@@ -15,6 +15,7 @@ RINGS = (
     "settings",
     "adapters",
     "api",
+    "spark",
     "stages",
     "spark_engine",
     "resources",

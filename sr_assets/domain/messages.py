@@ -7,7 +7,7 @@ server, except for the list of headers that a copy must not have.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -100,6 +100,31 @@ def header_values(headers: bytes, name: bytes) -> list[bytes]:
     if start not in headers:
         return []
     return [line[len(start) :].strip(b" \t") for line in headers.split(_CRLF)[1:] if line.startswith(start)]
+
+
+def header_map(headers: bytes) -> dict[str, list[str]] | None:
+    """Return the values of each header as text, in order, or None without headers; invalid UTF-8 becomes `�`."""
+    if not headers:
+        return None
+    values: dict[str, list[str]] = {}
+    for line in headers.split(_CRLF)[1:]:
+        name, colon, value = line.partition(b":")
+        if colon:
+            values.setdefault(name.decode(errors="replace"), []).append(value.strip(b" \t").decode(errors="replace"))
+    return values
+
+
+def encode_headers(headers: Mapping[str, Iterable[str]]) -> bytes:
+    """Return the block of a message's headers. Raises ValueError for a name or value that would break the protocol."""
+    lines = [_VERSION]
+    for name, values in headers.items():
+        if not name or set(name) & set(": \t\r\n"):
+            raise ValueError(f"header {name!r}: is not a header's name")
+        for value in values:
+            if set(value) & set("\r\n"):
+                raise ValueError(f"header {name}: value {value!r} has a line break")
+            lines.append(f"{name}: {value}".encode())
+    return _CRLF.join(lines) + 2 * _CRLF
 
 
 def kept_headers(headers: bytes) -> bytes:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from sr_assets.domain.messages import Message
 
 SECOND_NS: Final = 1_000_000_000
 DAY_NS: Final = 86_400 * SECOND_NS
@@ -49,6 +52,23 @@ class SequenceRange:
         parts = min(parts, len(self))
         cuts = [self.first + len(self) * part // parts for part in range(parts + 1)] if parts > 0 else []
         return [SequenceRange(first, after) for first, after in pairwise(cuts)]
+
+
+def first_stored_at(time_ns: int, held: SequenceRange, message_from: Callable[[int], Message | None]) -> int:
+    """Return the first sequence of a range stored at or after a time (unix ns), by binary search, or the range's end.
+
+    `message_from` returns the stream's first message at or after a sequence.
+    """
+    low, high = held.first, held.next
+    while low < high:
+        middle = (low + high) // 2
+        message = message_from(middle)
+        # From `high` on, all messages have been compared.
+        if message is None or message.sequence >= high or message.stored_ns >= time_ns:
+            high = middle
+        else:
+            low = message.sequence + 1
+    return low
 
 
 def merge_ranges(ranges: Iterable[SequenceRange]) -> list[SequenceRange]:

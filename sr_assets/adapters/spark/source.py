@@ -12,10 +12,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
 
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.spark.schemas import arrow_schema, rows_of
+from sr_assets.adapters.spark.stream_options import BATCH_OPTIONS, STREAMING_OPTIONS, WRITE_OPTIONS, parse_options
+from sr_assets.adapters.spark.stream_rows import STREAM_SCHEMA
 from sr_assets.domain.messages import Message
 from sr_assets.domain.senders import SenderExtractor
 from sr_assets.domain.subjects import printable
@@ -71,9 +80,9 @@ def schema_of(options: Mapping[str, str]) -> str:
 
 
 class JetStreamDataSource(DataSource):
-    """`spark.read.format("jetstream")` and `df.write.format("jetstream")`.
+    """The format `jetstream`. With the option `url`, the public one of `docs/spark.md`, for reading, streaming and writing.
 
-    Options for reading:
+    Otherwise the platform's own reads and copies. Their options for reading:
     - `connection`: path of a file of `write_connection`
     - `stream`: the stream's name
     - `first`, `next`: the half-open range of sequences; the stream's last one is not before its end
@@ -98,17 +107,41 @@ class JetStreamDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the schema of the rows."""
-        return schema_of(self.options)
+        return schema_of(self.options) if self._is_own else STREAM_SCHEMA
 
-    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ARG002
+    def reader(self, schema: Any) -> DataSourceReader:
         """Return the batch reader."""
-        return JetStreamReader(self.options)
+        if self._is_own:
+            return JetStreamReader(self.options)
+        from sr_assets.adapters.spark.stream_reader import StreamBatchReader
 
-    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002
+        return StreamBatchReader(parse_options(self.options, BATCH_OPTIONS), schema)
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """Return the streaming reader."""
+        from sr_assets.adapters.spark.stream_reader import StreamStreamReader
+
+        return StreamStreamReader(parse_options(self.options, STREAMING_OPTIONS), schema)
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
         """Return the batch writer."""
-        from sr_assets.adapters.spark.sink import JetStreamWriter
+        if self._is_own:
+            from sr_assets.adapters.spark.sink import JetStreamWriter
 
-        return JetStreamWriter(self.options)
+            return JetStreamWriter(self.options)
+        from sr_assets.adapters.spark.stream_writer import StreamBatchWriter
+
+        return StreamBatchWriter(parse_options(self.options, WRITE_OPTIONS), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802, ARG002  Spark's
+        """Return the streaming writer."""
+        from sr_assets.adapters.spark.stream_writer import StreamStreamWriter
+
+        return StreamStreamWriter(parse_options(self.options, WRITE_OPTIONS), schema)
+
+    @property
+    def _is_own(self) -> bool:
+        return "connection" in self.options or "plan" in self.options
 
 
 @dataclass

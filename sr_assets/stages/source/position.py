@@ -13,7 +13,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.domain.blindness import Span
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.positions import format_rfc3339_ns, is_credible, watermark
+from sr_assets.domain.positions import SequenceRange, first_stored_at, format_rfc3339_ns, is_credible, watermark
 from sr_assets.settings import Entry, Start
 from sr_assets.stages.clock import Clock
 
@@ -206,16 +206,8 @@ def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
 
 def sequence_at(cluster: Cluster, source: StreamInfo, time_ns: int, end: int | None = None) -> int:
     """Return the first sequence stored at or after a time, by binary search, or `end` (after the last one)."""
-    low, high = max(1, source.first_sequence), source.last_sequence + 1 if end is None else end
-    while low < high:
-        middle = (low + high) // 2
-        message = cluster.next_message(source.stream, middle)
-        # From `high` on, all messages have been compared.
-        if message is None or message.sequence >= high or message.stored_ns >= time_ns:
-            high = middle
-        else:
-            low = message.sequence + 1
-    return low
+    held = SequenceRange(max(1, source.first_sequence), source.last_sequence + 1 if end is None else end)
+    return first_stored_at(time_ns, held, lambda sequence: cluster.next_message(source.stream, sequence))
 
 
 def advance(state: StreamState, source: StreamInfo, *, warning_ns: int | None, caught_up: bool) -> bool:

@@ -1,0 +1,105 @@
+"""The options of `spark.read`, `spark.readStream` and `df.write` with the format `jetstream`.
+
+Add an option to its tuple, to `StreamOptions` and to the table in `docs/spark.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sr_assets.adapters.connection_file import PackedConnection, pack_cluster
+from sr_assets.domain.clusters import ClusterSettings, domain_api
+from sr_assets.domain.errors import ConfigurationError, did_you_mean
+from sr_assets.domain.positions import parse_rfc3339_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CONNECTION: Final = ("url", "stream", "credentials_file", "tls_ca", "tls_cert", "tls_key", "domain")
+BATCH_OPTIONS: Final = (*_CONNECTION, "start", "end", "filter_subject", "partitions")
+STREAMING_OPTIONS: Final = (*_CONNECTION, "start", "filter_subject", "partitions", "max_messages_per_trigger")
+WRITE_OPTIONS: Final = _CONNECTION
+
+
+class Bound(NamedTuple):
+    """A sequence, or a stored time in unix ns: the first message at or after it."""
+
+    sequence: int | None = None
+    time_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """The parsed options. `packed` has the connection with the content of its files, for tasks on other machines."""
+
+    packed: PackedConnection
+    stream: str
+    start: Bound | None = None
+    end: Bound | None = None
+    filter_subject: str | None = None
+    partitions: int | None = None
+    max_messages: int | None = None
+
+
+def parse_options(options: Mapping[str, str], accepted: tuple[str, ...]) -> StreamOptions:
+    """Parse the options of a query that accepts only some.
+
+    Raises ConfigurationError in one line for an unknown, missing or invalid option.
+    """
+    given = {name: str(value) for name, value in options.items()}
+    for name in given:
+        if name not in accepted:
+            hint = did_you_mean(name, accepted)
+            raise ConfigurationError(f"option {name} is unknown here; {hint}the options are: {', '.join(accepted)}")
+    for name in ("url", "stream"):
+        if not given.get(name):
+            raise ConfigurationError(f"option {name} is missing; set it with .option({name!r}, …)")
+    start, end = (_bound(name, given.get(name)) for name in ("start", "end"))
+    return StreamOptions(
+        pack_cluster(_cluster(given)),
+        given["stream"],
+        start,
+        end,
+        given.get("filter_subject"),
+        _count("partitions", given),
+        _count("max_messages_per_trigger", given),
+    )
+
+
+def _cluster(given: Mapping[str, str]) -> ClusterSettings:
+    from sr_assets.settings import load_cluster
+
+    url = given["url"]
+    tls = {"ca": given.get("tls_ca"), "cert": given.get("tls_cert"), "key": given.get("tls_key")}
+    cluster = load_cluster(url, tls, named="option url")
+    if (cluster.user or cluster.token) and "${" not in url:
+        raise ConfigurationError(
+            "option url contains a login, which Spark's plans show; use credentials_file, or ${NAME} for an environment"
+            " variable"
+        )
+    if "credentials_file" in given:
+        cluster = replace(cluster, credentials=given["credentials_file"])
+    return replace(cluster, api_prefix=domain_api(given["domain"])) if "domain" in given else cluster
+
+
+def _bound(name: str, text: str | None) -> Bound | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return Bound(sequence=int(text))
+    try:
+        return Bound(time_ns=parse_rfc3339_ns(text))
+    except ValueError:
+        raise ConfigurationError(
+            f"option {name}: {text!r} is neither a sequence nor a time; use 1042 or 2026-03-15T13:48:10Z"
+        ) from None
+
+
+def _count(name: str, given: Mapping[str, str]) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigurationError(f"option {name}: {text!r} is not a positive number")
+    return int(text)

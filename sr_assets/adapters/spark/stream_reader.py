@@ -1,0 +1,187 @@
+"""Reading a stream with `spark.read` and `spark.readStream`: offsets are sequences, and a repeated task reads the same rows."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from sr_assets.adapters.connection_file import open_connection, unpacked
+from sr_assets.adapters.spark.pushed_filters import Pushed, pushed
+from sr_assets.adapters.spark.stream_rows import check_columns, to_batch
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.positions import SequenceRange, first_stored_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+    from sr_assets.adapters.nats.stream_info import StreamInfo
+    from sr_assets.adapters.spark.stream_options import Bound, StreamOptions
+    from sr_assets.adapters.wire import Connection
+
+#: Without the option `partitions`, a task reads at least this many messages.
+_TASK_MESSAGES: Final = 50_000
+
+
+@dataclass
+class SequencePartition(InputPartition):
+    """The half-open range of sequences of one task; `direct`: by batched direct get."""
+
+    first: int
+    next: int
+    direct: bool
+
+
+class _Reading:
+    """The work that batch and streaming readers share; picklable, opens connections only inside its methods."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = check_columns(schema)
+        self._filter = options.filter_subject
+
+    def _info(self, connection: Connection) -> StreamInfo:
+        from sr_assets.adapters.nats.stream_info import parse_stream_info
+
+        answer = connection.request_api(f"STREAM.INFO.{self._options.stream}")
+        version = tuple(map(int, connection.server_version.partition("-")[0].split(".")))
+        return parse_stream_info(answer, version)  # type: ignore[arg-type]  # three numbers
+
+    def _sequence(self, bound: Bound | None, connection: Connection, info: StreamInfo, default: int) -> int:
+        """Return the first sequence of a bound."""
+        from sr_assets.adapters.wire import next_message
+
+        if bound is None:
+            return default
+        if bound.sequence is not None:
+            return bound.sequence
+        assert bound.time_ns is not None
+        return first_stored_at(
+            bound.time_ns,
+            SequenceRange(max(1, info.first_sequence), info.last_sequence + 1),
+            lambda sequence: next_message(connection, info.stream, sequence),
+        )
+
+    def _split(self, covered: SequenceRange, info: StreamInfo) -> list[SequencePartition]:
+        """Return the tasks of a range, without the sequences that the stream has deleted at its start."""
+        first = min(max(covered.first, info.first_sequence, 1), covered.next)
+        present = SequenceRange(first, covered.next)
+        tasks = self._options.partitions or min(os.cpu_count() or 1, -(-len(present) // _TASK_MESSAGES))
+        return [
+            SequencePartition(part.first, part.next, info.supports_batched_direct_get)
+            for part in present.split(max(1, tasks))
+        ]
+
+    def _rows(self, partition: SequencePartition) -> Iterator[pa.RecordBatch]:
+        from sr_assets.adapters.garbage import gc_paused
+        from sr_assets.adapters.wire import read_confirmed
+
+        columns = self._columns
+        with gc_paused(), self._connect() as connection:
+            for messages in read_confirmed(
+                connection,
+                self._options.stream,
+                SequenceRange(partition.first, partition.next),
+                filter_subject=self._filter,
+                direct=partition.direct,
+                held=True,
+                headers_only="payload" not in columns,
+            ):
+                yield to_batch(columns, messages)
+
+    @contextmanager
+    def _connect(self) -> Iterator[Connection]:
+        with unpacked(self._options.packed) as file, open_connection(file, "sr-assets spark") as connection:
+            yield connection
+
+
+class StreamBatchReader(_Reading, DataSourceReader):
+    """The reader of `spark.read`: the messages of a stream at the time of the query's planning."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._pushed = Pushed()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  Spark's name
+        """Narrow the range and the subjects; Spark still applies each filter, because times and patterns are wider."""
+        self._pushed = pushed(filters)
+        self._filter = self._filter or self._pushed.subject
+        yield from filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Split the range into its tasks."""
+        options, narrowed = self._options, self._pushed
+        with self._connect() as connection:
+            info = self._info(connection)
+            first = self._sequence(options.start, connection, info, max(1, info.first_sequence))
+            after = self._sequence(options.end, connection, info, info.last_sequence + 1)
+            if options.start and options.end and first > after:
+                raise ConfigurationError(f"options start and end: start is sequence {first}, after end {after}")
+            since = self._sequence(narrowed.since, connection, info, first)
+            until = self._sequence(narrowed.until, connection, info, after)
+            first, after = max(first, narrowed.first, since), min(after, narrowed.next, until, info.last_sequence + 1)
+            return self._split(SequenceRange(first, max(first, after)), info)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task in sequence order."""
+        assert isinstance(partition, SequencePartition)
+        return self._rows(partition)
+
+
+class StreamStreamReader(_Reading, DataSourceStreamReader):
+    """The reader of `spark.readStream`: an offset is the next sequence and the created time of the stream."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
+        """Return the offset of the option `start`, or of the next new message."""
+        with self._connect() as connection:
+            info = self._info(connection)
+            first = self._sequence(self._options.start, connection, info, info.last_sequence + 1)
+            return {"next": first, "created_ns": info.created_ns}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """Return the limit of the option `max_messages_per_trigger`."""
+        limit = self._options.max_messages
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
+        """Return the end of the next batch. Raises RunError if the offset belongs to another stream, or is after its end."""
+        with self._connect() as connection:
+            info = self._checked(connection, start)
+        after = info.last_sequence + 1
+        if isinstance(limit, ReadMaxRows):
+            # Deleted messages at the start are not counted.
+            after = min(after, max(start["next"], info.first_sequence) + limit.max_rows)
+        return {**start, "next": max(start["next"], after)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Split a batch into its tasks."""
+        with self._connect() as connection:
+            return self._split(SequenceRange(start["next"], end["next"]), self._checked(connection, start))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task in sequence order."""
+        assert isinstance(partition, SequencePartition)
+        return self._rows(partition)
+
+    def _checked(self, connection: Connection, start: dict[str, Any]) -> StreamInfo:
+        info = self._info(connection)
+        stream = f"stream {info.stream} on {connection.address}"
+        if start.get("created_ns") != info.created_ns:
+            raise RunError(
+                f"{stream} is not the stream of this query's checkpoint: it was recreated, or the checkpoint belongs to"
+                " another query; use another checkpointLocation"
+            )
+        if start["next"] > info.last_sequence + 1 and info.last_sequence:
+            raise RunError(
+                f"{stream} ends at {info.last_sequence}, before the checkpoint's {start['next']}: it was rolled back; use"
+                " another checkpointLocation"
+            )
+        return info

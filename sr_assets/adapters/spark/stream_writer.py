@@ -1,0 +1,121 @@
+"""Publishing rows with `df.write` and `df.writeStream`: each row is acknowledged by the stream, and has an id.
+
+A repeated task sends the same ids, so the stream drops its rows within the duplicate window.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from sr_assets.adapters.connection_file import open_connection, unpacked
+from sr_assets.adapters.wire import Outgoing, Publisher, WireError
+from sr_assets.domain.backoff import backoff_seconds
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.messages import MESSAGE_ID_HEADER, encode_headers
+from sr_assets.domain.subjects import matcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from sr_assets.adapters.spark.stream_options import StreamOptions
+
+_TYPES: Final = {"subject": "string", "payload": "binary", "headers": "map<string,array<string>>"}
+_MESSAGE_ID: Final = MESSAGE_ID_HEADER.decode()
+#: A task sends its rows again after a lost connection, this often in a row.
+_TRIES: Final = 5
+#: Spark's names of a micro-batch's query and number.
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+class _Publishing:
+    """The work that batch and streaming writers share; picklable."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        if types | _TYPES != _TYPES or not {"subject", "payload"} <= types.keys():
+            columns = ", ".join(f"{name} {kind}" for name, kind in types.items())
+            raise ConfigurationError(
+                f"the columns are {columns}; select subject string, payload binary and, if needed, headers"
+                " map<string,array<string>>"
+            )
+        self._options, self._query = options, uuid.uuid4().hex
+
+    def _publish(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish a task's rows in order. Raises RunError with the first refused row, WireError without a connection."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        query = context and context.getLocalProperty(_QUERY)
+        run = f"{query}/{context.getLocalProperty(_BATCH)}" if context and query else self._query
+        prefix = f"{run}/{context.partitionId() if context else 0}"
+        with unpacked(self._options.packed) as file:
+            takes = self._subjects(file)
+            row = 0
+            for batch in batches:
+                rows = [self._outgoing(prefix, row + at, values, takes) for at, values in enumerate(batch.to_pylist())]
+                self._send(file, rows)
+                row += len(rows)
+        return WriterCommitMessage()
+
+    def _subjects(self, file: str) -> Callable[[str], object]:
+        stream = self._options.stream
+        with open_connection(file, "sr-assets spark") as connection:
+            config: dict[str, Any] = connection.request_api(f"STREAM.INFO.{stream}")["config"]
+        return matcher(config.get("subjects") or ())
+
+    def _outgoing(self, prefix: str, row: int, values: dict[str, Any], takes: Callable[[str], object]) -> Outgoing:
+        subject, headers = values["subject"], dict(values.get("headers") or ())
+        if subject is None or not takes(subject):
+            raise RunError(f"subject {subject!r}: stream {self._options.stream} does not take it")
+        headers.setdefault(_MESSAGE_ID, [f"{prefix}/{row}"])
+        try:
+            return Outgoing(row, subject, encode_headers(headers), values["payload"] or b"")
+        except ValueError as error:
+            raise RunError(f"subject {subject!r}: {error}") from None
+
+    def _send(self, file: str, rows: list[Outgoing]) -> None:
+        """Publish rows and wait for all acknowledgements; a row that was stored before is a duplicate."""
+        waiting = {each.sequence: each for each in rows}
+        failures = 0
+        while waiting:
+            before = len(waiting)
+            try:
+                with open_connection(file, "sr-assets spark") as connection:
+                    for ack in Publisher(connection).publish_all(list(waiting.values())):
+                        if ack.target_sequence is None:
+                            subject = waiting[ack.sequence].subject
+                            raise RunError(f"subject {subject!r}: {ack.error} ({ack.error_code})")
+                        del waiting[ack.sequence]
+            except WireError:
+                failures = failures + 1 if len(waiting) == before else 1
+                if failures >= _TRIES:
+                    raise
+                time.sleep(backoff_seconds(failures, first_seconds=0.2, longest_seconds=5.0))
+
+
+class StreamBatchWriter(_Publishing, DataSourceArrowWriter):
+    """The writer of `df.write`; only mode `append`, because a stream keeps its messages."""
+
+    def __init__(self, options: StreamOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigurationError("mode overwrite: a stream keeps its messages; use mode('append')")
+        super().__init__(options, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish the rows of a task."""
+        return self._publish(iterator)
+
+
+class StreamStreamWriter(_Publishing, DataSourceStreamArrowWriter):
+    """The writer of `df.writeStream`: a micro-batch that a restarted query repeats has the same ids."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish the rows of a task."""
+        return self._publish(iterator)

@@ -1,0 +1,188 @@
+"""The public format `jetstream` in a PySpark session of a user's script: batch, streaming, write, and refused options."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters.spark.java import find_java
+from sr_assets.adapters.spark.stream_options import BATCH_OPTIONS, STREAMING_OPTIONS, WRITE_OPTIONS, parse_options
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets_tests.rig import Rig, Sent
+
+pytestmark = pytest.mark.process
+
+Script = Callable[..., Any]
+_BEGIN = """
+import json, sys
+from pyspark.sql import SparkSession, functions as f
+from sr_assets.spark import register
+spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+         .config("spark.sql.session.timeZone", "UTC").config("spark.sql.shuffle.partitions", "1").getOrCreate())
+register(spark)
+url, stream, folder = sys.argv[1:4]
+def source(**options):
+    return spark.read.format("jetstream").options(url=url, stream=stream, **options)
+def show(value):
+    print(json.dumps(value, default=str))
+"""
+
+
+@pytest.fixture
+def script(rig: Rig, tmp_path: Path) -> Script:
+    """Run a script in a clean environment, and return what it prints, one JSON value per line, or its error."""
+    java = find_java(tmp_path)
+    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "JAVA_HOME": str(java)}
+
+    def run(stream: str, text: str, *, fails: bool = False) -> Any:
+        url = f"nats://{rig.source.address}"
+        command = [sys.executable, "-c", _BEGIN + textwrap.dedent(text), url, stream, str(tmp_path)]
+        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode != 0) == fails, done.stderr
+        return done.stderr if fails else [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def publish(rig: Rig, stream: str, numbers: range) -> None:
+    rig.publish(stream, [Sent(b"%d" % n, f"s{n % 2}") for n in numbers])
+
+
+def test_batch_reads_every_column_of_the_held_messages(rig: Rig, script: Script) -> None:
+    stream = rig.make()
+    headers = b"NATS/1.0\r\nSite: a\r\nSite: b\r\nOther: \r\n\r\n"
+    rig.publish(stream, [Sent(b"first", "a", headers), *(Sent(b"%d" % n, f"s{n % 2}") for n in range(2, 31))])
+    for sequence in (1, 2, *range(10, 20)):
+        if sequence > 1:
+            rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    held = [1, *range(3, 10), *range(20, 31)]
+    rows, first, parts, ranged, timed, columns = script(
+        stream,
+        """
+        every = source().load()
+        show([row.asDict() for row in every.select("sequence", "subject").orderBy("sequence").collect()])
+        show(every.where("sequence = 1").first().asDict() | {"payload": bytes(every.first().payload).decode()})
+        show(source(partitions="3").load().rdd.getNumPartitions())
+        show([r.sequence for r in source(start="5", end="22").load().where("sequence > 6").collect()])
+        at = every.where("sequence = 20").first().stored_at
+        text = at.isoformat(timespec="microseconds") + "Z"
+        show([r.sequence for r in source(start=text).load().collect()][:1]
+             + [r.sequence for r in every.where(f.col("stored_at") >= at).collect()])
+        show([r.asDict() for r in source().schema("subject string, sequence bigint").load().limit(1).collect()])
+        """,
+    )
+    assert [row["sequence"] for row in rows] == held
+    assert rows[1]["subject"] == f"{stream}.s1"
+    assert first["headers"] == {"Site": ["a", "b"], "Other": [""]}
+    assert first["payload"] == "first"
+    assert abs(datetime.fromisoformat(first["stored_at"]).timestamp() - datetime.now().astimezone().timestamp()) < 1e5
+    assert parts == 3
+    assert ranged == [7, 8, 9, 20, 21]
+    assert timed[0] <= 20
+    assert timed[1:] == list(range(20, 31))
+    assert columns == [{"subject": f"{stream}.a", "sequence": 1}]
+
+
+def test_filters_on_subject_and_sequence_narrow_the_read(rig: Rig, script: Script) -> None:
+    stream = rig.make()
+    publish(rig, stream, range(1, 21))
+    equal, begins, ranged = script(
+        stream,
+        f"""
+        every = source().load()
+        show([r.sequence for r in every.where("subject = '{stream}.s1'").collect()])
+        show(every.where("subject like '{stream}.%' and sequence <= 4").count())
+        show([r.sequence for r in every.where("sequence between 5 and 7 and subject = '{stream}.s0'").collect()])
+        """,
+    )
+    assert equal == list(range(1, 21, 2))
+    assert begins == 4
+    assert ranged == [6]
+
+
+def test_stream_restarts_exactly_once_from_its_checkpoint(rig: Rig, script: Script, tmp_path: Path) -> None:
+    stream = rig.make()
+    publish(rig, stream, range(1, 26))
+    read = """
+        query = (spark.readStream.format("jetstream").options(url=url, stream=stream, start="1",
+                 max_messages_per_trigger="10").load().selectExpr("sequence", "cast(payload as string) as text")
+                 .writeStream.format("json").option("path", folder + "/rows")
+                 .option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start())
+        query.awaitTermination()
+        show([batch["numInputRows"] for batch in query.recentProgress])
+    """
+    (sizes,) = script(stream, read)
+    assert sum(sizes) == 25
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 27})
+    publish(rig, stream, range(26, 31))
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 27})
+    (again,) = script(stream, read)
+    assert sum(again) == 4
+    lines = [json.loads(line) for file in (tmp_path / "rows").glob("*.json") for line in file.read_text().splitlines()]
+    assert sorted(row["sequence"] for row in lines) == [*range(1, 27), 28, 29, 30]
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    assert "is not the stream of this query's checkpoint" in script(stream, read, fails=True)
+
+
+def test_write_publishes_each_row_once_with_headers(rig: Rig, script: Script) -> None:
+    stream = rig.make()
+    script(
+        stream,
+        f"""
+        rows = spark.range(0, 200, 1, 4).selectExpr(
+            "concat('{stream}.n', id) as subject", "cast(cast(id as string) as binary) as payload",
+            "map('Nats-Msg-Id', array(concat('m', id % 100)), 'Site', array('a', 'b')) as headers")
+        rows.write.format("jetstream").options(url=url, stream=stream).mode("append").save()
+        rows.select("subject", "payload").write.format("jetstream").options(url=url, stream=stream).mode("append").save()
+        """,
+    )
+    stored = rig.stored(stream)
+    given, own = stored[:100], stored[100:]
+    assert len({message.headers for message in given}) == 100
+    assert all(b"Site: a\r\nSite: b\r\n" in message.headers for message in given)
+    assert sorted(int(message.payload) for message in own) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    (
+        ('source(begin="1").load().count()', "ConfigurationError: option begin is unknown here"),
+        ('source().load().write.format("jetstream").mode("overwrite").option("url", url).option("stream", stream).save()',
+         "ConfigurationError: mode overwrite"),
+        (('spark.sql("select \'other\' as subject, cast(\'x\' as binary) as payload").write.format("jetstream")'
+         '.options(url=url, stream=stream).mode("append").save()'), "RunError: subject 'other': stream"),
+        ('spark.read.format("jetstream").options(url=url, stream="MISSING").load().count()', "MISSING"),
+    ),
+    ids=("unknown_option", "overwrite", "foreign_subject", "missing_stream"),
+)  # fmt: skip
+def test_misuse_is_one_line_inside_the_exception(rig: Rig, script: Script, text: str, problem: str) -> None:
+    assert problem in script(rig.make(), text, fails=True)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "options", "problem"),
+    (
+        (BATCH_OPTIONS, {"strem": "S"}, "option strem is unknown here; did you mean 'stream'?"),
+        (BATCH_OPTIONS, {"max_messages_per_trigger": "5"}, "option max_messages_per_trigger is unknown here"),
+        (STREAMING_OPTIONS, {"end": "5"}, "option end is unknown here"),
+        (WRITE_OPTIONS, {"start": "5"}, "option start is unknown here"),
+        (BATCH_OPTIONS, {"url": ""}, "option url is missing"),
+        (BATCH_OPTIONS, {"url": "nats://me:secret@h:4222"}, "option url contains a login"),
+        (BATCH_OPTIONS, {"start": "soon"}, "option start: 'soon' is neither a sequence nor a time"),
+        (BATCH_OPTIONS, {"partitions": "0"}, "option partitions: '0' is not a positive number"),
+    ),
+)
+def test_options_are_refused_in_one_line(accepted: tuple[str, ...], options: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_options({"url": "nats://127.0.0.1:4222", "stream": "S"} | options, accepted)
+    assert str(refused.value).startswith(problem)
+    assert "secret" not in str(refused.value)
+    assert os.linesep not in str(refused.value)
