@@ -13,6 +13,7 @@ import click
 from sr_assets.adapters.logs import print_error
 from sr_assets.cli.base import FILE, cli
 from sr_assets.cli.render import Format, print_document, show
+from sr_assets.cli.stream_report import print_details, stream_copies, stream_details
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError
 
@@ -56,6 +57,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @cli.command()
+@click.argument("stream", required=False)
 @click.option("--cluster", metavar="C", help="Show only this cluster, by its name in the report.")
 @click.option("--leaders", is_flag=True, help="Add the number of streams that each server leads.")
 @click.option("--raw", is_flag=True, help="Print bytes and seconds as plain numbers.")
@@ -67,20 +69,51 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 )
 @watchable
 def report(
-    settings: Settings, cluster: str | None, leaders: bool, raw: bool, sort: str | None, dot: Path | None, form: Format
+    settings: Settings,
+    stream: str | None,
+    cluster: str | None,
+    leaders: bool,
+    raw: bool,
+    sort: str | None,
+    dot: Path | None,
+    form: Format,
 ) -> int:
     """Query all clusters for every stream and link: native mirrors and sources, replicas, feeds.
 
+    With STREAM, print the configuration, state, replicas, links and copies of that stream.
+
     Exit code 1 if a cluster is unreachable.
     """
-    from sr_assets.stages.topology.report import link_record, make_report, stream_record
+    from sr_assets.stages.topology.report import link_record, make_report
     from sr_assets.stages.topology.survey import Survey
 
     with Survey(settings, "sr-assets report") as survey:
         made = make_report(settings, survey.refresh())
-        known = list(survey.of)
-    if cluster is not None and cluster not in known:
-        raise ConfigurationError(f"--cluster {cluster} is unknown; choose one of: {', '.join(known)}")
+        if cluster is not None and cluster not in survey.of:
+            raise ConfigurationError(f"--cluster {cluster} is unknown; choose one of: {', '.join(survey.of)}")
+        details = None if stream is None else stream_details(survey, stream, cluster)
+    if stream is None or details is None:
+        _print_report(made, cluster, form, leaders=leaders, raw=raw, sort=sort, dot=dot)
+    else:
+        links = [link_record(link) for link in made.links if stream in (link.stream, link.origin_stream)]
+        print_details(form, details, links, stream_copies(settings, stream))
+    for name, error in made.unreachable.items():
+        print_error(f"cluster {name}: {error}")
+    return int(bool(made.unreachable))
+
+
+def _print_report(
+    made: Report,
+    cluster: str | None,
+    form: Format,
+    *,
+    leaders: bool,
+    raw: bool,
+    sort: str | None,
+    dot: Path | None,
+) -> None:
+    from sr_assets.stages.topology.report import link_record, stream_record
+
     streams = [stream_record(row) for row in made.streams if cluster in (None, row.cluster)]
     links = [link_record(link) for link in made.links if cluster in (None, link.cluster, link.origin_cluster)]
     if dot is not None:
@@ -91,9 +124,6 @@ def report(
         _print_records(form, streams, links, counted)
     else:
         _print_tables(form, streams, links, counted, raw=raw)
-    for name, error in made.unreachable.items():
-        print_error(f"cluster {name}: {error}")
-    return int(bool(made.unreachable))
 
 
 def _print_records(

@@ -60,6 +60,21 @@ def test_cut_link_is_dead_with_its_true_lag(
     assert links_of(command)["COPIES", "replica", "RETURNS"]["transforms"] == "prefix city"
     assert links_of(command)["CENTRE/LOCAL/advisory_feed", "feed", "LOCAL"]["lag_messages"] == 3
 
+    code, out, err = command("report", "ORDERS", "--format", "json")
+    detailed = json.loads(out)
+    assert (code, err) == (0, "")
+    assert {each["cluster"]: each["state"]["messages"] for each in detailed["streams"]} == {"city": 20, "hub": 20}
+    assert {(link["kind"], link["stream"]) for link in detailed["links"]} == {("mirror", "ORDERS"), ("source", "ALL")}
+    assert [
+        copy["target_stream"] for copy in json.loads(command("report", "RETURNS", "--format", "json")[1])["copies"]
+    ] == ["COPIES"]
+    shown = command("report", "ORDERS", "--cluster", "city")[1]
+    for part in ("Stream ORDERS on city", "orders.>", "num_replicas", "Links"):
+        assert part in shown
+    assert "Stream ORDERS on hub" not in shown
+    code, _, err = command("report", "ORDER")
+    assert (code, err) == (2, "error: stream ORDER is on none of the clusters city, hub; did you mean 'ORDERS'?\n")
+
     pair.cut()
     publish(pair.city, "orders.a", 2)
     publish(pair.city, "orders.b", 3)

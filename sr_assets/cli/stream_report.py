@@ -1,0 +1,99 @@
+"""`report STREAM`: configuration, state, replicas, links and copies of one stream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.adapters.state.status_file import read_status
+from sr_assets.cli.render import Format, print_document, show
+from sr_assets.domain.durations import duration
+from sr_assets.domain.errors import ConfigurationError, did_you_mean
+from sr_assets.domain.positions import SECOND_NS
+from sr_assets.settings import FeedSettings
+
+if TYPE_CHECKING:
+    from sr_assets.settings import Entry, Settings
+    from sr_assets.stages.topology.survey import Survey
+
+    Record = dict[str, Any]
+
+#: Parts of a stream info that become properties, in this order; the links have a table of their own.
+_PARTS: Final = ("config", "state", "cluster")
+_LINKED: Final = ("mirror", "sources")
+_NANOSECONDS: Final = ("max_age", "duplicate_window", "subject_delete_marker_ttl", "active")
+_COUNTED: Final = ("next_sequence", "lag_messages", "copied_messages", "skipped_messages", "parked_messages", "queued")
+
+
+def stream_details(survey: Survey, stream: str, cluster: str | None) -> list[Record]:
+    """Return a stream's info on each cluster that lists it, or only on `cluster`.
+
+    Raises ConfigurationError if no reachable cluster lists it.
+    """
+    listed = [each for each in survey.of.values() if each.lists(stream) and cluster in (None, each.name)]
+    if not listed and not any(each.error for each in survey.of.values()):
+        known = {name for each in survey.of.values() for name in each.streams}
+        hint = did_you_mean(stream, sorted(known))
+        raise ConfigurationError(
+            f"stream {stream} is on none of the clusters {', '.join(survey.of)}; {hint}".rstrip("; ")
+        )
+    return [{"cluster": each.name, "stream": stream, **_known(each.answers[stream])} for each in listed]
+
+
+def _known(answer: Mapping[str, Any]) -> Record:
+    return {key: answer[key] for key in ("created", *_PARTS, *_LINKED) if answer.get(key)}
+
+
+def stream_copies(settings: Settings, stream: str) -> list[Record]:
+    """Return the progress of each entry that reads or writes a stream, from the last commit of its site."""
+    return [
+        {"name": entry.name, "stream": entry.stream, "target_stream": _target(entry), **_progress(settings, entry)}
+        for entry in settings.entries
+        if stream in (entry.stream, _target(entry))
+    ]
+
+
+def _target(entry: Entry) -> str | None:
+    return None if isinstance(entry, FeedSettings) else entry.target_stream
+
+
+def _progress(settings: Settings, entry: Entry) -> Record:
+    row = read_status(settings.home / "sites" / entry.name).get("streams", {}).get(entry.stream) or {}
+    return {key: row.get(key) for key in _COUNTED} | {"problem": row.get("last_error")}
+
+
+def print_details(form: Format, details: Sequence[Record], links: Sequence[Record], copies: Sequence[Record]) -> None:
+    """Print the details, links and copies of one stream."""
+    if form == "json":
+        print_document({"streams": list(details), "links": list(links), "copies": list(copies)})
+        return
+    tables = [(f"Stream {each['stream']} on {each['cluster']}", _properties(each)) for each in details]
+    tables += [("Links", list(links)), ("Copies", list(copies))]
+    for index, (title, records) in enumerate(table for table in tables if table[1]):
+        sys.stdout.write("\n" if index else "")
+        rows = [tuple(record.values()) for record in records]
+        show(tuple(records[0]), rows, form, title=title, first=tuple(records[0])[:2])
+
+
+def _properties(details: Record) -> list[Record]:
+    return [
+        {"property": name, "value": value}
+        for part in ("created", *_PARTS)
+        if part in details
+        for name, value in _flat(part, details[part])
+    ]
+
+
+def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the values of a nested block by their dotted names; empty ones are left out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}" if name not in _PARTS else key, inner)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for index, inner in enumerate(value, 1):
+            yield from _flat(f"{name}.{inner.get('name', index)}", {k: v for k, v in inner.items() if k != "name"})
+    elif name.rpartition(".")[2] in _NANOSECONDS and isinstance(value, int):
+        yield name, duration(value / SECOND_NS) if value else "unlimited"
+    elif value not in (None, "", [], {}):
+        yield name, ", ".join(map(str, value)) if isinstance(value, list) else value
