@@ -82,7 +82,8 @@ def assert_copies_match_positions(rig: Rig, stream: str, change: SourceChange) -
     copied = []
     for copy in rig.copies(stream):
         origin, number = find_copy(copy.headers, Identity(stream, SITE, SITE)), json.loads(copy.payload)["n"]
-        assert origin == change.positions[number], number
+        assert origin is not None
+        assert origin[:3] == change.positions[number], number
         copied.append(number)
     seen = {position[:2] for position in change.positions.values()}
     for node in rig.rows("last_seen_nodes"):
