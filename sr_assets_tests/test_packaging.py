@@ -47,7 +47,13 @@ def test_wheel_contains_conf_and_docs_but_no_tests(tmp_path: Path) -> None:
         assert wheel.read("sr_assets/dagster.yaml") == (ROOT / "dagster.yaml").read_bytes()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sr_assets"}
     assert "sr_assets/docs/contract.md" in names
-    for file in ("prometheus/alerts.yaml", "grafana/sr-assets.json", "dagster/postgres.yaml", "demo.yaml"):
+    for file in (
+        "prometheus/alerts.yaml",
+        "grafana/sr-assets.json",
+        "dagster/postgres.yaml",
+        "three-tiers/city.yaml",
+        "demo.yaml",
+    ):
         assert f"sr_assets/conf/{file}" in names
 
 
