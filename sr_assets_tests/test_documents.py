@@ -299,3 +299,34 @@ def test_users_asset_materialises_on_the_platform(
     (recorded,) = result.asset_materializations_for_node("silent_domains")
     metadata: dict[str, Any] = {key: value.value for key, value in recorded.metadata.items()}
     assert metadata == {"silent_nodes": 3, "by_domain": {"ldn.example.net": 2, "par.example.net": 1}}
+
+
+def threats() -> list[tuple[str, list[str]]]:
+    """Return each threat of the security document with the tests that it names."""
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE)
+    return [(threat, re.findall(r"`(\w+)`", tests)) for threat, tests in rows if threat not in ("threat", "---")]
+
+
+def test_each_threat_names_tests_that_exist() -> None:
+    sources = (file.read_text() for file in (ROOT / "sr_assets_tests").rglob("test_*.py"))
+    existing = {name for source in sources for name in re.findall(r"^(?:async )?def (test_\w+)", source, re.MULTILINE)}
+    assert len(threats()) > 30
+    assert [threat for threat, tests in threats() if not tests] == []
+    assert [test for _, tests in threats() for test in tests if test not in existing] == []
+
+
+@pytest.mark.parametrize(
+    "document", sorted((ROOT / "docs").glob("*.md")), ids=lambda document: str(document.relative_to(ROOT))
+)
+def test_contents_list_every_section_in_order(document: Path) -> None:
+    text = _BLOCK.sub("", document.read_text())
+    listed = re.findall(r"^- \[([^\]]+)\]\(#[^)]+\)$", text.partition("\n## ")[0], re.MULTILINE)
+    sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert listed in ([], sections)
+    assert listed or document.name not in ("contract.md", "monitoring.md", "operations.md")
+
+
+def test_changelog_has_one_unreleased_version_at_the_top() -> None:
+    versions = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    assert "Unreleased" not in versions[1:]

@@ -612,6 +612,12 @@ def test_password_may_come_from_the_environment(load: Load) -> None:
     assert settings.streams[0].source.password == "hunter2"
 
 
+def test_metrics_and_health_are_on_loopback_by_default(load: Load) -> None:
+    ports = "metrics: {port: 9100}\nhealth: {port: 9101}\n"
+    settings = load(TOP + ports + "streams: [{stream: A, source_url: a, target_url: b}]")
+    assert (settings.metrics.host, settings.health.host) == ("127.0.0.1", "127.0.0.1")
+
+
 def test_unset_variable_is_named_with_stream_and_key(stream_refusal: Refusal) -> None:
     assert stream_refusal("max_age: '${AGE}'") == "max_age: environment variable AGE is not set"
 
