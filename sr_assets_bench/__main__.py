@@ -36,6 +36,7 @@ from sr_assets_bench.sampling import measure_backlog, measure_sampled, measure_t
 from sr_assets_bench.scrape import measure_scrape
 from sr_assets_bench.silence import measure_silence
 from sr_assets_bench.sites import measure_sites
+from sr_assets_bench.sizing import measure_sizing
 from sr_assets_bench.trickle import measure_trickle
 from sr_assets_bench.waiting import measure_latency, measure_quiet, measure_runs
 
@@ -62,6 +63,10 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "queue": lambda bench, scale: measure_queue(bench, int(1_000_000 * scale)),
     "trickle_20": lambda bench, _: measure_trickle(bench, 20),
     "trickle_200": lambda bench, _: measure_trickle(bench, 200),
+    "sizing_1k": lambda bench, scale: measure_sizing(bench, int(1_000 * scale)),
+    "sizing_10k": lambda bench, scale: measure_sizing(bench, int(10_000 * scale)),
+    "sizing_100k": lambda bench, scale: measure_sizing(bench, int(100_000 * scale)),
+    "sizing_300k": lambda bench, scale: measure_sizing(bench, int(300_000 * scale)),
     "quiet_1": lambda bench, _: measure_quiet(bench, 1),
     "quiet_10": lambda bench, _: measure_quiet(bench, 10),
     "quiet_30": lambda bench, _: measure_quiet(bench, 30),

@@ -43,15 +43,15 @@ def measure_trickle(
     bench.settings([{**entry, "inspect_field": "sender", "inspect_duration": "1m"}])
     plan = FleetPlan(round(per_second * _INTERVAL_SECONDS), _INTERVAL_SECONDS)
     log = bench.home / "follow.log"
-    with Fleet(plan, cluster_of(bench.source), f"{PROBED}.%s"), _following(bench, log) as run:
+    with Fleet(plan, cluster_of(bench.source), f"{PROBED}.%s"), following(bench, log) as run:
         with Cluster(cluster_of(bench.target)) as target:
             seconds_until(time.perf_counter(), lambda: target.stream_exists(ARRIVED))
         time.sleep(warm_seconds)
-        cpu = _Cpu(bench, run)
-        began, before, lines, stored = time.monotonic(), cpu.seconds(), _lines(log), _stored(bench)
+        ours = OurProcesses(bench, run)
+        began, before, lines, stored = time.monotonic(), ours.cpu_seconds(), _lines(log), _stored(bench)
         while (elapsed := time.monotonic() - began) < seconds:
             time.sleep(min(_LOOK_SECONDS, seconds - elapsed))
-            used = cpu.seconds() - before
+            used = ours.cpu_seconds() - before
         figures = {
             "messages_per_second": round((_stored(bench) - stored) / elapsed, 1),
             "percent_of_a_core": round(100 * used / elapsed, 1),
@@ -64,7 +64,7 @@ def measure_trickle(
 
 
 @contextmanager
-def _following(bench: Bench, log: Path) -> Iterator[psutil.Process]:
+def following(bench: Bench, log: Path) -> Iterator[psutil.Process]:
     """Run `sr-assets run --follow` with its output in a file."""
     command = [sys.executable, "-m", "sr_assets", "run", "--follow"]
     with log.open("wb") as output, subprocess.Popen(command, env=bench.environ, stdout=output, stderr=output) as run:
@@ -74,24 +74,36 @@ def _following(bench: Bench, log: Path) -> Iterator[psutil.Process]:
             run.terminate()
 
 
-class _Cpu:
-    """The CPU time of our processes: the command with its sites, and the engine with its workers.
+class OurProcesses:
+    """CPU time and memory of our processes: the command with its sites, and the engine with its workers.
 
-    A process that has ended counts with its last measured time.
+    A process that has ended counts with its last measured CPU time.
     """
 
     def __init__(self, bench: Bench, run: psutil.Process) -> None:
         self._home, self._run = bench.home, run
         self._used: dict[psutil.Process, float] = {}
 
-    def seconds(self) -> float:
-        """Measure each process, and return the sum."""
-        engine = engine_status(self._home)
-        roots = [self._run, *([psutil.Process(engine.pid)] if engine else [])]
-        for process in [*roots, *(child for root in roots for child in root.children(recursive=True))]:
+    def cpu_seconds(self) -> float:
+        """Measure the CPU time of each process, and return the sum."""
+        for process in self._processes():
             with suppress(psutil.NoSuchProcess):
                 self._used[process] = sum(process.cpu_times()[:2])
         return sum(self._used.values())
+
+    def memory_bytes(self) -> int:
+        """Return the sum of the PSS of all processes."""
+        total = 0
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                total += process.memory_full_info().pss
+        return total
+
+    def _processes(self) -> list[psutil.Process]:
+        engine = engine_status(self._home)
+        roots = [self._run, *([psutil.Process(engine.pid)] if engine else [])]
+        found = {child for root in roots for child in root.children(recursive=True)}
+        return list({*roots, *found})
 
 
 def _stored(bench: Bench) -> int:

@@ -1150,3 +1150,15 @@ def test_entries_with_distinct_folders_and_keys_are_accepted(
         {"stream": stream, "name": name, "source_url": "a", "target_url": "b"} for stream, name in (first, second)
     ]
     assert len(load(yaml.safe_dump({"name": "EAST", "streams": entries})).streams) == 2
+
+
+@pytest.mark.parametrize(
+    "block",
+    (
+        "heartbeats: {url: a, subjects: [{subject: h}]}",
+        "topology: {clusters: {c: {url: a}}}",
+        "feeds: [{stream: A, url: a}]",
+    ),
+)
+def test_file_without_streams_loads_with_another_block(load: Load, block: str) -> None:
+    assert load(TOP + block).streams == ()

@@ -48,7 +48,7 @@ class Settings(Block):
 
     replicator: SiteName = file_key("the replicator, and the default `name` of entries", name="name")
     streams: tuple[Annotated[StreamSettings, AfterValidator(refuse_contradiction)], ...] = file_key(
-        "the [streams](#a-stream); at least one, or a feed", [], default_text="none"
+        "the [streams](#a-stream); a file needs a stream, a feed, `heartbeats` or `topology`", [], default_text="none"
     )
     feeds: tuple[FeedSettings, ...] = file_key(
         "[advisory streams](#a-feed) for the global view", [], default_text="none"

@@ -26,6 +26,7 @@ from sr_assets_bench.history import measure_history
 from sr_assets_bench.links import measure_links, measure_report
 from sr_assets_bench.rig import Bench
 from sr_assets_bench.scrape import measure_scrape
+from sr_assets_bench.sizing import measure_sizing
 from sr_assets_bench.trickle import measure_trickle
 
 #: A separate process, because a classic session and its environment variables last until the process ends.
@@ -124,6 +125,13 @@ def test_trickle_is_measured_under_follow(bench: Bench, monkeypatch: pytest.Monk
     figures = measure_trickle(bench, 5, warm_seconds=2, seconds=3)
     assert figures["percent_of_a_core"] > 0
     assert figures["queryable_p50"] >= figures["target_p50"] > 0
+
+
+def test_sizing_counts_each_process_of_a_fleet_apart(bench: Bench) -> None:
+    figures = measure_sizing(bench, 3_000, warm_seconds=1, seconds=3)
+    assert figures["messages_per_second"] > 0 < figures["peak_mib"]
+    assert all(figures[f"{name}_percent_of_a_core"] > 0 for name in ("ours", "source", "emulator"))
+    assert figures["slowest_lag_seconds"] > 0
 
 
 def test_transitions_are_measured_with_target_up_and_down(

@@ -1,0 +1,145 @@
+"""The machine that a fleet needs: processor, memory, disk, bandwidth and lag of a site whose nodes report every 5 minutes.
+
+A new site would copy every node first. So the state begins as after hours of work: all nodes are known, and their next
+copies are spread over the interval.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.operate.due_work import note_checked
+from sr_assets_bench.rig import SITE, cluster_of
+from sr_assets_bench.trickle import OurProcesses, following
+from sr_assets_bench.waiting import seconds_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sr_assets.embedded.nats_server import NatsServer
+    from sr_assets_bench.rig import Bench
+
+_STREAM: Final = "FLEET"
+_REPORT_SECONDS: Final = 300
+_SAMPLE_SECONDS: Final = 3_600
+_WARM_SECONDS: Final = 20.0
+_MEASURED_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 2.0
+_DAY_SECONDS: Final = 86_400
+_MIB: Final = 1 << 20
+_GB: Final = 1_000_000_000
+#: The nodes of `FleetPlan.sender`, each last copied at another time within the interval.
+_KNOWN: Final = """
+INSERT INTO nodes
+SELECT $stream, node, $now, $now, 1, $now - (i * 7919 % $count) * ($sample // $count), 7000, 'up', $now, NULL, 0, 1,
+    $now + $sample // 4
+FROM (SELECT i, ['web', 'app', 'sql', 'mem', 'log'][i % 5 + 1] || (i // 5 + 1) || '.example.net' AS node
+    FROM range($count) AS t(i))
+WHERE node NOT IN (SELECT node FROM nodes)
+"""
+
+
+def measure_sizing(
+    bench: Bench, nodes: int, *, warm_seconds: float = _WARM_SECONDS, seconds: float = _MEASURED_SECONDS
+) -> dict[str, Any]:
+    """Measure `sr-assets run --follow` on a fleet that reports 7 KB every 5 minutes and is sampled every hour."""
+    bench.create(bench.source, _STREAM)
+    bench.create(bench.source, "ADV")
+    bench.publish(_STREAM, 1, nodes, 7_000)
+    entry = {"stream": _STREAM, "target_subject_prefix": "sized", "inspect_field": "sender"}
+    times = {"inspect_duration": "1h", "warn_duration": "15m"}
+    bench.run(bench.settings([{**entry, **times, "advisory": {"subject": "ADV.%s.%v", "reliable": True}}]), _STREAM)
+    _make_known(bench, nodes)
+    note_checked(bench.home)  # no hourly or nightly job during the measurement
+    with following(bench, bench.home / "sizing.log") as run, _reporting(bench, nodes) as emulator:
+        seconds_until(time.perf_counter(), lambda: _replication(bench, "seen_messages") > 1)
+        time.sleep(warm_seconds)
+        counted = {"source": psutil.Process(bench.source.pid), "target": psutil.Process(bench.target.pid)}
+        return _measure(bench, OurProcesses(bench, run), {**counted, "emulator": emulator}, nodes, seconds)
+
+
+def _measure(
+    bench: Bench, ours: OurProcesses, others: dict[str, psutil.Process], nodes: int, seconds: float
+) -> dict[str, Any]:
+    def used() -> dict[str, float]:
+        return {"ours": ours.cpu_seconds()} | {name: _cpu_seconds(process) for name, process in others.items()}
+
+    began, before = time.monotonic(), used()
+    source, target, home = _size(bench.source), _size(bench.target), _disk_bytes(bench.home / "snapshots")
+    lags, memory = [], 0
+    while (elapsed := time.monotonic() - began) < seconds:
+        time.sleep(min(_POLL_SECONDS, seconds - elapsed))
+        lags.append(_replication(bench, "epoch(now() - watermark)"))
+        memory = max(memory, ours.memory_bytes())
+    elapsed, after = time.monotonic() - began, used()
+    read, copied = (
+        tuple(now - then for now, then in zip(_size(server), earlier, strict=True))
+        for server, earlier in ((bench.source, source), (bench.target, target))
+    )
+    kept = _disk_bytes(bench.home / "snapshots") - home
+    return {
+        "nodes": nodes,
+        "messages_per_second": round(read[0] / elapsed, 1),
+        "copies_per_second": round(copied[0] / elapsed, 2),
+        **{f"{name}_percent_of_a_core": round(100 * (after[name] - before[name]) / elapsed, 1) for name in before},
+        "peak_mib": memory // _MIB,
+        "source_mib": others["source"].memory_info().rss // _MIB,
+        "read_mbit_per_second": round(8 * read[1] / elapsed / 1e6, 2),
+        "written_mbit_per_second": round(8 * copied[1] / elapsed / 1e6, 2),
+        "source_gb_per_day": round(read[1] / elapsed * _DAY_SECONDS / _GB, 2),
+        "target_gb_per_day": round(copied[1] / elapsed * _DAY_SECONDS / _GB, 2),
+        "history_gb_per_day": round(kept / elapsed * _DAY_SECONDS / _GB, 2),
+        "slowest_lag_seconds": round(max(lags), 1),
+    }
+
+
+def _make_known(bench: Bench, nodes: int) -> None:
+    with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
+        keys = {"stream": _STREAM, "count": nodes, "now": time.time_ns(), "sample": _SAMPLE_SECONDS * 1_000_000_000}
+        state.connection.execute(_KNOWN, keys)
+
+
+@contextmanager
+def _reporting(bench: Bench, nodes: int) -> Iterator[psutil.Process]:
+    """Run the emulated fleet as a process of its own."""
+    options = {"url": bench.source.url, "nodes": nodes, "subject": f"{_STREAM}.%s", "interval": f"{_REPORT_SECONDS}s"}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "sr_assets", "emulate", *words, "--bytes", "7000"]
+    with subprocess.Popen(command, env=bench.environ, stdout=subprocess.DEVNULL) as emulator:
+        try:
+            yield psutil.Process(emulator.pid)
+        finally:
+            emulator.terminate()
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    user, system, *_ = process.cpu_times()
+    return float(user + system)
+
+
+def _size(server: NatsServer) -> tuple[int, int]:
+    """Return the messages and bytes of the fleet's stream on a server."""
+    with Cluster(cluster_of(server)) as cluster:
+        state = cluster.stream_info(_STREAM)
+    return state.messages, state.bytes
+
+
+def _replication(bench: Bench, column: str) -> float:
+    """Return a value of the fleet's row in the published table."""
+    with open_fleet(bench.home) as connection:
+        ((value,),) = read_rows(connection, f"SELECT {column} FROM replication").values
+    return float(value)
+
+
+def _disk_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
