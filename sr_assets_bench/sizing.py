@@ -17,7 +17,6 @@ import psutil
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.operate.due_work import note_checked
 from sr_assets_bench.rig import SITE, cluster_of
 from sr_assets_bench.trickle import OurProcesses, following
 from sr_assets_bench.waiting import seconds_until
@@ -52,7 +51,7 @@ WHERE node NOT IN (SELECT node FROM nodes)
 def measure_sizing(
     bench: Bench, nodes: int, *, warm_seconds: float = _WARM_SECONDS, seconds: float = _MEASURED_SECONDS
 ) -> dict[str, Any]:
-    """Measure `sr-assets run --follow` on a fleet that reports 7 KB every 5 minutes and is sampled every hour."""
+    """Measure `sr-assets run --follow --stream` on a fleet that reports 7 KB every 5 minutes and is sampled every hour."""
     bench.create(bench.source, _STREAM)
     bench.create(bench.source, "ADV")
     bench.publish(_STREAM, 1, nodes, 7_000)
@@ -60,8 +59,8 @@ def measure_sizing(
     times = {"inspect_duration": "1h", "warn_duration": "15m"}
     bench.run(bench.settings([{**entry, **times, "advisory": {"subject": "ADV.%s.%v", "reliable": True}}]), _STREAM)
     _make_known(bench, nodes)
-    note_checked(bench.home)  # no hourly or nightly job during the measurement
-    with following(bench, bench.home / "sizing.log") as run, _reporting(bench, nodes) as emulator:
+    # Only the stream: the hourly jobs would begin during the measurement.
+    with following(bench, bench.home / "sizing.log", "--stream", _STREAM) as run, _reporting(bench, nodes) as emulator:
         seconds_until(time.perf_counter(), lambda: _replication(bench, "seen_messages") > 1)
         time.sleep(warm_seconds)
         counted = {"source": psutil.Process(bench.source.pid), "target": psutil.Process(bench.target.pid)}
@@ -74,7 +73,7 @@ def _measure(
     def used() -> dict[str, float]:
         return {"ours": ours.cpu_seconds()} | {name: _cpu_seconds(process) for name, process in others.items()}
 
-    began, before = time.monotonic(), used()
+    began, before, seen = time.monotonic(), used(), _replication(bench, "seen_messages")
     source, target, home = _size(bench.source), _size(bench.target), _disk_bytes(bench.home / "snapshots")
     lags, memory = [], 0
     while (elapsed := time.monotonic() - began) < seconds:
@@ -82,6 +81,7 @@ def _measure(
         lags.append(_replication(bench, "epoch(now() - watermark)"))
         memory = max(memory, ours.memory_bytes())
     elapsed, after = time.monotonic() - began, used()
+    seen = _replication(bench, "seen_messages") - seen
     read, copied = (
         tuple(now - then for now, then in zip(_size(server), earlier, strict=True))
         for server, earlier in ((bench.source, source), (bench.target, target))
@@ -91,6 +91,7 @@ def _measure(
         "nodes": nodes,
         "messages_per_second": round(read[0] / elapsed, 1),
         "copies_per_second": round(copied[0] / elapsed, 2),
+        "processed_per_second": round(seen / elapsed, 1),
         **{f"{name}_percent_of_a_core": round(100 * (after[name] - before[name]) / elapsed, 1) for name in before},
         "peak_mib": memory // _MIB,
         "source_mib": others["source"].memory_info().rss // _MIB,

@@ -64,9 +64,9 @@ def measure_trickle(
 
 
 @contextmanager
-def following(bench: Bench, log: Path) -> Iterator[psutil.Process]:
+def following(bench: Bench, log: Path, *options: str) -> Iterator[psutil.Process]:
     """Run `sr-assets run --follow` with its output in a file."""
-    command = [sys.executable, "-m", "sr_assets", "run", "--follow"]
+    command = [sys.executable, "-m", "sr_assets", "run", "--follow", *options]
     with log.open("wb") as output, subprocess.Popen(command, env=bench.environ, stdout=output, stderr=output) as run:
         try:
             yield psutil.Process(run.pid)
