@@ -19,10 +19,9 @@ from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.store import SiteState
 from sr_assets_bench.rig import SITE, cluster_of
 from sr_assets_bench.trickle import OurProcesses, following
-from sr_assets_bench.waiting import seconds_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from sr_assets.embedded.nats_server import NatsServer
@@ -34,6 +33,7 @@ _SAMPLE_SECONDS: Final = 3_600
 _WARM_SECONDS: Final = 20.0
 _MEASURED_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 2.0
+_START_SECONDS: Final = 300.0
 _DAY_SECONDS: Final = 86_400
 _MIB: Final = 1 << 20
 _GB: Final = 1_000_000_000
@@ -60,11 +60,14 @@ def measure_sizing(
     bench.run(bench.settings([{**entry, **times, "advisory": {"subject": "ADV.%s.%v", "reliable": True}}]), _STREAM)
     _make_known(bench, nodes)
     # Only the stream: the hourly jobs would begin during the measurement.
-    with following(bench, bench.home / "sizing.log", "--stream", _STREAM) as run, _reporting(bench, nodes) as emulator:
-        seconds_until(time.perf_counter(), lambda: _replication(bench, "seen_messages") > 1)
-        time.sleep(warm_seconds)
-        counted = {"source": psutil.Process(bench.source.pid), "target": psutil.Process(bench.target.pid)}
-        return _measure(bench, OurProcesses(bench, run), {**counted, "emulator": emulator}, nodes, seconds)
+    with following(bench, bench.home / "sizing.log", "--stream", _STREAM) as run:
+        bench.publish(_STREAM, 1, nodes, 7_000)
+        _await(lambda: _replication(bench, "seen_messages") > 1, "the run's first message")
+        with _reporting(bench, nodes) as emulator:
+            _await(lambda: _size(bench.source)[0] > 2 + nodes // _REPORT_SECONDS, "the fleet's first messages")
+            time.sleep(warm_seconds)
+            servers = {"source": psutil.Process(bench.source.pid), "target": psutil.Process(bench.target.pid)}
+            return _measure(bench, OurProcesses(bench, run), {**servers, "emulator": emulator}, nodes, seconds)
 
 
 def _measure(
@@ -121,6 +124,15 @@ def _reporting(bench: Bench, nodes: int) -> Iterator[psutil.Process]:
             yield psutil.Process(emulator.pid)
         finally:
             emulator.terminate()
+
+
+def _await(condition: Callable[[], bool], awaited: str) -> None:
+    """Wait for a condition; a busy machine takes minutes to start the processes."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited {_START_SECONDS:.0f} s for {awaited}")
+        time.sleep(_POLL_SECONDS)
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
