@@ -106,8 +106,7 @@ def main() -> None:
     for name in arguments.only or WORKLOADS:
         started = time.perf_counter()
         with open_bench() as bench:
-            if not name.startswith("sizing"):  # a service starts its engine when it first needs it
-                _warm(bench)
+            _warm(bench)
             figures[name] = WORKLOADS[name](bench, arguments.scale)
         console.print(f"{name}: {time.perf_counter() - started:.0f} s", highlight=False)
         if arguments.json:
