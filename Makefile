@@ -34,7 +34,13 @@ soak: $(READY) ## kill at random, then compare source and target; SECONDS=300 SE
 	$(BIN)/python -m sr_assets_bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 dist: $(READY) ## build the wheel and the sdist into dist/
-	mkdir -p dist && $(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist"); build_meta.build_wheel("dist")'
+	rm -rf build dist/sr_assets-* && mkdir -p dist && $(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist"); build_meta.build_wheel("dist")'
+
+deb: dist ## build a Debian package into dist/; PYTHON=/usr/bin/python3.12 selects its Python
+	packaging/build deb
+
+rpm: dist ## build an RPM package into dist/; PYTHON=/usr/bin/python3.12 selects its Python
+	packaging/build rpm
 
 dev: export DAGSTER_HOME ?= $(CURDIR)/.sr_assets/dagster
 dev: $(READY) ## run dagster dev with the configuration in SR_ASSETS_CONFIG
@@ -63,4 +69,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test-fast properties coverage test test-faults check bench soak dist dev fmt fmt-check lint types help
+.PHONY: demo test-fast properties coverage test test-faults check bench soak dist deb rpm dev fmt fmt-check lint types help
