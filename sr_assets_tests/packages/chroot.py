@@ -1,0 +1,154 @@
+"""A bare Debian system in a directory: commands in it, and programs as systemd would start them.
+
+Every command has its own mount and process namespaces, which the kernel removes with the command. So no mount and no
+process outlives a test.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+#: Debian 12 is the oldest distribution with Python 3.11.
+_SUITE = "bookworm"
+_PACKAGES = "ca-certificates,logrotate,python3,rpm,tini"
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SHELL = 'mount -t proc proc "$0/proc" && cd "$0" && exec chroot . /usr/bin/env -i "$@"'
+#: ProtectSystem=strict, PrivateTmp=, and a container with a read-only root and one volume, look like this to a program.
+_READ_ONLY = """
+set -e
+root=$0 user=$1 writable=$2
+shift 2
+mount --bind "$root" "$root"
+for folder in $writable; do mount --bind "$root$folder" "$root$folder"; done
+mount -o remount,bind,ro "$root"
+mount -t proc proc "$root/proc"
+mount -t tmpfs tmpfs "$root/tmp"
+mount -t tmpfs tmpfs "$root/dev/shm"
+cd "$root"
+exec chroot --userspec="$user" . /usr/bin/env -i "$@"
+"""
+_UNSHARE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c")
+
+
+def missing() -> str | None:
+    """Return the reason why no chroot can be made here, or None."""
+    if os.geteuid() != 0:
+        return "needs root"
+    tools = [tool for tool in ("debootstrap", "dpkg-deb", "unshare") if shutil.which(tool) is None]
+    return f"needs {', '.join(tools)}" if tools else None
+
+
+@dataclass(frozen=True)
+class Chroot:
+    """A Debian system in a directory."""
+
+    root: Path
+
+    def bootstrap(self, mirror: str) -> str | None:
+        """Install the system; return the last line of debootstrap if it fails."""
+        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(self.root), mirror]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        (self.root / "dev" / "shm").mkdir(parents=True, exist_ok=True)
+        return None if made.returncode == 0 else (made.stdout.splitlines() or ["debootstrap failed"])[-1]
+
+    def run(self, *command: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command as root and return its result."""
+        whole = [*_UNSHARE, _SHELL, str(self.root), _PATH, "DEBIAN_FRONTEND=noninteractive", *command]
+        return subprocess.run(whole, capture_output=True, text=True, check=False, input=stdin)
+
+    def succeed(self, *command: str) -> str:
+        """Run a command as root and return its output; a failure fails the test."""
+        done = self.run(*command)
+        assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def path(self, inside: str) -> Path:
+        """Return the path of a file of the system."""
+        return self.root / inside.removeprefix("/")
+
+
+@dataclass
+class Service:
+    """A program in a chroot with a read-only root, as a systemd unit or a container starts it.
+
+    `writable` are the directories that it may change. `user` is the chroot's `user:group`.
+    """
+
+    chroot: Chroot
+    command: list[str]
+    environ: dict[str, str]
+    writable: list[str]
+    user: str = "sr-assets:sr-assets"
+    folder: str = "/"
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        """Run the program until it ends and return its result."""
+        return subprocess.run(self._command(), capture_output=True, text=True, check=False, timeout=300)
+
+    @contextlib.contextmanager
+    def started(self, log: Path) -> Iterator[psutil.Process]:
+        """Start the program, yield its process, and kill it and its children at the end if it still runs."""
+        with log.open("wb") as output, subprocess.Popen(self._command(), stdout=output, stderr=output) as outer:
+            try:
+                yield _child(outer.pid)
+            finally:
+                # The kernel then kills the namespace with all its processes.
+                outer.kill()
+
+    def _command(self) -> list[str]:
+        variables = [f"{name}={value}" for name, value in self.environ.items()]
+        mounts = [str(self.chroot.root), self.user, " ".join(self.writable)]
+        return [*_UNSHARE, _READ_ONLY, *mounts, f"--chdir={self.folder}", *variables, *self.command]
+
+
+def _child(pid: int) -> psutil.Process:
+    """Return the first process of the namespace: `unshare` itself ignores signals."""
+    from sr_assets_tests.rig import wait_until
+
+    outer = psutil.Process(pid)
+    wait_until(lambda: bool(outer.children()), "the program to start")
+    return outer.children()[0]
+
+
+@contextlib.contextmanager
+def notifications(path: Path) -> Iterator[socket.socket]:
+    """Yield a socket that receives what a program reports to systemd."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(path))
+        path.chmod(0o777)
+        try:
+            yield receiver
+        finally:
+            path.unlink()
+
+
+def unit_service(chroot: Chroot, unit: str) -> Service:
+    """Return the program of an installed unit, with the user, environment and directories that systemd would give it."""
+    keys: dict[str, list[str]] = {}
+    for line in chroot.path(f"/usr/lib/systemd/system/{unit}").read_text().splitlines():
+        key, found, value = line.partition("=")
+        if found:
+            keys.setdefault(key, []).append(value)
+    environ = dict(value.split("=", 1) for value in keys["Environment"])
+    for file in keys["EnvironmentFile"]:
+        with contextlib.suppress(FileNotFoundError):
+            lines = chroot.path(file.removeprefix("-")).read_text().splitlines()
+            environ |= dict(line.split("=", 1) for line in lines)
+    state, logs = (f"/var/{kind}/{keys[key][0]}" for kind, key in (("lib", "StateDirectory"), ("log", "LogsDirectory")))
+    return Service(
+        chroot,
+        shlex.split(keys["ExecStart"][0]),
+        {"PATH": "/usr/sbin:/usr/bin", "STATE_DIRECTORY": state, "LOGS_DIRECTORY": logs, **environ},
+        [state, logs],
+        f"{keys['User'][0]}:{keys['Group'][0]}",
+        keys["WorkingDirectory"][0],
+    )

@@ -1,0 +1,213 @@
+"""The Debian package on a bare Debian: install, run as the unit, upgrade, remove, purge. The tests run in this order.
+
+`make deb` builds the package before.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pytest
+import yaml
+
+from sr_assets.embedded.nats_server import free_port
+from sr_assets_tests.packages.chroot import Chroot, Service, missing, notifications, unit_service
+from sr_assets_tests.rig import Rig, Sent, wait_until
+
+ROOT = Path(__file__).parent.parent.parent
+MIRROR = "http://deb.debian.org/debian"
+CONFIG, STATE, LOGS = "/etc/sr-assets/replication.yaml", "/var/lib/sr-assets", "/var/log/sr-assets"
+START_SECONDS, STOP_SECONDS = 300.0, 30.0
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def package() -> Path:
+    """The package in dist/."""
+    built = sorted((ROOT / "dist").glob("sr-assets_*.deb"))
+    if not built:
+        pytest.skip("dist/ has no package: run `make deb`")
+    return built[-1]
+
+
+@pytest.fixture(scope="module")
+def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chroot]:
+    """A bare Debian without sr-assets."""
+    if reason := missing():
+        pytest.skip(reason)
+    chroot = Chroot(tmp_path_factory.mktemp("debian") / "root")
+    if problem := chroot.bootstrap(MIRROR):
+        pytest.skip(f"Debian cannot be installed from {MIRROR}: {problem}")
+    yield chroot
+    # Nothing is mounted below it, see chroot.py.
+    shutil.rmtree(chroot.root)
+
+
+@pytest.fixture(scope="module")
+def installed(debian: Chroot, package: Path) -> Chroot:
+    """The Debian with the package."""
+    shutil.copy(package, debian.path("/root/sr-assets.deb"))
+    debian.succeed("dpkg", "--force-unsafe-io", "--install", "/root/sr-assets.deb")
+    debian.path("/root/sr-assets.deb").unlink()
+    return debian
+
+
+def owner(chroot: Chroot, path: str) -> str:
+    """Return user, group and mode of a path."""
+    return chroot.succeed("stat", "--format=%U:%G %a", path).strip()
+
+
+def test_deb_installs_user_configuration_and_units(installed: Chroot) -> None:
+    assert owner(installed, CONFIG) == "root:sr-assets 640"
+    assert owner(installed, "/etc/sr-assets") == "root:sr-assets 750"
+    assert owner(installed, STATE) == owner(installed, LOGS) == "sr-assets:sr-assets 750"
+    assert owner(installed, "/opt/sr-assets/bin/sr-assets") == "root:root 755"
+    assert installed.path("/usr/lib/systemd/system/sr-assets@.service").is_file()
+    assert "sr-assets, version" in installed.succeed("sr-assets", "--version")
+    installed.succeed("logrotate", "--debug", "/etc/logrotate.d/sr-assets")
+
+
+def test_deb_contains_no_tests_and_no_build_path(installed: Chroot) -> None:
+    names = installed.succeed("dpkg", "--listfiles", "sr-assets").splitlines()
+    assert not [name for name in names if re.search(r"/sr_assets_(tests|bench)\b", name)]
+    found = installed.run("grep", "-rlI", "/tmp/tmp\\.", "/opt/sr-assets/bin", "/opt/sr-assets/pyvenv.cfg")
+    assert found.stdout == ""
+
+
+def test_unit_without_a_configuration_ends_in_one_line(installed: Chroot) -> None:
+    service = unit_service(installed, "sr-assets.service")
+    service.command[service.command.index(CONFIG)] = "/etc/sr-assets/none.yaml"
+    ended = service.run()
+    # The unit does not restart after this exit code.
+    assert ended.returncode == 2
+    assert_one_line(ended, "error: /etc/sr-assets/none.yaml: cannot be read")
+
+
+def test_unit_with_a_read_only_state_ends_in_one_line(installed: Chroot) -> None:
+    service = unit_service(installed, "sr-assets.service")
+    service.writable.remove(STATE)
+    ended = service.run()
+    assert ended.returncode in {1, 2}
+    assert_one_line(ended, "error: ", STATE)
+
+
+def test_unit_with_a_state_of_root_ends_in_one_line(installed: Chroot) -> None:
+    service = unit_service(installed, "sr-assets.service")
+    installed.succeed("sh", "-c", f"chown root:root {STATE}; chmod 755 {STATE}")
+    ended = service.run()
+    installed.succeed("sh", "-c", f"chown sr-assets:sr-assets {STATE}; chmod 750 {STATE}")
+    assert ended.returncode in {1, 2}
+    assert_one_line(ended, "error: ", STATE)
+
+
+def assert_one_line(ended: subprocess.CompletedProcess[str], *texts: str) -> None:
+    """Assert that the output is a single line with these texts."""
+    lines = [line for line in (ended.stdout + ended.stderr).splitlines() if not line.startswith("warning: ")]
+    assert len(lines) == 1, lines
+    assert all(text in lines[0] for text in texts), lines
+
+
+def test_unit_replicates_reports_to_systemd_and_stops(installed: Chroot, rig: Rig, tmp_path: Path) -> None:
+    stream, port = rig.make("FLEET"), free_port()
+    rig.publish(stream, [Sent(b"%d" % n) for n in range(50)])
+    entry = {"stream": stream, "source_url": "${SOURCE}", "target_url": rig.target.url}
+    # Every batch starts the packaged Java.
+    config = {"name": "BARE", "state_store": STATE, "metrics": {"port": port}, "sensor": {"interval": "5s"}}
+    written = yaml.safe_dump({**config, "spark": {"from_messages": 0}, "streams": [entry]})
+    installed.path(CONFIG).write_text(written)
+    installed.path("/etc/sr-assets/environment").write_text(f"SOURCE={rig.source.url}\n")
+    service = unit_service(installed, "sr-assets.service")
+    service.environ["NOTIFY_SOCKET"] = "/run/notify"
+    log = tmp_path / "log"
+    with notifications(installed.path("/run/notify")) as receiver, service.started(log) as process:
+        receiver.settimeout(START_SECONDS)
+        assert receiver.recv(100) == b"READY=1", log.read_text()
+        assert process.username() != "root"
+        wait_until(lambda: rig.info(stream, rig.target).messages == 50, "the copies", START_SECONDS)
+        wait_until(lambda: _status(port, "readyz") == 200, "/readyz", START_SECONDS)
+        assert _status(port, "healthz") == 200
+        stop(process)
+        received = set()
+        receiver.setblocking(False)
+        while b"STOPPING=1" not in received:
+            received.add(receiver.recv(100))
+        assert b"WATCHDOG=1" in received
+    assert "Traceback" not in log.read_text()
+
+
+def stop(process: psutil.Process) -> None:
+    """Stop a program as systemd does; it must end by itself before systemd would kill it."""
+    started = time.monotonic()
+    process.terminate()
+    process.wait(STOP_SECONDS)
+    assert time.monotonic() - started < STOP_SECONDS
+
+
+def _status(port: int, path: str) -> int:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as response:
+            return int(response.status)
+    except OSError as error:
+        return int(getattr(error, "code", 0))
+
+
+def test_operator_reads_the_tables_with_the_command(installed: Chroot) -> None:
+    query = "SELECT copied_messages FROM replication"
+    command = ["sr-assets", "--config", CONFIG, "query", query, "--format", "json"]
+    source = unit_service(installed, "sr-assets.service").environ["SOURCE"]
+    done = Service(installed, command, {"PATH": "/usr/bin", "SOURCE": source}, [STATE]).run()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [{"copied_messages": 50}]
+
+
+def test_upgrade_keeps_configuration_and_state(installed: Chroot, package: Path, tmp_path: Path) -> None:
+    installed.path(CONFIG).write_text("name: MINE\nstreams: []\n")
+    newer = repack(package, tmp_path)
+    shutil.copy(newer, installed.path("/root/newer.deb"))
+    newer.unlink()
+    installed.succeed("dpkg", "--force-unsafe-io", "--force-confdef", "--force-confold", "--install", "/root/newer.deb")
+    installed.path("/root/newer.deb").unlink()
+    assert installed.path(CONFIG).read_text() == "name: MINE\nstreams: []\n"
+    assert owner(installed, CONFIG) == "root:sr-assets 640"
+    assert owner(installed, "/etc/sr-assets") == "root:sr-assets 750"
+    assert installed.path(f"{STATE}/sites/BARE/state.duckdb").is_file()
+    assert "99.0" in installed.succeed("dpkg-query", "--show", "sr-assets")
+
+
+def repack(package: Path, folder: Path) -> Path:
+    """Return a package of a later version with another default configuration."""
+    tree, newer = folder / "tree", folder / "newer.deb"
+    subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True)
+    control = tree / "DEBIAN" / "control"
+    control.write_text(re.sub(r"(?m)^Version: .*", "Version: 99.0", control.read_text()))
+    with (tree / CONFIG.removeprefix("/")).open("a") as config:
+        config.write("# another default\n")
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, newer], check=True, capture_output=True
+    )
+    shutil.rmtree(tree)
+    return newer
+
+
+def test_remove_keeps_configuration_state_and_user(installed: Chroot) -> None:
+    installed.succeed("dpkg", "--remove", "sr-assets")
+    assert not installed.path("/opt/sr-assets").exists()
+    assert not installed.path("/usr/lib/systemd/system/sr-assets.service").exists()
+    assert installed.path(CONFIG).read_text() == "name: MINE\nstreams: []\n"
+    assert installed.path(f"{STATE}/sites/BARE/state.duckdb").is_file()
+    assert installed.run("id", "sr-assets").returncode == 0
+
+
+def test_purge_deletes_everything(installed: Chroot) -> None:
+    installed.succeed("dpkg", "--purge", "sr-assets")
+    for path in ("/etc/sr-assets", "/etc/logrotate.d/sr-assets", STATE, LOGS, "/opt/sr-assets"):
+        assert not installed.path(path).exists(), path
+    assert installed.run("id", "sr-assets").returncode == 1
+    assert installed.run("dpkg-query", "--show", "sr-assets").returncode == 1
