@@ -24,7 +24,7 @@ test: $(READY) ## run all tests except the fault tests; ARGS='-k tracking'
 test-faults: $(READY) ## kill, suspend and starve runs, workers and servers, and check the data; ARGS='-k outbox'
 	$(PYTEST) sr_assets_tests/faults $(ARGS)
 
-test-packages: deb ## install the Debian package in a chroot, run, upgrade, remove and purge it; as root, with debootstrap
+test-packages: deb rpm ## install the packages in a Debian chroot, run, upgrade and remove them; as root, with debootstrap
 	$(BIN)/python -m pytest -v sr_assets_tests/packages $(ARGS)
 
 check: fmt-check lint types coverage ## run all CI steps: format, lint, types, coverage of the fast tests, all tests

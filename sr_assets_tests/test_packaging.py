@@ -16,6 +16,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.settings import load_settings
 
 ROOT = Path(__file__).parent.parent
+UNITS = ("sr-assets.service", "sr-assets@.service")
 
 
 @pytest.mark.parametrize("extra", ("ui", "embedded", "charts"))
@@ -55,6 +56,7 @@ def test_wheel_contains_conf_and_docs_but_no_tests(tmp_path: Path) -> None:
         "demo.yaml",
     ):
         assert f"sr_assets/conf/{file}" in names
+    assert {f"sr_assets/packaging/{unit}" for unit in UNITS} < set(names)
 
 
 def test_dagster_accepts_the_instance_settings(tmp_path: Path) -> None:
@@ -88,9 +90,6 @@ def test_demo_configuration_is_valid() -> None:
     assert [stream.stream for stream in settings.streams if stream.tracked] == ["CHORIA_REGISTRATION"] * 2
     assert [feed.stream for feed in settings.feeds] == ["ADVISORIES"]
     assert not settings.warnings
-
-
-UNITS = ("sr-assets.service", "sr-assets@.service")
 
 
 def test_units_differ_only_by_their_instance() -> None:

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import psutil
 
+from sr_assets_tests.rig import wait_until
+
 #: Debian 12 is the oldest distribution with Python 3.11.
 _SUITE = "bookworm"
-_PACKAGES = "ca-certificates,logrotate,python3,rpm,tini"
-_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MIRROR = "http://deb.debian.org/debian"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHELL = 'mount -t proc proc "$0/proc" && cd "$0" && exec chroot . /usr/bin/env -i "$@"'
 #: ProtectSystem=strict, PrivateTmp=, and a container with a read-only root and one volume, look like this to a program.
 _READ_ONLY = """
@@ -46,27 +48,33 @@ def missing() -> str | None:
     return f"needs {', '.join(tools)}" if tools else None
 
 
+def bootstrap(root: Path) -> str | None:
+    """Install a minimal Debian; return the last line of debootstrap if it fails."""
+    command = ["debootstrap", "--variant=minbase", _SUITE, str(root), MIRROR]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        return (made.stdout.splitlines() or ["debootstrap failed"])[-1]
+    (root / "dev" / "shm").mkdir(parents=True, exist_ok=True)
+    # The system need not survive a power failure.
+    (root / "etc" / "dpkg" / "dpkg.cfg.d" / "unsafe-io").write_text("force-unsafe-io\n")
+    return None
+
+
 @dataclass(frozen=True)
 class Chroot:
     """A Debian system in a directory."""
 
     root: Path
 
-    def bootstrap(self, mirror: str) -> str | None:
-        """Install the system; return the last line of debootstrap if it fails."""
-        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(self.root), mirror]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        (self.root / "dev" / "shm").mkdir(parents=True, exist_ok=True)
-        return None if made.returncode == 0 else (made.stdout.splitlines() or ["debootstrap failed"])[-1]
-
-    def run(self, *command: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run a command as root and return its result."""
-        whole = [*_UNSHARE, _SHELL, str(self.root), _PATH, "DEBIAN_FRONTEND=noninteractive", *command]
-        return subprocess.run(whole, capture_output=True, text=True, check=False, input=stdin)
+        variables = [f"{name}={value}" for name, value in ({"PATH": _PATH, **environ}).items()]
+        whole = [*_UNSHARE, _SHELL, str(self.root), "DEBIAN_FRONTEND=noninteractive", *variables, *command]
+        return subprocess.run(whole, capture_output=True, text=True, check=False)
 
-    def succeed(self, *command: str) -> str:
+    def succeed(self, *command: str, **environ: str) -> str:
         """Run a command as root and return its output; a failure fails the test."""
-        done = self.run(*command)
+        done = self.run(*command, **environ)
         assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -91,28 +99,31 @@ class Service:
 
     def run(self) -> subprocess.CompletedProcess[str]:
         """Run the program until it ends and return its result."""
-        return subprocess.run(self._command(), capture_output=True, text=True, check=False, timeout=300)
+        # The first process of the namespace: the others end with it.
+        limited = self._command("timeout", "--signal=KILL", "300")
+        return subprocess.run(limited, capture_output=True, text=True, check=False)
 
     @contextlib.contextmanager
     def started(self, log: Path) -> Iterator[psutil.Process]:
         """Start the program, yield its process, and kill it and its children at the end if it still runs."""
         with log.open("wb") as output, subprocess.Popen(self._command(), stdout=output, stderr=output) as outer:
+            process = _child(outer.pid)
             try:
-                yield _child(outer.pid)
+                yield process
             finally:
-                # The kernel then kills the namespace with all its processes.
-                outer.kill()
+                # The kernel then kills the namespace with all its processes. --kill-child does not: a change of the user
+                # clears that wish.
+                if process.is_running():
+                    process.kill()
 
-    def _command(self) -> list[str]:
+    def _command(self, *before: str) -> list[str]:
         variables = [f"{name}={value}" for name, value in self.environ.items()]
         mounts = [str(self.chroot.root), self.user, " ".join(self.writable)]
-        return [*_UNSHARE, _READ_ONLY, *mounts, f"--chdir={self.folder}", *variables, *self.command]
+        return [*_UNSHARE, _READ_ONLY, *mounts, f"--chdir={self.folder}", *variables, *before, *self.command]
 
 
 def _child(pid: int) -> psutil.Process:
     """Return the first process of the namespace: `unshare` itself ignores signals."""
-    from sr_assets_tests.rig import wait_until
-
     outer = psutil.Process(pid)
     wait_until(lambda: bool(outer.children()), "the program to start")
     return outer.children()[0]

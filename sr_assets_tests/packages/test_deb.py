@@ -7,23 +7,16 @@ import json
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
-import psutil
 import pytest
-import yaml
 
-from sr_assets.embedded.nats_server import free_port
-from sr_assets_tests.packages.chroot import Chroot, Service, missing, notifications, unit_service
-from sr_assets_tests.rig import Rig, Sent, wait_until
+from sr_assets_tests.packages.chroot import Chroot, Service, unit_service
+from sr_assets_tests.packages.replicating import assert_replicates
+from sr_assets_tests.rig import Rig
 
 ROOT = Path(__file__).parent.parent.parent
-MIRROR = "http://deb.debian.org/debian"
 CONFIG, STATE, LOGS = "/etc/sr-assets/replication.yaml", "/var/lib/sr-assets", "/var/log/sr-assets"
-START_SECONDS, STOP_SECONDS = 300.0, 30.0
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 
@@ -38,23 +31,11 @@ def package() -> Path:
 
 
 @pytest.fixture(scope="module")
-def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chroot]:
-    """A bare Debian without sr-assets."""
-    if reason := missing():
-        pytest.skip(reason)
-    chroot = Chroot(tmp_path_factory.mktemp("debian") / "root")
-    if problem := chroot.bootstrap(MIRROR):
-        pytest.skip(f"Debian cannot be installed from {MIRROR}: {problem}")
-    yield chroot
-    # Nothing is mounted below it, see chroot.py.
-    shutil.rmtree(chroot.root)
-
-
-@pytest.fixture(scope="module")
 def installed(debian: Chroot, package: Path) -> Chroot:
-    """The Debian with the package."""
+    """The Debian with the package and its dependencies."""
     shutil.copy(package, debian.path("/root/sr-assets.deb"))
-    debian.succeed("dpkg", "--force-unsafe-io", "--install", "/root/sr-assets.deb")
+    debian.succeed("apt-get", "update")
+    debian.succeed("apt-get", "install", "--yes", "/root/sr-assets.deb")
     debian.path("/root/sr-assets.deb").unlink()
     return debian
 
@@ -115,47 +96,8 @@ def assert_one_line(ended: subprocess.CompletedProcess[str], *texts: str) -> Non
 
 
 def test_unit_replicates_reports_to_systemd_and_stops(installed: Chroot, rig: Rig, tmp_path: Path) -> None:
-    stream, port = rig.make("FLEET"), free_port()
-    rig.publish(stream, [Sent(b"%d" % n) for n in range(50)])
-    entry = {"stream": stream, "source_url": "${SOURCE}", "target_url": rig.target.url}
-    # Every batch starts the packaged Java.
-    config = {"name": "BARE", "state_store": STATE, "metrics": {"port": port}, "sensor": {"interval": "5s"}}
-    written = yaml.safe_dump({**config, "spark": {"from_messages": 0}, "streams": [entry]})
-    installed.path(CONFIG).write_text(written)
     installed.path("/etc/sr-assets/environment").write_text(f"SOURCE={rig.source.url}\n")
-    service = unit_service(installed, "sr-assets.service")
-    service.environ["NOTIFY_SOCKET"] = "/run/notify"
-    log = tmp_path / "log"
-    with notifications(installed.path("/run/notify")) as receiver, service.started(log) as process:
-        receiver.settimeout(START_SECONDS)
-        assert receiver.recv(100) == b"READY=1", log.read_text()
-        assert process.username() != "root"
-        wait_until(lambda: rig.info(stream, rig.target).messages == 50, "the copies", START_SECONDS)
-        wait_until(lambda: _status(port, "readyz") == 200, "/readyz", START_SECONDS)
-        assert _status(port, "healthz") == 200
-        stop(process)
-        received = set()
-        receiver.setblocking(False)
-        while b"STOPPING=1" not in received:
-            received.add(receiver.recv(100))
-        assert b"WATCHDOG=1" in received
-    assert "Traceback" not in log.read_text()
-
-
-def stop(process: psutil.Process) -> None:
-    """Stop a program as systemd does; it must end by itself before systemd would kill it."""
-    started = time.monotonic()
-    process.terminate()
-    process.wait(STOP_SECONDS)
-    assert time.monotonic() - started < STOP_SECONDS
-
-
-def _status(port: int, path: str) -> int:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as response:
-            return int(response.status)
-    except OSError as error:
-        return int(getattr(error, "code", 0))
+    assert_replicates(unit_service(installed, "sr-assets.service"), rig, tmp_path / "log", "${SOURCE}")
 
 
 def test_operator_reads_the_tables_with_the_command(installed: Chroot) -> None:
@@ -172,7 +114,7 @@ def test_upgrade_keeps_configuration_and_state(installed: Chroot, package: Path,
     newer = repack(package, tmp_path)
     shutil.copy(newer, installed.path("/root/newer.deb"))
     newer.unlink()
-    installed.succeed("dpkg", "--force-unsafe-io", "--force-confdef", "--force-confold", "--install", "/root/newer.deb")
+    installed.succeed("dpkg", "--force-confdef", "--force-confold", "--install", "/root/newer.deb")
     installed.path("/root/newer.deb").unlink()
     assert installed.path(CONFIG).read_text() == "name: MINE\nstreams: []\n"
     assert owner(installed, CONFIG) == "root:sr-assets 640"

@@ -1,0 +1,60 @@
+"""What every installed program must do: replicate, answer health checks, report to systemd, and stop in time."""
+
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import yaml
+
+from sr_assets.embedded.nats_server import free_port
+from sr_assets_tests.packages.chroot import Service, notifications
+from sr_assets_tests.rig import Rig, Sent, wait_until
+
+CONFIG = "/etc/sr-assets/replication.yaml"
+_START_SECONDS, _STOP_SECONDS = 300.0, 30.0
+_MESSAGES = 50
+
+
+def assert_replicates(service: Service, rig: Rig, log: Path, source_url: str) -> None:
+    """Configure one stream, run the program until everything is copied and reported, and stop it.
+
+    `source_url` may contain a variable of the program's environment.
+    """
+    stream, port = rig.make("FLEET"), free_port()
+    rig.publish(stream, [Sent(b"%d" % n) for n in range(_MESSAGES)])
+    entry = {"stream": stream, "source_url": source_url, "target_url": rig.target.url}
+    config = {"name": "BARE", "metrics": {"port": port}, "sensor": {"interval": "5s"}, "streams": [entry]}
+    # Every batch starts the packaged Java.
+    service.chroot.path(CONFIG).write_text(yaml.safe_dump({**config, "spark": {"from_messages": 0}}))
+    service.environ["NOTIFY_SOCKET"] = "/run/notify"
+    with notifications(service.chroot.path("/run/notify")) as receiver, service.started(log) as process:
+        receiver.settimeout(_START_SECONDS)
+        assert receiver.recv(100) == b"READY=1", log.read_text()
+        assert process.uids().effective != 0
+        wait_until(lambda: rig.info(stream, rig.target).messages == _MESSAGES, "the copies", _START_SECONDS)
+        wait_until(lambda: _status(port, "readyz") == 200, "/readyz", _START_SECONDS)
+        assert _status(port, "healthz") == 200
+        _stop(process)
+        received = set()
+        receiver.setblocking(False)
+        while b"STOPPING=1" not in received:
+            received.add(receiver.recv(100))
+        assert b"WATCHDOG=1" in received
+    assert "Traceback" not in log.read_text()
+
+
+def _stop(process: psutil.Process) -> None:
+    """Stop a program as systemd does; it must end by itself before systemd would kill it."""
+    started = time.monotonic()
+    process.terminate()
+    process.wait(_STOP_SECONDS)
+    assert time.monotonic() - started < _STOP_SECONDS
+
+
+def _status(port: int, path: str) -> int:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as response:
+            return int(response.status)
+    except OSError as error:
+        return int(getattr(error, "code", 0))
