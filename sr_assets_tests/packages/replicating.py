@@ -1,5 +1,7 @@
 """What every installed program must do: replicate, answer health checks, report to systemd, and stop in time."""
 
+import contextlib
+import socket
 import time
 from pathlib import Path
 from urllib.request import urlopen
@@ -12,7 +14,7 @@ from sr_assets_tests.packages.chroot import Service, notifications
 from sr_assets_tests.rig import Rig, Sent, wait_until
 
 CONFIG = "/etc/sr-assets/replication.yaml"
-_START_SECONDS, _STOP_SECONDS = 300.0, 30.0
+_START_SECONDS, _STOP_SECONDS = 600.0, 30.0
 _MESSAGES = 50
 
 
@@ -29,19 +31,37 @@ def assert_replicates(service: Service, rig: Rig, log: Path, source_url: str) ->
     service.chroot.path(CONFIG).write_text(yaml.safe_dump({**config, "spark": {"from_messages": 0}}))
     service.environ["NOTIFY_SOCKET"] = "/run/notify"
     with notifications(service.chroot.path("/run/notify")) as receiver, service.started(log) as process:
-        receiver.settimeout(_START_SECONDS)
-        assert receiver.recv(100) == b"READY=1", log.read_text()
+        receiver.setblocking(False)
+        received: set[bytes] = set()
+        _await_report(b"READY=1", receiver, received, process)
         assert process.uids().effective != 0
-        wait_until(lambda: rig.info(stream, rig.target).messages == _MESSAGES, "the copies", _START_SECONDS)
+        wait_until(lambda: _copies(rig, stream) == _MESSAGES, "the copies", _START_SECONDS)
         wait_until(lambda: _status(port, "readyz") == 200, "/readyz", _START_SECONDS)
         assert _status(port, "healthz") == 200
         _stop(process)
-        received = set()
-        receiver.setblocking(False)
-        while b"STOPPING=1" not in received:
-            received.add(receiver.recv(100))
-        assert b"WATCHDOG=1" in received
+        _read_reports(receiver, received)
+        assert received == {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"}
     assert "Traceback" not in log.read_text()
+
+
+def _await_report(report: bytes, receiver: socket.socket, received: set[bytes], process: psutil.Process) -> None:
+    def arrived() -> bool:
+        _read_reports(receiver, received)
+        assert process.is_running(), "the program ended"
+        return report in received
+
+    wait_until(arrived, report.decode(), _START_SECONDS)
+
+
+def _read_reports(receiver: socket.socket, received: set[bytes]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            received.add(receiver.recv(100))
+
+
+def _copies(rig: Rig, stream: str) -> int:
+    info = rig.api(f"STREAM.INFO.{stream}", server=rig.target)
+    return int(info.get("state", {}).get("messages", 0))
 
 
 def _stop(process: psutil.Process) -> None:

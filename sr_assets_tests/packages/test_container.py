@@ -37,7 +37,7 @@ class Image:
         if instruction == "RUN":
             # An index behind this machine's certificates is not part of the image.
             pip = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
-            self.chroot.succeed("sh", "-c", value, **self.environ, **pip, **_host_certificates(self.chroot))
+            self.chroot.succeed("sh", "-c", value, **{**self.environ, **pip, **_host_certificates(self.chroot)})
         elif instruction == "COPY":
             *sources, target = value.split()
             if sources[0].startswith("--from="):
