@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
-from sr_assets.adapters.state.checkpoint import last_stored
+from sr_assets.adapters.state.checkpoint import last_stored, write_checkpoint
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.domain.errors import RunError
 from sr_assets.stages.checkpointing import find_checkpoint, restore_site
@@ -92,6 +92,31 @@ def test_empty_home_continues_from_the_stored_checkpoint(rig: Rig, store: dict[s
     assert len(rig.stored(feed)) == advisories
     after = rig.row("SELECT seen_messages, copied_messages, skipped_messages FROM replication")
     assert after == {**counts, "seen_messages": 40, "copied_messages": counts["copied_messages"] + 1}
+
+
+def test_checkpoint_is_written_during_a_publication(rig: Rig, tmp_path: Path) -> None:
+    stream, _ = add(rig)
+    rig.publish(stream, numbered(1, 9))
+    rig.drain()
+    attach = f"ATTACH '{tmp_path}/other.duckdb' AS fleet"
+    with rig.open() as site, site.state.second_connection() as publishing:
+        publishing.connection.execute(attach)
+        publishing.connection.execute("CREATE TABLE fleet.snapshot_info (run_id VARCHAR)")
+        with site.state.read_snapshot():
+            about = write_checkpoint(
+                site.state.connection,
+                tmp_path / "checkpoint",
+                replicator=SITE,
+                site=SITE,
+                at_ns=1,
+                identities={},
+                paused=frozenset(),
+            )
+            # The writer's transaction does not hold the other file.
+            publishing.connection.execute("DETACH fleet")
+            publishing.connection.execute(attach)
+            publishing.connection.execute("DETACH fleet")
+    assert about.positions == {stream: 9}
 
 
 def test_checkpoint_contains_no_secret(rig: Rig, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ transitions, differences of equal times, and event ids. The archive checks each 
 
 import contextlib
 import json
+import re
 import shutil
 import time
 import zipfile
@@ -18,7 +19,7 @@ import duckdb
 import pyarrow as pa
 
 from sr_assets.adapters.private import own_folder, write_private
-from sr_assets.adapters.state.database import SCHEMA_VERSION, create_database
+from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION, create_database
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.errors import RunError
 
@@ -31,6 +32,9 @@ _PORTION: Final = 100_000
 _PARQUET: Final = "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, PARQUET_VERSION v2)"
 #: A node's rows in both tables have the order of `place`.
 _PLACED: Final = "SELECT *, row_number() OVER (ORDER BY stream, node) AS place FROM nodes"
+#: `nodes` first, because others are read with it. Not from the catalog: it would list, and keep open, the `fleet.duckdb`
+#: that another thread is writing.
+_TABLES: Final = ("nodes", *sorted(set(re.findall(r"CREATE TABLE (\w+)", SCHEMA)) - {"about", "nodes"}))
 #: How the large tables are written, and how they are read again; the others as they are.
 _WRITTEN: Final = {
     "nodes": f"""
@@ -136,7 +140,7 @@ def write_checkpoint(
     try:
         with zipfile.ZipFile(draft, "w") as archive:
             archive.writestr(_ABOUT, json.dumps(asdict(about)))
-            for table in _tables(connection):
+            for table in _TABLES:
                 part = parts / f"{table}.parquet"
                 query = _WRITTEN.get(table, f"FROM {table}")
                 values = {"computed": computed} if "$computed" in query else {}
@@ -190,7 +194,7 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
         create_database(draft)
         with duckdb.connect(str(draft)) as connection:
             connection.execute("BEGIN")
-            for table in ("nodes", *(each for each in _tables(connection) if each != "nodes")):
+            for table in _TABLES:
                 query = _READ.get(table, "FROM read_parquet($file)")
                 part = {"file": str(parts / f"{table}.parquet")}
                 connection.execute(f"INSERT INTO {table} BY NAME {query}", part)
@@ -218,11 +222,6 @@ def _put_in_place(draft: Path, state: Path) -> Path | None:
         state.replace(aside)
     draft.replace(state)
     return aside if existed else None
-
-
-def _tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    rows = connection.execute("SELECT table_name FROM duckdb_tables() WHERE NOT temporary AND table_name <> 'about'")
-    return sorted(name for (name,) in rows.fetchall())
 
 
 def _follow(connection: duckdb.DuckDBPyConnection, stream: str, identity: Identity) -> bool:
