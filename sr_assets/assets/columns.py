@@ -153,7 +153,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "snapshot_info": {
         "as_of": "Time of the publication.",
-        "run_id": "Run that published the file.",
+        "run_id": "Run that published the file; `checkpoint` if a follower did.",
         "schema_version": "Version of the published tables.",
         "generation": "Id of this file.",
         "role": "Role of this home: `leader`, `follower`, or `mixed` if its sites differ.",
@@ -165,7 +165,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "leader": "Member that leads; NULL without an election, or if unknown.",
         "leader_host": "Its host; NULL for a Stream Replicator.",
         "since": "Beginning of its term; of a Stream Replicator, when this home first saw it lead.",
-        "checkpoint_at": "Time of the newest checkpoint.",
+        "checkpoint_at": "Time of the newest checkpoint that this home has stored or, as a follower, shows.",
     },
     "operator_actions": {
         "at": "Time of the action.",

@@ -221,6 +221,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
     port is in use, another `up` uses this home, or a process ends by itself.
     """
     from sr_assets.adapters.spark.engine import stop_engine
+    from sr_assets.stages.following import follow_checkpoints
     from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
     from sr_assets.stages.leadership import lead_all
 
@@ -238,6 +239,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
                 signals_as_interrupt(),
                 notify_beside(settings),
                 lead_all(settings),
+                follow_checkpoints(settings, settings.sites),
                 Services(settings, ui) as services,
                 daemon_parts(open_instance, lambda: services.checked_at) as parts,
                 metrics_beside(settings, health := Health(settings, parts)) as metrics,

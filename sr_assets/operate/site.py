@@ -15,6 +15,7 @@ from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import recorded_signals
 from sr_assets.operate.report import print_line, report_run
 from sr_assets.settings import Entry, Settings
+from sr_assets.stages.following import FollowedSite, follow_checkpoints
 from sr_assets.stages.leadership import Leadership
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
     """Execute a site's job in this process, print its result, and return the exit code.
 
     Without `once`, repeat the job until an interrupt, whenever the site's sensor would request a run. A follower prints the
-    line about its leader, and executes nothing: `once`, it returns 0; otherwise it stands by.
+    line about its leader, shows the newest checkpoint and executes nothing: `once`, it returns 0; otherwise it stands by.
     """
     from sr_assets.assets.specs import site_job_name
     from sr_assets.definitions import build_sites
@@ -35,9 +36,14 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
     folder = settings.home / "sites" / site
     job = build_sites(settings, [site]).resolve_job_def(site_job_name(site))
-    with recorded_signals() as interrupted, Leadership(settings, site, patient=not once) as leadership:
+    with (
+        recorded_signals() as interrupted,
+        Leadership(settings, site, patient=not once) as leadership,
+        follow_checkpoints(settings, () if once else (site,)),
+    ):
         while True:
             if not _await_leadership(leadership, folder, once=once):
+                FollowedSite(settings, site).show_if_due()
                 return 0
             with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
                 result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)

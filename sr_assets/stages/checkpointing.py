@@ -202,12 +202,17 @@ def _restore_stored(settings: Settings, store: CheckpointSettings, site: str) ->
     own_folder(folder)
     file = folder / "checkpoint.zip"
     try:
-        with open_store(store) as bucket:
-            if bucket.get(object_name(settings, site), file) is None:
-                raise RunError(f"{site}: object store {store.bucket} holds no checkpoint of it")
+        fetch_checkpoint(settings, store, site, file)
         return _restore(settings, site, file)
     finally:
         file.unlink(missing_ok=True)
+
+
+def fetch_checkpoint(settings: Settings, store: CheckpointSettings, site: str, file: Path) -> None:
+    """Write a site's newest checkpoint into a file; raises RunError if the store holds none or does not respond."""
+    with open_store(store) as bucket:
+        if bucket.get(object_name(settings, site), file) is None:
+            raise RunError(f"{site}: object store {store.bucket} holds no checkpoint of it")
 
 
 def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | None]:

@@ -4,7 +4,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -131,17 +131,12 @@ class Site:
         wait_seconds = LOCK_SECONDS if now else _ROUND_WAIT_SECONDS
         self._changed = False
         paused = self._paused()
-        streams = [
-            PublishedStream(entry.stream, entry.target_stream, entry.tracked, entry.stream in paused)
-            for entry in self.streams
-        ]
-        streams += [PublishedStream(feed.stream, None, feed.tracked) for feed in self.feeds]
         try:
             publish_site(
                 self.settings.home,
                 self.name,
                 self.state,
-                streams,
+                published_streams(self.entries, paused),
                 sites=published_sites(self.settings),
                 run=Run(self.clock.now_ns(), self.run_id),
                 mode=self.settings.published_mode,
@@ -211,6 +206,16 @@ class Site:
             "queued": self.state.copy_queue(stream).size(),
             "target": [copying.target_created_ns, max(copying.target_checked, copying.target_sequence)],
         }
+
+
+def published_streams(entries: Iterable[Entry], paused: Collection[str]) -> list[PublishedStream]:
+    """Return the streams and feeds of a site for its publication."""
+    return [
+        PublishedStream(entry.stream, entry.target_stream, entry.tracked, entry.stream in paused)
+        if isinstance(entry, StreamSettings)
+        else PublishedStream(entry.stream, None, entry.tracked)
+        for entry in entries
+    ]
 
 
 def kept_sites(settings: Settings) -> list[str]:

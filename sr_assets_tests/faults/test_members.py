@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.stages.leadership import Leadership
@@ -158,6 +159,28 @@ def test_run_follow_stands_by_and_takes_over(rig: Rig, tmp_path: Path, target: s
         follower.send_signal(signal.SIGTERM)
         stdout, stderr = follower.communicate(timeout=PATIENCE_SECONDS)
     assert (stdout.count(" leads since "), follower.returncode) == (0, 0), stderr
+
+
+@pytest.mark.parametrize("mode", ("--once", "--follow"))
+def test_follower_shows_the_checkpoint(rig: Rig, tmp_path: Path, target: str, mode: str) -> None:
+    bucket = make_bucket(rig)
+    first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
+    with Leadership(first, SITE) as leadership:
+        leadership.require()
+        with Site(first, SITE, owner="test", run_id="test") as site:
+            run_site(site, {entry.stream: frozenset(Stage) for entry in site.entries}, drain_only=True)
+        follower = run_member(second.home / "replication.yaml", mode)
+        try:
+            wait_until((second.home / "fleet.duckdb").exists, "the follower to publish")
+            if mode == "--follow":
+                follower.send_signal(signal.SIGTERM)
+            stdout, stderr = follower.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            follower.kill()
+        assert (follower.returncode, stdout) == (0, f"{leadership.lease.line}\n"), stderr
+    with open_fleet(second.home) as fleet:
+        shown = fleet.execute("SELECT role, leader, copied_messages FROM snapshot_info, replication").fetchall()
+    assert shown == [("follower", "a", len(MESSAGES))]
 
 
 @pytest.mark.parametrize("point", (Point.FOLDED, Point.PLANNED, Point.PUBLISHED, Point.COMMITTED))
