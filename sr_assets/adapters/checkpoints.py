@@ -21,6 +21,7 @@ class Point(StrEnum):
     COMMITTING = "committing"
     COMMITTED = "committed"
     PLACING_SNAPSHOTS = "placing_snapshots"
+    REFILLING = "refilling"
     PUBLISHING_OUTBOX = "publishing_outbox"
     WRITTEN_TABLES = "written_tables"
     NOTED_TABLES = "noted_tables"

@@ -27,6 +27,7 @@ from sr_assets.settings import Settings, StreamSettings
 from sr_assets.settings.election import CheckpointSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.leadership import Leadership
+from sr_assets.stages.replication.refill import request_refill
 
 logger = logging.getLogger(__name__)
 
@@ -221,6 +222,8 @@ def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | N
     for entry in settings.sites[site]:
         if isinstance(entry, StreamSettings):
             set_paused(settings, entry, entry.stream in about.paused)
+            if entry.tracked:
+                request_refill(settings.home / "sites" / site, entry)
     return about, aside
 
 

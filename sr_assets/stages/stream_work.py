@@ -21,6 +21,7 @@ from sr_assets.stages.connections import Clusters
 from sr_assets.stages.entry_work import EntryWork
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.lost_state import refuse_lost_state
+from sr_assets.stages.replication.refill import HistoryRefill
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site
@@ -69,6 +70,8 @@ class StreamWork(EntryWork):
         self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
         self._snapshots = SnapshotStage(stream, self._context.store, site, self.report)
+        budget_seconds = site.settings.run_budget_ns / 1e9
+        self._refill = HistoryRefill(self._context, self._snapshots, budget_seconds)
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
         self._announced_with_copies = announces and self._announced_at_target
         store = self._context.store if self._announced_with_copies else site.state
@@ -177,6 +180,9 @@ class StreamWork(EntryWork):
 
     def _copy_step(self, ends: Ends) -> bool:
         busy = False
+        keeps_history = Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked
+        if keeps_history:
+            self._refill.begin()
         if self.copying.retries:
             self._replica.compare_again()
         if self._announced_with_copies:
@@ -184,8 +190,9 @@ class StreamWork(EntryWork):
         self.report.paused = self._stream.stream in paused_streams(self._site.folder)
         if Stage.REPLICA in self._stages and not self.report.paused:
             busy |= self._replica.copy_next(ends)
-        if Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked:
+        if keeps_history:
             busy |= self._snapshots.index_staged()
+            busy |= self._refill.step(busy=busy)
         return busy
 
     def finish(self) -> None:

@@ -35,16 +35,17 @@ _DUPLICATE: Final = -1
 
 
 class Merge(NamedTuple):
-    """Files to merge into one, and the level of the result."""
+    """Files to merge into one, and the level of the result; `widened` makes its name another one than existing files'."""
 
     parts: tuple[Path, ...]
     level: int
+    widened: int = 0
 
     @property
     def whole(self) -> Path:
         """Path of the merged file: its name has the range of all parts."""
         ranges = [file_range(part) for part in self.parts]
-        first, after = min(first for first, _ in ranges), max(after for _, after in ranges)
+        first, after = min(first for first, _ in ranges), max(after for _, after in ranges) + self.widened
         return self.parts[0].with_name(f"{first}-{after}{file_mark(self.parts[0])}.parquet")
 
 
@@ -59,14 +60,22 @@ def plan_merges(levels: Mapping[Path, int], *, over: bool) -> Iterator[Merge]:
     for files in by_source.values():
         if over:
             if len(files) > 1 or levels[files[0]] == 0:
-                yield Merge(tuple(files), max(levels[file] for file in files) + 1)
+                yield _planned(files, max(levels[file] for file in files) + 1, levels)
             continue
         of_level: dict[int, list[Path]] = defaultdict(list)
         for file in files:
             of_level[levels[file]].append(file)
         for level, alike in of_level.items():
             if len(alike) >= FILES_OF_A_LEVEL:
-                yield Merge(tuple(alike), level + 1)
+                yield _planned(alike, level + 1, levels)
+
+
+def _planned(files: Sequence[Path], level: int, levels: Mapping[Path, int]) -> Merge:
+    """Return the merge of some files; the ranges of refilled files overlap those of others."""
+    planned = Merge(tuple(files), level)
+    while len(files) > 1 and planned.whole in levels:
+        planned = planned._replace(widened=planned.widened + 1)
+    return planned
 
 
 def merge(planned: Merge, scratch: Path) -> int:

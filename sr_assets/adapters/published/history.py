@@ -6,6 +6,7 @@ the source its sequences mean other messages: file names then end in `-<created 
 are compared or compacted with each other.
 """
 
+import itertools
 import shutil
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -214,6 +215,34 @@ def place_staged(staging: Path, folder: Path, covered: SequenceRange, mark: str 
             _merge(parts, file)
     shutil.rmtree(staging, ignore_errors=True)
     return sorted(folder.glob(f"date=*/{name}"))
+
+
+def place_refilled(staging: Path, folder: Path, covered: SequenceRange, mark: str) -> list[Path]:
+    """Move one writer's staged files to their dates, next to the files that are there; return them.
+
+    A name's range ends later than `covered` if another file has the name.
+    """
+    files = []
+    for part in sorted(staging.glob("date=*/[0-9]*.parquet")):
+        day = folder / part.parent.name
+        make_shared_folder(day)
+        names = (day / f"{covered.first}-{after}{mark}.parquet" for after in itertools.count(covered.next))
+        file = next(name for name in names if not name.exists())
+        part.replace(file)
+        share_as_folder(file)
+        files.append(file)
+    shutil.rmtree(staging, ignore_errors=True)
+    return files
+
+
+def held_sequences(folder: Path, mark: str, covered: SequenceRange) -> set[int]:
+    """Return the sequences of one source in a range that a stream's history holds."""
+    held: set[int] = set()
+    for file in folder.glob("date=*/[0-9]*.parquet"):
+        first, after = file_range(file)
+        if file_mark(file) == mark and first < covered.next and after > covered.first:
+            held.update(sequence for sequence in _sequences(file).to_pylist() if sequence in covered)
+    return held
 
 
 def _merge(parts: Iterable[Path], file: Path) -> None:

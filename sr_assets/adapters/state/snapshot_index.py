@@ -38,14 +38,7 @@ class SnapshotIndex(StreamTable):
     def add(self, first: int, next_sequence: int, files: Sequence[Path], mark: str = "") -> None:
         """Index a batch's files, and remove the batch from the staged ones."""
         if files:
-            self._connection.execute(
-                f"""
-                CREATE OR REPLACE TEMP TABLE fresh AS
-                SELECT node, max(sequence) AS sequence, {_RELATIVE.format("arg_max(filename, sequence)")} AS file
-                FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node
-                """,
-                [[str(file) for file in files]],
-            )
+            self._read_newest(files)
             self._connection.execute(
                 "DELETE FROM snapshots WHERE stream = ? AND node IN (SELECT node FROM fresh)", [self._stream]
             )
@@ -58,6 +51,50 @@ class SnapshotIndex(StreamTable):
         self._connection.execute(
             "DELETE FROM staged WHERE stream = ? AND first = ? AND next = ? AND mark = ?",
             [self._stream, first, next_sequence, mark],
+        )
+
+    def add_earlier(self, files: Sequence[Path]) -> None:
+        """Index files of the present source whose messages may be older than the indexed ones."""
+        if not files:
+            return
+        self._read_newest(files)
+        self._connection.execute(
+            """
+            DELETE FROM snapshots USING fresh
+            WHERE snapshots.stream = ? AND snapshots.node = fresh.node AND snapshots.sequence < fresh.sequence
+            """,
+            [self._stream],
+        )
+        self._connection.execute(
+            """
+            INSERT INTO snapshots (stream, node, sequence, file) SELECT $1, node, sequence, file FROM fresh
+            WHERE node NOT IN (SELECT node FROM snapshots WHERE stream = $1)
+            """,
+            [self._stream],
+        )
+        self._connection.execute("DROP TABLE fresh")
+        self.list_files(files, level=0)
+
+    def missing(self) -> dict[str, int]:
+        """Return the nodes without an indexed message, each with the stored time (unix ns) of its newest copied one."""
+        rows = self._connection.execute(
+            """
+            SELECT node, copied_ns FROM nodes WHERE stream = $1 AND copied_ns IS NOT NULL
+                AND node NOT IN (SELECT node FROM snapshots WHERE stream = $1)
+            """,
+            [self._stream],
+        ).fetchall()
+        return dict(rows)
+
+    def _read_newest(self, files: Sequence[Path]) -> None:
+        """Create the table `fresh` with the newest message of each node in some files."""
+        self._connection.execute(
+            f"""
+            CREATE OR REPLACE TEMP TABLE fresh AS
+            SELECT node, max(sequence) AS sequence, {_RELATIVE.format("arg_max(filename, sequence)")} AS file
+            FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node
+            """,
+            [[str(file) for file in files]],
         )
 
     def list_files(self, files: Sequence[Path], level: int) -> None:

@@ -35,6 +35,7 @@ from sr_assets.stages.replication.rebuilding import (
     portions,
     rebuild_nodes,
 )
+from sr_assets.stages.replication.refill import request_refill
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import epoch_at, first_sequence, sequence_at
@@ -81,6 +82,8 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
         pending = _commit(site, stream, source, state, copying, copies, rebuilt)
         files = _index_history(site, stream, state)
+        if stream.tracked:
+            request_refill(site.folder, stream)
         site.publish()
     return "\n".join([*lines, *_summary(stream, state, copies, rebuilt, pending, files)])
 

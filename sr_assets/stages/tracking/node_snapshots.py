@@ -47,7 +47,8 @@ class SnapshotStage:
         self._stream, self._store, self._index = stream, store, store.snapshot_index(stream.stream)
         self._site_folder, self._retention_ns = site.folder, site.settings.snapshots.retention_ns
         self._home, self._report = site.settings.home.resolve(), report
-        self._folder = stream_folder(self._home, stream.name, stream.stream)
+        #: The folder of the stream's history.
+        self.folder = stream_folder(self._home, stream.name, stream.stream)
         # Files of a later state, if this one is an older one: they hold some rows already.
         self._later: list[Path] | None = None
 
@@ -55,12 +56,12 @@ class SnapshotStage:
         """Move staged files into the history and index the nodes' newest messages; return whether there were any."""
         batches = self._index.staged()
         if batches and self._later is None:
-            present = self._folder.glob("date=*/[0-9]*.parquet")
+            present = self.folder.glob("date=*/[0-9]*.parquet")
             self._later = [file for file in present if file_range(file)[1] > batches[0][0]]
         for first, after, mark in batches:
             covered = SequenceRange(first, after)
             staging = staging_folder(self._site_folder, self._stream, covered, mark)
-            files = place_staged(staging, self._folder, covered, mark)
+            files = place_staged(staging, self.folder, covered, mark)
             reach(Point.PLACING_SNAPSHOTS)
             if others := [file for file in self._later or () if file not in files and _overlaps(file, covered, mark)]:
                 files = [*drop_rows(files, others), *others]
@@ -72,7 +73,7 @@ class SnapshotStage:
     @property
     def has_history(self) -> bool:
         """Whether the history or staged files exist."""
-        return self._folder.exists() or bool(self._index.staged())
+        return self.folder.exists() or bool(self._index.staged())
 
     def compact(self, now_ns: int) -> None:
         """Compact files, delete expired days and unknown files; once per run.
@@ -84,8 +85,8 @@ class SnapshotStage:
         self._remove_replaced()
         self._list_unknown()
         today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
-        if self._retention_ns is not None:
-            self._remove_before((today - timedelta(days=max(1, self._retention_ns // DAY_NS))).isoformat())
+        if oldest := self.oldest_date(now_ns):
+            self._remove_before(oldest)
         days: dict[Path, dict[Path, int]] = defaultdict(dict)
         for name, level in self._index.levels().items():
             file = self._home / name
@@ -128,15 +129,25 @@ class SnapshotStage:
             with self._store.transaction():
                 self._index.forget(gone)
 
-    def _list_unknown(self) -> None:
-        """Index files of a lost state, and delete the files of an interrupted compaction."""
+    def oldest_date(self, now_ns: int) -> str | None:
+        """Return the first date (ISO) that retention keeps, or None without retention."""
+        if self._retention_ns is None:
+            return None
+        today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
+        return (today - timedelta(days=max(1, self._retention_ns // DAY_NS))).isoformat()
+
+    def unknown_files(self) -> list[Path]:
+        """Return the files of a lost state, which the index does not list; delete those of an interrupted compaction."""
         levels = {self._home / name: level for name, level in self._index.levels().items()}
-        unknown = [file for file in self._folder.glob("date=*/[0-9]*.parquet") if file not in levels]
+        unknown = [file for file in self.folder.glob("date=*/[0-9]*.parquet") if file not in levels]
         abandoned = [file for file in unknown if is_abandoned(file, levels)]
         for file in abandoned:
             file.unlink()
-        kept = [file for file in unknown if file not in abandoned]
-        if kept:
+        return [file for file in unknown if file not in abandoned]
+
+    def _list_unknown(self) -> None:
+        """Index files of a lost state."""
+        if kept := self.unknown_files():
             with self._store.transaction():
                 self._index.list_files(kept, level=0)
 
@@ -145,7 +156,7 @@ class SnapshotStage:
         if lost:
             with self._store.transaction():
                 self._index.forget(lost)
-        remove_before(self._folder, oldest)
+        remove_before(self.folder, oldest)
 
     def _remove_orphans(self) -> None:
         known = {f"{first}-{after}{mark}" for first, after, mark in self._index.staged()}

@@ -112,3 +112,14 @@ def test_files_of_different_sources_are_not_merged(tmp_path: Path) -> None:
             part.unlink()
     assert [copied_sequences(tmp_path, mark, 0) for mark in marks] == [[1, 2, 3, 4]] * 3
     assert list(plan_merges({planned.whole: planned.level for planned in merges}, over=True)) == []
+
+
+def test_merged_file_replaces_no_other_file(tmp_path: Path) -> None:
+    """Files of a refill may lie inside the range of an older file."""
+    day = tmp_path / DAY
+    parts = [day / f"{first}-{first + 1}.parquet" for first in range(1, 41)]
+    older = day / "1-41.parquet"
+    (planned,) = plan_merges({**dict.fromkeys(parts, 0), older: 1}, over=False)
+    assert planned.whole == day / "1-42.parquet"
+    (planned,) = plan_merges({day / "1-5.parquet": 1, day / "2-3.parquet": 0}, over=True)
+    assert planned.whole == day / "1-6.parquet"
