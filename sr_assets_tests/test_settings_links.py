@@ -140,8 +140,14 @@ def test_heartbeats_have_their_own_links_and_default_interval(tmp_path: Path) ->
         ("a.b", 10**10, {"A": "x", "B": "y"}),
         ("c", 60 * 10**9, {"A": "x", "B": "own"}),
     ]
-    (warning,) = load(tmp_path, top=BEATS % ("", ", leader_election: true")).warnings
-    assert warning == "heartbeats.leader_election has no effect: this host publishes"
+    settings = load(tmp_path, top=BEATS % ("", ", leader_election: true"))
+    assert settings.warnings == ()
+    assert settings.heartbeats is not None
+    assert settings.heartbeat_election_cluster(settings.heartbeats) == settings.heartbeats.cluster
+    other = "leader_election: {cluster: 'nats://other'}"
+    settings = load(tmp_path, top=f"{BEATS % ('', ', leader_election: true')}\n{other}")
+    assert settings.heartbeats is not None
+    assert settings.heartbeat_election_cluster(settings.heartbeats).label == "other:4222"
 
 
 @pytest.mark.parametrize(

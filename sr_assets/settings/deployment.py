@@ -181,10 +181,6 @@ class Settings(Block):
         patient = [stream.stream for stream in self.streams if stream.target_initiated]
         notes = (
             (self.profiling, "profiling has no effect: there is no profiler"),
-            (
-                self.heartbeats and self.heartbeats.leader_election,
-                "heartbeats.leader_election has no effect: this host publishes",
-            ),
             (patient, f"target_initiated has no effect ({', '.join(patient)}); copying always tolerates latency"),
         )
         return tuple(note for condition, note in notes if condition) + self._verified()
@@ -212,6 +208,15 @@ class Settings(Block):
     def election_cluster(self, entry: Entry) -> ClusterSettings:
         """Return the cluster of an entry's key in the leader election; a feed has only a source."""
         return self._cluster(self.leader_election.cluster, entry)
+
+    def heartbeat_election_cluster(self, heartbeats: HeartbeatSettings) -> ClusterSettings:
+        """Return the cluster of the heartbeats' key: their own, unless `leader_election` names a URL."""
+        where = self.leader_election.cluster
+        return (
+            with_security(where, [self.tls], [self.choria])
+            if isinstance(where, ClusterSettings)
+            else heartbeats.cluster
+        )
 
     def _cluster(self, where: Literal["source", "target"] | ClusterSettings, entry: Entry) -> ClusterSettings:
         if isinstance(where, ClusterSettings):

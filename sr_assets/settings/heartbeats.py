@@ -53,7 +53,7 @@ class HeartbeatSettings(Block):
     interval_ns: Duration = file_key("time between the heartbeats of a subject", "10s", name="interval")
     headers: Headers = file_key("headers of every heartbeat", {}, default_text="none")
     subjects: Annotated[tuple[HeartbeatSubject, ...], Field(min_length=1)] = file_key("the [subjects](#a-heartbeat)")
-    leader_election: Flag = file_key("accepted with a warning: this host publishes", False)
+    leader_election: Flag = file_key("of all hosts with this key and the same `name`, only the leader publishes", False)
     tls: TlsBlock | None = file_key("see [URLs and TLS](#urls-and-tls)", None)
     choria: ChoriaBlock | None = file_key("see [Choria](#choria)", None)
 

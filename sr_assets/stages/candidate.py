@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -63,8 +64,8 @@ class Candidate:
     An instance of a member is a home on a machine since its boot: after a crash, the same home continues its own term.
     """
 
-    def __init__(self, settings: Settings, site: str) -> None:
-        self.keys = election_keys(settings, site)
+    def __init__(self, settings: Settings, site: str, keys: Sequence[Key]) -> None:
+        self.keys = keys
         self._site, self._folder = site, settings.home / "sites" / site
         self._lease = before = Lease.read(self._folder)
         self._instance = instance_of(self._folder)

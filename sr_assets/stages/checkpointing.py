@@ -20,6 +20,7 @@ from sr_assets.adapters.state.checkpoint import (
 )
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
+from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError, SrAssetsError
@@ -27,7 +28,6 @@ from sr_assets.settings import Settings, StreamSettings
 from sr_assets.settings.election import CheckpointSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.leadership import Leadership
-from sr_assets.stages.replication.refill import request_refill
 
 logger = logging.getLogger(__name__)
 
@@ -222,8 +222,7 @@ def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | N
     for entry in settings.sites[site]:
         if isinstance(entry, StreamSettings):
             set_paused(settings, entry, entry.stream in about.paused)
-            if entry.tracked:
-                request_refill(settings.home / "sites" / site, entry)
+            request_refill(settings.home / "sites" / site, entry)
     return about, aside
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.fence import probe_fence
+from sr_assets.adapters.election import election_key
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.cluster import without_secret
@@ -23,7 +24,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import AdvisorySettings, Entry, HeartbeatSettings, Settings, StreamSettings
-from sr_assets.stages.election_check import probe_election
+from sr_assets.stages.election_check import probe_election, probe_key
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.replication.target import (
     check_target,
@@ -52,7 +53,7 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
         if settings.topology is not None:
             made += probe_topology(settings.topology, pool)
     if settings.heartbeats is not None:
-        made += _try_heartbeats(settings.heartbeats)
+        made += _try_heartbeats(settings, settings.heartbeats)
     if is_cluster(settings.spark.mode):
         made += _try_executors(settings)
     return made
@@ -232,11 +233,14 @@ def _try_advisories(probes: Probes, advisory: AdvisorySettings, cluster: Cluster
         probes.note(cluster, "advisories", works=True, learned=learned)
 
 
-def _try_heartbeats(settings: HeartbeatSettings) -> list[Probe]:
+def _try_heartbeats(settings: Settings, heartbeats: HeartbeatSettings) -> list[Probe]:
     probes = Probes("heartbeats")
-    with closing(Cluster(settings.cluster, "sr-assets check")) as cluster:
-        for heartbeat in settings.subjects:
+    with closing(Cluster(heartbeats.cluster, "sr-assets check")) as cluster:
+        for heartbeat in heartbeats.subjects:
             _try_publishing(probes, cluster, heartbeat.subject)
+    if heartbeats.leader_election:
+        where, key = settings.heartbeat_election_cluster(heartbeats), election_key(settings.replicator, "HB")
+        probe_key(probes, where, settings.leader_election.bucket, key)
     return probes.made
 
 

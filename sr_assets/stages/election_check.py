@@ -7,7 +7,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.subjects import advisory_pattern
-from sr_assets.settings import Entry, Settings, StreamSettings
+from sr_assets.settings import ClusterSettings, Entry, Settings, StreamSettings
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.topology.applying import probe_update
 
@@ -18,8 +18,17 @@ def probe_election(settings: Settings, entry: Entry) -> list[Probe]:
     """Probe the election of an entry, if it has one; nothing is created or stored."""
     if not entry.leader_election_name:
         return []
-    probes, bucket = Probes(entry.label), settings.leader_election.bucket
-    with closing(Cluster(settings.election_cluster(entry), _CLIENT)) as cluster:
+    probes = Probes(entry.label)
+    cluster, key = settings.election_cluster(entry), election_key(entry.name, entry.stream)
+    ttl_seconds = probe_key(probes, cluster, settings.leader_election.bucket, key)
+    if ttl_seconds and isinstance(entry, StreamSettings):
+        _probe_windows(probes, entry, ttl_seconds)
+    return probes.made
+
+
+def probe_key(probes: Probes, where: ClusterSettings, bucket: str, key: str) -> float | None:
+    """Probe a bucket and a key in it; return the bucket's TTL in seconds, or None if it is unusable."""
+    with closing(Cluster(where, _CLIENT)) as cluster:
         ttl_seconds = probes.attempt(
             cluster,
             f"bucket {bucket}",
@@ -27,11 +36,9 @@ def probe_election(settings: Settings, entry: Entry) -> list[Probe]:
             lambda seconds: f"TTL {seconds:g} s",
         )
         if ttl_seconds:
-            subject = f"$KV.{bucket}.{election_key(entry.name, entry.stream)}"
+            subject = f"$KV.{bucket}.{key}"
             probes.attempt(cluster, f"publish {subject}", lambda: _try_key(cluster, bucket, subject))
-    if ttl_seconds and isinstance(entry, StreamSettings):
-        _probe_windows(probes, entry, ttl_seconds)
-    return probes.made
+    return ttl_seconds
 
 
 def _ttl_seconds(cluster: Cluster, bucket: str) -> float:

@@ -9,12 +9,16 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Final, Self
+from urllib.parse import quote
 
+from sr_assets.adapters.election import election_key
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.domain.errors import SrAssetsError, TransientError
+from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.settings import HeartbeatSettings, HeartbeatSubject
+from sr_assets.settings import HeartbeatSettings, HeartbeatSubject, Settings
 from sr_assets.settings.heartbeats import ORIGINATOR, SUBJECT
+from sr_assets.stages.candidate import Key
+from sr_assets.stages.leadership import Leadership
 
 _CLIENT: Final = "sr-assets heartbeats"
 #: Interval of the log lines about a persistent failure.
@@ -25,17 +29,22 @@ class HeartbeatPublisher:
     """Publishes heartbeats inside `with`, each subject's at its interval, in a separate thread.
 
     If no stream acknowledges a heartbeat, `say` gets one line: immediately, once a minute while the failure lasts, and
-    at its end. Missed heartbeats are not sent later.
+    at its end. Missed heartbeats are not sent later. With `leadership`, it campaigns, and publishes while it leads;
+    entering raises RunError for an unusable bucket.
     """
 
-    def __init__(self, settings: HeartbeatSettings | None, say: Callable[[str], None]) -> None:
-        self._settings, self._say = settings, say
+    def __init__(
+        self, settings: HeartbeatSettings | None, say: Callable[[str], None], leadership: Leadership | None = None
+    ) -> None:
+        self._settings, self._say, self._leadership = settings, say, leadership
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._said: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         if self._settings is not None:
+            if self._leadership is not None:
+                self._leadership.begin()
             self._thread = threading.Thread(target=self._beat, args=(self._settings,), name=_CLIENT, daemon=True)
             self._thread.start()
         return self
@@ -44,6 +53,8 @@ class HeartbeatPublisher:
         self._ended.set()
         if self._thread is not None:
             self._thread.join(1.0)
+        if self._leadership is not None:
+            self._leadership.__exit__(None, None, None)
 
     def _beat(self, settings: HeartbeatSettings) -> None:
         due = dict.fromkeys(settings.subjects, time.monotonic())
@@ -51,9 +62,20 @@ class HeartbeatPublisher:
             while not self._ended.wait(max(0.0, min(due.values()) - time.monotonic())):
                 now = time.monotonic()
                 for subject in [subject for subject, at in due.items() if at <= now]:
-                    self._publish(cluster, subject)
+                    if self._may_publish():
+                        self._publish(cluster, subject)
                     interval_seconds = subject.interval_ns / SECOND_NS
                     due[subject] = max(due[subject] + interval_seconds, time.monotonic())
+
+    def _may_publish(self) -> bool:
+        if self._leadership is None:
+            return True
+        try:
+            # The process of this home that campaigned may have ended.
+            self._leadership.begin()
+        except RunError as error:
+            self._say(f"heartbeats: {error}")
+        return self._leadership.campaigns and self._leadership.leads
 
     def _publish(self, cluster: Cluster, subject: HeartbeatSubject) -> None:
         try:
@@ -67,6 +89,21 @@ class HeartbeatPublisher:
         else:
             if self._said.pop(subject.subject, None) is not None:
                 self._say(f"heartbeat {subject.subject}: stored again")
+
+
+def heartbeat_leadership(settings: Settings) -> Leadership | None:
+    """Return this home's part in the election of the heartbeats' publisher, or None without one."""
+    block = settings.heartbeats
+    if block is None or not block.leader_election:
+        return None
+    where = settings.heartbeat_election_cluster(block)
+    key = Key(election_key(settings.replicator, "HB"), socket.gethostname(), where)
+    return Leadership(settings, heartbeat_folder(settings), patient=True, keys=[key])
+
+
+def heartbeat_folder(settings: Settings) -> str:
+    """Return the name of the folder of this election's lease, next to the sites'; it is also the name of its records."""
+    return f".heartbeats-{quote(settings.replicator, safe='')}"
 
 
 def publish_heartbeat(cluster: Cluster, subject: HeartbeatSubject) -> None:

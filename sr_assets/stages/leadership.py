@@ -11,7 +11,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Self
 
@@ -21,7 +21,7 @@ from sr_assets.adapters.published.index import show_leaders
 from sr_assets.adapters.state.lease import Lease, boot_seconds, forget_lease, guard_of
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.domain.errors import RunError, StandbyError, TransientError
-from sr_assets.stages.candidate import Candidate, election_keys
+from sr_assets.stages.candidate import Candidate, Key, election_keys
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -38,13 +38,16 @@ class Leadership:
 
     Inside it, a thread campaigns and renews, unless another process of this home already does. Its end releases the
     leadership, so all work must have ended before. Entering raises RunError for an unusable bucket; with `patient`, an
-    unreachable server is only logged.
+    unreachable server is only logged. `keys` are those of the site's entries unless given.
     """
 
-    def __init__(self, settings: Settings, site: str, *, patient: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, site: str, *, patient: bool = False, keys: Sequence[Key] | None = None
+    ) -> None:
         self._settings, self._site, self._patient = settings, site, patient
         self._folder = settings.home / "sites" / site
-        self._elects = bool(election_keys(settings, site))
+        self._keys = election_keys(settings, site) if keys is None else keys
+        self._elects = bool(self._keys)
         self._guard = guard_of(self._folder)
         self._candidate: Candidate | None = None
         self._ended = threading.Event()
@@ -67,7 +70,7 @@ class Leadership:
         if not lock(self._file, _POLL_SECONDS):
             self._file.close()
             return
-        self._candidate = Candidate(self._settings, self._site)
+        self._candidate = Candidate(self._settings, self._site, self._keys)
         try:
             self._campaign(self._candidate)
         except RunError as error:
@@ -96,6 +99,11 @@ class Leadership:
     def elects(self) -> bool:
         """Whether the site has an election."""
         return self._elects
+
+    @property
+    def campaigns(self) -> bool:
+        """Whether this process campaigns, and not another one of this home."""
+        return self._candidate is not None
 
     @property
     def leads(self) -> bool:
@@ -226,7 +234,7 @@ def step_down(settings: Settings, site: str, wait_seconds: float) -> bool:
     with open_private(folder / _LOCK) as file:
         if lock(file):
             # Its process was killed: the keys are still ours.
-            candidate = Candidate(settings, site)
+            candidate = Candidate(settings, site, election_keys(settings, site))
             candidate.stop("this member steps down")
             candidate.observe()
             candidate.release(rest=True)

@@ -70,8 +70,7 @@ class StreamWork(EntryWork):
         self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
         self._replica = ReplicaStage(self._context)
         self._snapshots = SnapshotStage(stream, self._context.store, site, self.report)
-        budget_seconds = site.settings.run_budget_ns / 1e9
-        self._refill = HistoryRefill(self._context, self._snapshots, budget_seconds)
+        self._refill = HistoryRefill(self._context, self._snapshots, site.settings.run_budget_ns / 1e9)
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
         self._announced_with_copies = announces and self._announced_at_target
         store = self._context.store if self._announced_with_copies else site.state

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,10 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.domain.messages import header_values
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_settings
-from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher
+from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership
 from sr_assets_tests.rig import Command, address, wait_until
 
 pytestmark = pytest.mark.process
@@ -83,3 +87,46 @@ def test_heartbeat_fails_until_a_stream_stores_its_subject(
         opened.create_stream({"name": stream, "subjects": [f"{stream}.>"]})
         wait_until(lambda: len(said) > 1, "the end of the error")
     assert said[1:] == [f"heartbeat {stream}.a: stored again"]
+
+
+def test_only_the_leader_publishes_heartbeats(
+    nats_server: NatsServer, tmp_path: Path, unique: Callable[[str], str]
+) -> None:
+    stream, bucket = unique("BEATS"), unique("ELECTION")
+    said: list[str] = []
+    block = {
+        "url": nats_server.url,
+        "interval": "50ms",
+        "leader_election": True,
+        "subjects": [{"subject": f"{stream}.a"}],
+    }
+
+    def publisher(home: str) -> HeartbeatPublisher:
+        file = tmp_path / f"{home}.yaml"
+        top = {"name": stream, "state_store": str(tmp_path / home), "leader_election": {"bucket": bucket}}
+        file.write_text(yaml.safe_dump({**top, "heartbeats": {**block, "headers": {"Home": home}}}))
+        settings = load_settings(file, {})
+        return HeartbeatPublisher(settings.heartbeats, said.append, heartbeat_leadership(settings))
+
+    def homes() -> set[bytes]:
+        with wire.Connection(address(nats_server), "test") as connection:
+            whole = SequenceRange(1, opened.stream_info(stream).last_sequence + 1)
+            lists = wire.read_confirmed(connection, stream, whole, direct=False)
+            return {header_values(message.headers, b"Home")[0] for messages in lists for message in messages}
+
+    with Cluster(address(nats_server), "test") as opened:
+        opened.create_stream({"name": stream, "subjects": [f"{stream}.>"]})
+        config = {"max_msgs_per_subject": 1, "max_age": 2 * 10**9, "duplicate_window": 10**9, "allow_rollup_hdrs": True}
+        opened.create_stream({"name": f"KV_{bucket}", "subjects": [f"$KV.{bucket}.>"], **config})
+        with publisher("first") as first:
+            wait_until(lambda: opened.stream_info(stream).messages > 2, "heartbeats of the first host")
+            key = opened.last_message(f"KV_{bucket}", f"$KV.{bucket}.SR_{stream}_HB")
+            assert key is not None
+            assert key.payload.decode() == socket.gethostname()
+            with publisher("second"):
+                count = opened.stream_info(stream).messages
+                wait_until(lambda: opened.stream_info(stream).messages > count + 5, "more heartbeats")
+                assert homes() == {b"first"}
+                first.__exit__()
+                wait_until(lambda: homes() == {b"first", b"second"}, "heartbeats of the second host")
+    assert said == []

@@ -8,6 +8,7 @@ from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.domain.exposition import Sample, expose, labels
 from sr_assets.settings import Settings
+from sr_assets.stages.heartbeat_publisher import heartbeat_folder
 
 _PREFIX: Final = "choria_stream_replicator_election_"
 
@@ -15,10 +16,13 @@ _PREFIX: Final = "choria_stream_replicator_election_"
 def election_lines(settings: Settings) -> Iterator[str]:
     """Yield the lines of the election's metrics; none for sites without an election."""
     leases = {site: Lease.read(settings.home / "sites" / site) for site in settings.sites}
-    keys = [(key, member, lease) for lease in leases.values() for key, member in lease.keys.items()]
+    # As in the Stream Replicator, the election of the heartbeats has no replicator.
+    heartbeats = Lease.read(settings.home / "sites" / heartbeat_folder(settings))
+    elections = [*((lease, settings.replicator) for lease in leases.values()), (heartbeats, "unknown")]
+    keys = [(key, (member, replicator), lease) for lease, replicator in elections for key, member in lease.keys.items()]
 
-    def named(key: str, member: str, **more: str) -> str:
-        return labels(election=key, identity=member, **more, replicator=settings.replicator)
+    def named(key: str, member: tuple[str, str], **more: str) -> str:
+        return labels(election=key, identity=member[0], **more, replicator=member[1])
 
     campaigns = (
         Sample(named(key, member, state=state), float(count))

@@ -16,6 +16,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import file_mark, file_range, mark_restart, source_mark, stream_folder
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
+from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.received import Advisory
@@ -35,7 +36,6 @@ from sr_assets.stages.replication.rebuilding import (
     portions,
     rebuild_nodes,
 )
-from sr_assets.stages.replication.refill import request_refill
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import epoch_at, first_sequence, sequence_at
@@ -82,8 +82,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
         pending = _commit(site, stream, source, state, copying, copies, rebuilt)
         files = _index_history(site, stream, state)
-        if stream.tracked:
-            request_refill(site.folder, stream)
+        request_refill(site.folder, stream)
         site.publish()
     return "\n".join([*lines, *_summary(stream, state, copies, rebuilt, pending, files)])
 

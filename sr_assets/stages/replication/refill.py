@@ -8,20 +8,18 @@ already holds are left out, so an interrupted part can be repeated.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.adapters.published.history import StagedFiles, file_mark, held_sequences, place_refilled, source_mark
+from sr_assets.adapters.state.refill_request import end_refill, note_refill, read_refill, request_refill
 from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
@@ -35,7 +33,6 @@ from sr_assets.stages.replication.target import copies_pattern
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.state.records import StreamState
-    from sr_assets.settings import StreamSettings
     from sr_assets.stages.replication.context import CopyContext
     from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 
@@ -64,17 +61,6 @@ class _Plan:
     newest: bool = True
 
 
-def request_refill(folder: Path, stream: StreamSettings) -> None:
-    """Request the refill of a stream's history by the next runs; `folder` is the site's."""
-    file = _request_file(folder, stream)
-    own_folder(file.parent)
-    write_private(file, "{}")
-
-
-def _request_file(folder: Path, stream: StreamSettings) -> Path:
-    return folder / "refill" / f"{stream.asset_prefix[1]}.json"
-
-
 class HistoryRefill:
     """The refill of one tracked stream during a run: `begin` before the first batch of copies, then `step`.
 
@@ -84,7 +70,6 @@ class HistoryRefill:
     def __init__(self, context: CopyContext, snapshots: SnapshotStage, budget_seconds: float) -> None:
         self._context, self._stream, self._store = context, context.stream, context.store
         self._index, self._snapshots = context.store.snapshot_index(context.stream.stream), snapshots
-        self._file = _request_file(context.folder, context.stream)
         self._staging = context.folder.resolve() / "staging" / context.stream.asset_prefix[1] / "refill"
         self._deadline = time.monotonic() + budget_seconds
         self._begun = False
@@ -108,33 +93,30 @@ class HistoryRefill:
             with self._store.transaction():
                 self._index.forget(names)
             request_refill(self._context.folder, self._stream)
+        progress = read_refill(self._context.folder, self._stream)
         state = self._store.load_stream(self._stream.stream)
-        if not self._file.exists() or state is None or not state.has_position:
+        if progress is None or state is None or not state.has_position:
             return
         self._snapshots.index_staged()
         target = self._context.clusters.connect(self._stream.target).find_stream(self._stream.target_stream)
-        plan = self._read_plan(state, target)
+        plan = self._read_plan(progress, state, target)
         if plan is None or target is None:
-            self._file.unlink()
+            end_refill(self._context.folder, self._stream)
             return
         unknown = [file for file in self._snapshots.unknown_files() if self._mark(state) == file_mark(file)]
         with self._store.transaction():
             self._index.add_earlier(unknown)
         self._prepare(plan, state, target)
 
-    def _read_plan(self, state: StreamState, target: StreamInfo | None) -> _Plan | None:
+    def _read_plan(self, progress: dict[str, Any], state: StreamState, target: StreamInfo | None) -> _Plan | None:
         """Return the plan of an earlier run, or a new one; None if the target holds no copies of this state."""
         copying = self._store.load_copying(self._stream.stream)
         if target is None or copying.target_created_ns != target.created_ns:
             return None
-        try:
-            fields = json.loads(self._file.read_text())
-            plan = _Plan(**fields) if fields else None
-        except (ValueError, TypeError):
-            plan = None
-        if plan is None:
+        if not progress:
             end = target.last_sequence + 1
-            plan = _Plan(self._pending(state), target.created_ns, end, end)
+            return _Plan(self._pending(state), target.created_ns, end, end)
+        plan = _Plan(**progress)
         return plan if plan.target_created_ns == target.created_ns else None
 
     def _pending(self, state: StreamState) -> int:
@@ -189,10 +171,10 @@ class HistoryRefill:
             plan.newest, plan.below = False, plan.end
         elif plan.below <= first:
             logger.info("%s: the history is complete again, with %d rows", self._stream.label, self._rows)
-            self._file.unlink()
+            end_refill(self._context.folder, self._stream)
             self._plan = None
             return
-        write_private(self._file, json.dumps(asdict(plan)))
+        note_refill(self._context.folder, self._stream, asdict(plan))
         if not plan.newest:
             self._progress.reached(plan.end - plan.below)
 
