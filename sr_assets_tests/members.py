@@ -17,11 +17,16 @@ SLOW_TTL_SECONDS = 8.0
 def make_bucket(rig: Rig, ttl_seconds: float = TTL_SECONDS) -> str:
     """Create a bucket as `nats kv add --ttl` does; return its name."""
     bucket = rig.unique("ELECTION")
+    with cluster(rig.source) as opened:
+        opened.create_stream(bucket_config(bucket, ttl_seconds))
+    return bucket
+
+
+def bucket_config(bucket: str, ttl_seconds: float = TTL_SECONDS) -> dict[str, Any]:
+    """Return the configuration of a bucket's stream."""
     config: dict[str, Any] = {"max_msgs_per_subject": 1, "max_age": int(ttl_seconds * 1e9), "discard": "new"}
     config |= {"allow_rollup_hdrs": True, "deny_delete": True, "allow_direct": True, "duplicate_window": 10**8}
-    with cluster(rig.source) as opened:
-        opened.create_stream({"name": f"KV_{bucket}", "subjects": [f"$KV.{bucket}.>"], **config})
-    return bucket
+    return {"name": f"KV_{bucket}", "subjects": [f"$KV.{bucket}.>"], **config}
 
 
 def member(rig: Rig, folder: Path, name: str, bucket: str, **top: Any) -> Settings:

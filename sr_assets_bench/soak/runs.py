@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import psutil
 
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets_tests.faults.rig import start_run
@@ -14,6 +17,7 @@ from sr_assets_tests.faults.rig import start_run
 if TYPE_CHECKING:
     import random
     import subprocess
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sr_assets_tests.rig import Rig
@@ -61,13 +65,21 @@ class _Run:
 
 
 class Operator:
-    """Runs a site repeatedly, with `--once` or `--follow`, like an operator; call `tend` often.
+    """Runs a site repeatedly, in one of the modes, like an operator; call `tend` often.
 
     `ends` counts the ends of runs. `complaints` names the invalid ones: an exit code other than 0 or 1 without a signal
     of ours, or a traceback. The output is in `runs.log`.
     """
 
-    def __init__(self, rig: Rig, chance: random.Random) -> None:
+    def __init__(
+        self,
+        rig: Rig,
+        chance: random.Random,
+        *,
+        modes: tuple[str, ...] = ("--once", "--follow"),
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._modes, self._environ = modes, environ
         self.ends: Counter[str] = Counter()
         self.complaints: list[str] = []
         self._rig = rig
@@ -80,7 +92,7 @@ class Operator:
         if self._run is not None and self._run.process.poll() is None:
             return
         self._note_end()
-        self._begin(self._chance.choice(("--once", "--follow")))
+        self._begin(self._chance.choice(self._modes))
 
     def kill(self) -> bool:
         """Kill the active run with all its processes except the engine; return whether there was one."""
@@ -89,6 +101,22 @@ class Operator:
     def end(self) -> bool:
         """Interrupt the active run; return whether there was one."""
         return self._signal(signal.SIGTERM)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes of the active run: the command and its children, without the engine."""
+        try:
+            run = psutil.Process(self._run.process.pid) if self._run else None
+            return [run, *run.children()] if run else []
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill_and_wait(self) -> None:
+        """Kill the active run, if there is one, and wait until its children have ended."""
+        processes = self.processes()
+        self.kill()
+        if self._run is not None:
+            self._run.process.wait()
+        psutil.wait_procs(processes, timeout=_PATIENCE_SECONDS)
 
     def finish(self) -> None:
         """Wait for the end of the active run; interrupt it if it follows."""
@@ -114,7 +142,7 @@ class Operator:
         self.note(f"run {mode}")
         with self._log.open("ab") as log:
             output_at = log.tell()
-            self._run = _Run(start_run(self._rig, mode=mode, log=log), mode, output_at)
+            self._run = _Run(start_run(self._rig, mode=mode, log=log, environ=self._environ), mode, output_at)
 
     def _signal(self, number: signal.Signals) -> bool:
         if self._run is None or self._run.process.poll() is not None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,10 +33,15 @@ TABLES = {
 
 
 def start_run(
-    rig: Rig, hold: tuple[Point | str, Path] | None = None, *, mode: str = "--once", log: IO[bytes] | None = None
+    rig: Rig,
+    hold: tuple[Point | str, Path] | None = None,
+    *,
+    mode: str = "--once",
+    log: IO[bytes] | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> subprocess.Popen[bytes]:
     """Start `sr-assets run`, optionally held at a checkpoint (with its marker file) and with its output in a log."""
-    environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), **(hold_at(*hold) if hold else {})}
+    environ = {**environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), **(hold_at(*hold) if hold else {})}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)
     return subprocess.Popen(

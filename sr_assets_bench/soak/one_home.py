@@ -1,0 +1,136 @@
+"""A soak of one home: a site runs repeatedly while random faults hit all parts.
+
+Six streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also serves direct gets for it,
+two with steady nodes (a wrong clock; few messages per subject, read with a filter), and the advisories, which are copied
+to the target and folded there by a feed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sr_assets.adapters.spark.engine import stop_engine
+from sr_assets.domain.errors import RunError
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_bench.comparison.feeds import compare_feed
+from sr_assets_bench.comparison.streams import Comparison, compare
+from sr_assets_bench.soak.faults import Gremlin
+from sr_assets_bench.soak.runs import Operator, Progress
+from sr_assets_bench.soak.servers import LimitedServer, SourceStore
+from sr_assets_bench.soak.steady import CLOCK, LATEST, add_steady_streams, compare_steady
+from sr_assets_bench.soak.streams import (
+    ADVISORY,
+    CENTRE,
+    COMMON,
+    FEED,
+    MIRROR,
+    PLAIN,
+    PLAIN_RULES,
+    SAMPLED,
+    SAMPLED_RULES,
+    TRACKED,
+    fleets_of,
+)
+from sr_assets_bench.soak.verdict import TICK_SECONDS, Verdict, say
+from sr_assets_bench.soak.wrong_clock import WrongClock
+from sr_assets_tests.rig import Rig, Sent, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sr_assets_bench.comparison.source_rollback import Past
+
+_BEGIN_SECONDS: Final = 300.0
+
+
+def soak_home(home: Path, seed: int, seconds: float, messages: int, *, steady: bool) -> Verdict:
+    """Run a fleet, a site and faults for a time, then compare; stop all started processes.
+
+    It continues until `messages` messages that the source still holds have been read, even on a slow machine.
+    """
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(NatsServer(home / "source", "source"))
+        target = stack.enter_context(LimitedServer(home / "target", "target"))
+        (home / "site").mkdir()
+        rig = Rig(home / "site", source, target, str)
+        stack.callback(stop_engine, rig.home)
+        clock = stack.enter_context(WrongClock(source))
+        _configure(rig, clock.url if steady else None)
+        operator = Operator(rig, random.Random(f"{seed} runs"))
+        stack.callback(operator.kill)
+        _begin(rig, operator)
+        store = SourceStore(rig)
+        gremlin = Gremlin(rig, target, FEED, store, clock, operator, random.Random(f"{seed} faults"), seconds)
+        for after, fault, lasting in gremlin.plan:
+            say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
+        stack.callback(gremlin.heal)
+        fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, steady=steady)]
+        until = time.monotonic() + seconds
+        progress = Progress(rig.home)
+        while time.monotonic() < until or sum(progress.positions().values()) < messages:
+            operator.tend()
+            gremlin.tend()
+            time.sleep(TICK_SECONDS)
+        gremlin.heal()
+        for fleet in fleets:
+            fleet.stop()
+        operator.finish()
+        wait_until(lambda: rig.info(MIRROR).last_sequence == rig.info(SAMPLED).last_sequence, "the mirror to catch up")
+        drained = operator.drain()
+        ends = rig.info(FEED).last_sequence, rig.info(CENTRE, target).last_sequence
+        # The advisories of the first one are copied to the centre; the second one folds them.
+        drained = drained and operator.drain()
+        pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
+        compared = list(_compare(rig, pasts, ends[0])) if drained else []
+        views = list(compare_feed(rig, CENTRE, target, ends[1])) if drained else []
+        if steady and drained:
+            views += [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)]
+    faults = Counter({str(fault): count for fault, count in gremlin.faults.items()})
+    beginnings = {"beginnings": sum(len(past.beginnings) for past in pasts.values())}
+    return Verdict(seed, seconds, operator.ends, faults, beginnings, compared, views, operator.complaints)
+
+
+def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]:
+    """Compare each stream; the growing stream of advisories was read at least up to `fed`."""
+    yield compare(rig, PLAIN_RULES, pasts=pasts)
+    yield compare(rig, SAMPLED_RULES, pasts=pasts, feed=FEED)
+    yield compare(rig, replace(SAMPLED_RULES, stream=MIRROR), pasts=pasts, prefix=f"{MIRROR}.")
+    yield compare(rig, replace(PLAIN_RULES, stream=FEED), pasts=pasts, target=CENTRE, until=fed)
+
+
+def _configure(rig: Rig, clock_url: str | None) -> None:
+    """Create the streams and the configuration."""
+    for name in (PLAIN, SAMPLED, FEED):
+        rig.create(name)
+    config = {"name": MIRROR, "mirror": {"name": SAMPLED}, "allow_direct": True, "mirror_direct": True}
+    answer = rig.api(f"STREAM.CREATE.{MIRROR}", config)
+    assert "error" not in answer, answer
+    rig.create(MIRROR, rig.target)
+    rig.add(PLAIN, **COMMON)
+    rig.add(SAMPLED, **COMMON, **TRACKED, advisory=ADVISORY)
+    rig.add(MIRROR, **COMMON, **TRACKED, target_subject_prefix=MIRROR)
+    rig.add(FEED, **COMMON, target_stream=CENTRE)
+    rig.add_feed(CENTRE)
+    if clock_url:
+        add_steady_streams(rig, clock_url)
+    # Some batches are large enough for Spark; the others are read and copied in the run's own process.
+    rig.settings(sensor={"interval": "2s"}, run_budget="20s", spark={"from_messages": 100})
+
+
+def _begin(rig: Rig, operator: Operator) -> None:
+    """Let the first run publish its first tables: before that, faults have little effect."""
+    rig.publish(PLAIN, [Sent(b"the first")])
+    deadline = time.monotonic() + _BEGIN_SECONDS
+    while not (rig.home / "fleet.duckdb").exists():
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"no tables were published within {_BEGIN_SECONDS:.0f} s; the output of the runs is in {rig.home}"
+            )
+        operator.tend()
+        time.sleep(TICK_SECONDS)
