@@ -29,6 +29,7 @@ from sr_assets_bench.disk import measure_disk
 from sr_assets_bench.feeds import measure_feeds
 from sr_assets_bench.history import measure_history
 from sr_assets_bench.links import measure_links, measure_report
+from sr_assets_bench.members import measure_fail_over
 from sr_assets_bench.outage import measure_queue, measure_transitions
 from sr_assets_bench.publication import measure_publication
 from sr_assets_bench.rig import Bench, open_bench
@@ -71,6 +72,8 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "quiet_10": lambda bench, _: measure_quiet(bench, 10),
     "quiet_30": lambda bench, _: measure_quiet(bench, 30),
     "sites_50": lambda bench, scale: measure_sites(bench, max(1, int(50 * scale))),
+    "members_10k": lambda bench, _: measure_fail_over(bench, 10_000),
+    "members_100k": lambda bench, scale: measure_fail_over(bench, int(100_000 * scale)),
     "runs": lambda bench, _: measure_runs(bench),
     "history": lambda bench, scale: measure_history(bench, int(3_000 * scale), int(10_000 * scale)),
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),

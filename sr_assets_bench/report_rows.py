@@ -56,6 +56,7 @@ def rows(figures: Figures) -> Iterator[Row]:
         _feeds(figures["feeds"]),
         _publication(figures["publication"]),
         _daily(figures),
+        _members(figures),
         _scrape(figures["scrape"]),
         _definitions(figures["definitions"]),
         _disk(figures["disk"]),
@@ -206,6 +207,19 @@ def _daily(figures: Figures) -> Iterator[Row]:
         differing = computed["differing_rows"]
         workload = f"{name}: {computed['rows']:,} rows compared with SQL"
         yield Row(workload, f"{differing} differ", "0", differing == 0)
+
+
+def _members(figures: Figures) -> Iterator[Row]:
+    """Yield the rows of two members; the TTL of the keys is 10 s, and a checkpoint is stored every 60 s."""
+    measured = [figures[name] for name in ("members_10k", "members_100k")]
+    for kind, label, target in (("killed", "kill -9 of the leader", 20), ("planned", "`step-down`", 5)):
+        for known in measured:
+            slowest = known[f"{kind}_slowest_seconds"]
+            workload = f"{label} → first copy by the other member, {known['nodes']:,} nodes (slowest {slowest} s)"
+            yield at_most(workload, known[f"{kind}_seconds"], target, " s", "p50 ")
+    for known in measured:
+        workload = f"checkpoint of {known['nodes']:,} nodes once a minute ({known['checkpoint_bytes']:,} bytes each)"
+        yield at_most(workload, known["checkpoint_percent_of_a_core"], 1, " % of a core")
 
 
 def _scrape(scrape: Figures) -> Iterator[Row]:

@@ -76,8 +76,10 @@ class ElectionBucket:
         return not self._missing
 
     def age_seconds(self) -> float:
-        """Return the time since the bucket was created, by the server's clock."""
-        info = self._opened().request_api(f"STREAM.INFO.{self._stream}")
+        """Return the time since the bucket was created, by the server's clock; read its TTL, which may be another one."""
+        connection = self._opened()
+        info = connection.request_api(f"STREAM.INFO.{self._stream}")
+        self.ttl_seconds = bucket_ttl_seconds(connection.address, self._bucket, info["config"])
         # A server before 2.10 sends no time.
         return (
             (parse_rfc3339_ns(info["ts"]) - parse_rfc3339_ns(info["created"])) / SECOND_NS if "ts" in info else math.inf

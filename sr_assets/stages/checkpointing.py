@@ -4,11 +4,12 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from sr_assets.adapters.nats.object_store import ObjectBucket
+from sr_assets.adapters.nats.object_store import ObjectBucket, StoredObject
 from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.state.checkpoint import (
     About,
@@ -23,7 +24,7 @@ from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.domain.errors import LeadershipLostError, RunError, SrAssetsError
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.settings.election import CheckpointSettings
 from sr_assets.stages.clock import Clock
@@ -93,6 +94,8 @@ class Checkpoints:
             self._leadership.ensure()
             store_state(self._settings, store, self._site, self._state)
             self._stored, self._problem = commits, ""
+        except LeadershipLostError:
+            return
         except SrAssetsError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
@@ -102,13 +105,23 @@ class Checkpoints:
 
 
 def store_state(settings: Settings, store: CheckpointSettings, site: str, state: SiteState) -> None:
-    """Write a checkpoint of an open state and store it. Raises RunError if the store refuses it or does not respond."""
+    """Write a checkpoint of an open state and store it.
+
+    Raises RunError if the store refuses it or does not respond, or holds a checkpoint of a stream that this state has never
+    read: the state of a home that could not restore it.
+    """
     folder = settings.home / "sites" / site
     file = folder / "checkpoint.zip"
     try:
         about = export_state(settings, site, state, file)
         stored = Stored(about.at_ns, about.positions)
         with open_store(store) as bucket:
+            before = _stored(bucket.find(object_name(settings, site)))
+            if before is not None and (unread := _unread(settings, site, before, stored.positions)):
+                raise RunError(
+                    f"{site}: object store {store.bucket} holds a checkpoint of {', '.join(unread)}, and this home has no state"
+                    " of it; the next run restores that checkpoint"
+                )
             bucket.put(object_name(settings, site), file, stored._asdict())
     finally:
         file.unlink(missing_ok=True)
@@ -129,25 +142,27 @@ def export_state(settings: Settings, site: str, state: SiteState, file: Path) ->
             file,
             replicator=settings.replicator,
             site=site,
-            at_ns=Clock(folder).own_ns(),
+            # The servers' time, so that the clocks of hosts need not agree.
+            at_ns=Clock(folder).now_ns(),
             identities=identities,
             paused=paused_streams(folder),
         )
 
 
 def restore_newer(settings: Settings, site: str) -> None:
-    """Restore the newest checkpoint of a site if this home has no state, or in an election if another member went on.
+    """Restore the newest checkpoint of a site if this home has no state of a stream in it, or in an election if another
+    member went on.
 
     A store that does not respond, or an unusable checkpoint, causes a warning: the run continues from its own state.
     """
     store, folder = settings.checkpoint_store(site), settings.home / "sites" / site
     exists = (folder / "state.duckdb").exists()
     elected = any(entry.leader_election_name for entry in settings.sites[site])
-    if store is None or (exists and not elected):
+    if store is None or (exists and not elected and not _lacks_stream(settings, site)):
         return
     try:
         newest = find_checkpoint(settings, site)
-        if newest is None or (exists and not _is_ahead(settings, site, newest)):
+        if newest is None or (exists and not _is_ahead(settings, site, newest, elected=elected)):
             return
         about, aside = _restore_stored(settings, store, site)
     except RunError as error:
@@ -157,14 +172,39 @@ def restore_newer(settings: Settings, site: str) -> None:
     logger.warning("%s: restored the checkpoint of %s%s", site, described(about), kept)
 
 
-def _is_ahead(settings: Settings, site: str, newest: Stored) -> bool:
-    """Return whether a checkpoint is newer than this home's state and has read more of a configured stream."""
-    status = read_status(settings.home / "sites" / site)
-    streams = status.get("streams", {})
-    return newest.at_ns > status.get("committed_at_ns", 0) and any(
-        newest.positions.get(entry.stream, 0) > streams.get(entry.stream, {}).get("next_sequence", 0)
-        for entry in settings.sites[site]
+def _lacks_stream(settings: Settings, site: str) -> bool:
+    """Return whether this home has no state of a configured stream: a new one, or one of a state that was not restored."""
+    return not _positions(settings, site).keys() >= {entry.stream for entry in settings.sites[site]}
+
+
+def _is_ahead(settings: Settings, site: str, newest: Stored, *, elected: bool) -> bool:
+    """Return whether a checkpoint holds a configured stream that this home's state lacks, or in an election is newer than
+    this home's state and has read more of one.
+    """
+    own = _positions(settings, site)
+    if _unread(settings, site, newest, own):
+        return True
+    committed_at_ns = read_status(settings.home / "sites" / site).get("committed_at_ns", 0)
+    return (
+        elected
+        and newest.at_ns > committed_at_ns
+        and any(newest.positions.get(entry.stream, 0) > own.get(entry.stream, 0) for entry in settings.sites[site])
     )
+
+
+def _positions(settings: Settings, site: str) -> dict[str, int]:
+    """Return the next sequence of each stream that this home has read."""
+    streams = read_status(settings.home / "sites" / site).get("streams", {})
+    return {stream: status["next_sequence"] for stream, status in streams.items() if status["created_ns"]}
+
+
+def _unread(settings: Settings, site: str, stored: Stored, positions: Mapping[str, int]) -> list[str]:
+    """Return the configured streams of a checkpoint that are not among other positions."""
+    return [
+        entry.stream
+        for entry in settings.sites[site]
+        if entry.stream in stored.positions and entry.stream not in positions
+    ]
 
 
 def find_checkpoint(settings: Settings, site: str) -> Stored | None:
@@ -173,7 +213,10 @@ def find_checkpoint(settings: Settings, site: str) -> Stored | None:
     if store is None:
         return None
     with open_store(store) as bucket:
-        newest = bucket.find(object_name(settings, site))
+        return _stored(bucket.find(object_name(settings, site)))
+
+
+def _stored(newest: StoredObject | None) -> Stored | None:
     if newest is None or "at_ns" not in newest.description:
         return None
     return Stored(newest.description["at_ns"], newest.description["positions"])

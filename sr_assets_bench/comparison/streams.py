@@ -54,12 +54,13 @@ def compare(
     feed: str | None = None,
     pasts: Mapping[str, Past] | None = None,
     until: int | None = None,
+    whole_history: bool = True,
 ) -> Comparison:
     """Compare all results of a stream: its `target` (the stream's name by default), its rows, and its advisories in
     `feed`.
 
     `pasts` are the histories of the streams whose source was rolled back. A growing stream is compared as far as it was
-    read, at least up to sequence `until`.
+    read, at least up to sequence `until`. Unless `whole_history`, the home may lack rows of copies that another made.
     """
     past = (pasts or {}).get(rules.stream, _NO_PAST)
     counted = rig.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
@@ -78,7 +79,12 @@ def compare(
         *_lost(rig, rules.stream, copies.lost),
         *_counters(counted, copies, _late_sightings(rules, seen, past)),
         *compare_nodes(rig, rules, expected),
-        *compare_snapshots(rig, rules, [message for message in seen if message.key in copies.made]),
+        *compare_snapshots(
+            rig,
+            rules,
+            [message for message in seen if message.key in copies.made],
+            whole_history=whole_history,
+        ),
         *compare_transitions(
             rig, rules.stream, expected, info.created_ns, len(past.beginnings), published=feed is not None
         ),

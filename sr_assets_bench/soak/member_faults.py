@@ -26,7 +26,7 @@ _PAUSE_SECONDS: Final = (0.2, 3.0)
 #: One fault in so many does not wait until the other member stands by.
 _IMPATIENT_AMONG: Final = 8
 #: A leader that makes no progress, such as one without a target, is struck after this time.
-_IDLE_SECONDS: Final = 10.0
+_IDLE_SECONDS: Final = 6.0
 #: One fault in so many hits the follower.
 _FOLLOWER_AMONG: Final = 6
 #: One home in so many is copied after its process was killed.

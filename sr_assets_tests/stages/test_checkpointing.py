@@ -12,8 +12,9 @@ import pytest
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.state.checkpoint import last_stored, write_checkpoint
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
-from sr_assets.stages.checkpointing import find_checkpoint, restore_site
+from sr_assets.stages.checkpointing import find_checkpoint, restore_site, store_state
 from sr_assets.stages.saving import save_site
 from sr_assets_tests.members import elected, make_bucket
 from sr_assets_tests.rig import SITE, Rig, Sent, address
@@ -184,6 +185,27 @@ def test_unusable_stored_checkpoint_does_not_stop_a_new_site(rig: Rig, tmp_path:
         bucket.put(f"{SITE}/{SITE}", text, {"at_ns": 1, "positions": {stream: 9}})
     rig.drain(**store)
     assert numbers(rig, stream) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_elected", (False, True))
+def test_failed_restore_does_not_prevent_a_later_one(rig: Rig, is_elected: bool) -> None:
+    """An unreachable or damaged store leaves a home with an empty state, which stops, and replaces no checkpoint."""
+    stream, _ = add(rig)
+    rig.publish(stream, numbered(1, 9))
+    top = elected("a", make_bucket(rig)) if is_elected else {"checkpoint": {"bucket": rig.unique("STATE")}}
+    rig.drain(**top)
+    lose_home(rig)
+    (report,) = rig.run(**{**top, "checkpoint": {"bucket": rig.unique("LOST")}}).values()
+    assert report.failure is not None
+    assert "recover" in report.failure
+    settings = rig.settings(**top)
+    store = settings.checkpoint_store(SITE)
+    assert store is not None
+    with SiteState(rig.home / "sites" / SITE) as state, pytest.raises(RunError, match="this home has no state of it"):
+        store_state(settings, store, SITE, state)
+    rig.publish(stream, numbered(9, 10))
+    rig.drain(**top)
+    assert numbers(rig, stream) == list(range(1, 10))
 
 
 def test_full_store_is_a_warning_only(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,16 @@ from sr_assets.stages.leadership import Leadership, standby_line, step_down
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
-from sr_assets_tests.members import SLOW_TTL_SECONDS, TTL_SECONDS, key_of, make_bucket, member, read_key, write_key
+from sr_assets_tests.members import (
+    SLOW_TTL_SECONDS,
+    TTL_SECONDS,
+    bucket_config,
+    key_of,
+    make_bucket,
+    member,
+    read_key,
+    write_key,
+)
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 HOST = socket.gethostname()
@@ -164,6 +173,19 @@ def test_deleted_bucket_ends_the_term_and_is_created_again(rig: Rig, tmp_path: P
         rig.api(f"STREAM.DELETE.KV_{bucket}")
         wait_until(lambda: not leadership.leads, "the lease to end", TTL_SECONDS + 30)
         wait_until(lambda: leadership.leads, "a term in a new bucket")
+
+
+def test_lease_follows_the_ttl_of_a_bucket_that_was_created_again(rig: Rig, tmp_path: Path, stream: str) -> None:
+    """The keys in a bucket with a shorter TTL expire earlier; the connection is still open."""
+    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    with leading(member(rig, tmp_path, "a", bucket)) as leadership:
+        rig.api(f"STREAM.DELETE.KV_{bucket}")
+        answer = rig.api(f"STREAM.CREATE.KV_{bucket}", bucket_config(bucket))
+        assert "error" not in answer, answer
+        wait_until(lambda: not leadership.leads, "the leader to notice")
+        wait_until(lambda: leadership.leads, "a term in the new bucket")
+        assert leadership.lease.ttl_seconds == TTL_SECONDS
+        assert leadership.lease.deadline < boot_seconds() + TTL_SECONDS
 
 
 @pytest.mark.parametrize(("seconds", "shown"), ((0.5, "a TTL of 0.5 s"), (7200, "a TTL of 7200 s"), (0, "no TTL")))
