@@ -150,6 +150,13 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+def change_directory(file: Path) -> None:
+    """Change the version that the first entry of the archive's directory demands."""
+    content = bytearray(file.read_bytes())
+    content[content.index(b"PK\x01\x02") + 6] ^= 255
+    file.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("damage", "problem"),
     (
@@ -158,9 +165,10 @@ def flip(file: Path) -> None:
         (lambda file: change_about(file, unknown=1), "is not a complete checkpoint"),
         (cut, "is not a complete checkpoint"),
         (flip, "use another one"),
+        (change_directory, "is not a complete checkpoint"),
         (lambda file: file.write_text("not a checkpoint"), "is not a complete checkpoint"),
     ),
-    ids=("newer", "other_site", "unknown_field", "cut", "flipped", "text"),
+    ids=("newer", "other_site", "unknown_field", "cut", "flipped", "directory", "text"),
 )
 def test_unusable_checkpoint_leaves_the_state_untouched(rig: Rig, tmp_path: Path, damage: Any, problem: str) -> None:
     stream, _ = add(rig)

@@ -8,8 +8,10 @@ import contextlib
 import json
 import re
 import shutil
+import struct
 import time
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,6 +80,8 @@ _READ: Final = {
         """,
 }
 
+#: The errors that reading a damaged archive may raise.
+_DAMAGES: Final = (OSError, ValueError, KeyError, EOFError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile)
 #: `replicator` and `name` of an entry, which its event ids contain.
 Identity = tuple[str, str]
 
@@ -161,8 +165,9 @@ def read_about(file: Path, replicator: str, site: str) -> About:
         with zipfile.ZipFile(file) as archive:
             fields = json.loads(archive.read(_ABOUT))
             damaged = archive.testzip()
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise RunError(f"{file}: is not a complete checkpoint ({error}); use another one") from None
+    except _DAMAGES as error:
+        problem = str(error) or type(error).__name__
+        raise RunError(f"{file}: is not a complete checkpoint ({problem}); use another one") from None
     if damaged:
         raise RunError(f"{file}: is damaged ({damaged} differs from its checksum); use another one")
     if (fields.get("format"), fields.get("schema")) != (FORMAT, SCHEMA_VERSION):
