@@ -26,14 +26,14 @@ _PAUSE_SECONDS: Final = (0.2, 3.0)
 #: One fault in so many does not wait until the other member stands by.
 _IMPATIENT_AMONG: Final = 8
 #: A leader that makes no progress, such as one without a target, is struck after this time.
-_IDLE_SECONDS: Final = 6.0
+_IDLE_SECONDS: Final = 20.0
 #: One fault in so many hits the follower.
-_FOLLOWER_AMONG: Final = 6
+_FOLLOWER_AMONG: Final = 8
 #: One home in so many is copied after its process was killed.
 _KEPT_AMONG: Final = 3
 #: Bounds of a suspension and a partition, in TTLs.
 _FROZEN_TTLS: Final = (1.1, 3.0)
-_CUT_TTLS: Final = (0.2, 3.0)
+_CUT_TTLS: Final = (0.5, 3.0)
 _RARE: Final = 3
 _RARE_WITHIN: Final = (0.1, 0.9)
 _FULL_SHARE: Final = 0.05

@@ -112,7 +112,8 @@ def _member(
     rig.add(FEED, **COMMON, **urls, target_stream=CENTRE)
     rig.add_feed(CENTRE, url=networks["target"].url)
     error = random.Random(f"{seed} clock").choice((-_CLOCK_SECONDS, _CLOCK_SECONDS)) if name == "b" else 0
-    keys: dict[str, Any] = {"sensor": {"interval": "2s"}, "run_budget": "20s", "spark": {"from_messages": 1_000}}
+    # Without Spark, because the start of two engines would take longer than most terms.
+    keys: dict[str, Any] = {"sensor": {"interval": "2s"}, "run_budget": "20s", "spark": {"from_messages": 10_000}}
     member = Member(name, rig, networks, {**keys, **elected(name, _BUCKET)}, error)
     stack.callback(stop_engine, rig.home)
     stack.callback(member.operator.kill)
