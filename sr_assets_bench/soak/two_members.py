@@ -49,8 +49,9 @@ _WINDOW_NS: Final = int(2 * TTL_SECONDS * 1e9)
 #: Work that is done again after each fail-over must not keep the members behind.
 _SLOWER: Final = 3.0
 _BEGIN_SECONDS: Final = 300.0
-#: A soak that waits for fail-overs ends after so many times its duration at the latest.
+#: A soak that waits for fail-overs or messages ends after so many times its duration, or after this time.
 _LATEST: Final = 3.0
+_LATEST_SECONDS: Final = 300.0
 
 
 def soak_members(home: Path, seed: int, seconds: float, messages: int, fail_overs: int) -> Verdict:
@@ -58,6 +59,7 @@ def soak_members(home: Path, seed: int, seconds: float, messages: int, fail_over
 
     It continues until `messages` messages were read and `fail_overs` counted, up to three times as long.
     """
+    latest = max(_LATEST * seconds, _LATEST_SECONDS)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(NatsServer(home / "source", "source"))
         target = stack.enter_context(NatsServer(home / "target", "target"))
@@ -72,7 +74,7 @@ def soak_members(home: Path, seed: int, seconds: float, messages: int, fail_over
         fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, _SLOWER)]
         began = time.monotonic()
         while (elapsed := time.monotonic() - began) < seconds or (
-            elapsed < _LATEST * seconds and (terms.fail_overs < fail_overs or _read(members) < messages)
+            elapsed < latest and (terms.fail_overs < fail_overs or _read(members) < messages)
         ):
             for member in members:
                 member.tend()
