@@ -75,6 +75,7 @@ PACKAGE_ORDER = {
         "tracking",
         "replication",
         "feeds",
+        "permissions",
         "election_check",
         "connectivity",
         "forgetting",

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.jetstream import (
@@ -25,6 +24,7 @@ from sr_assets.adapters.jetstream import (
     parse_message,
 )
 from sr_assets.domain.clusters import OWN_API, ClusterSettings
+from sr_assets.domain.election import record_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
 
@@ -134,24 +134,24 @@ class ElectionBucket:
 
     def keep_record(self, site: str, record: Mapping[str, Any]) -> None:
         """Write this member's record about a site; it expires like a key."""
-        self.put({_record_key(site, self._instance): (json.dumps(record, separators=(",", ":")), None)})
+        self.put({record_key(site, self._instance): (json.dumps(record, separators=(",", ":")), None)})
 
     def forget_record(self, site: str) -> None:
         """Delete this member's record."""
-        key = _record_key(site, self._instance)
+        key = record_key(site, self._instance)
         if (before := self.read(key)) is not None:
             self.delete(key, before.revision)
 
     def records(self, site: str) -> dict[str, dict[str, Any]]:
         """Return the records of our members about a site, by instance."""
-        subjects = self._subject(_record_key(site, "*"))
+        subjects = self._subject(record_key(site, "*"))
         answer = self._opened().request_api(f"STREAM.INFO.{self._stream}", {"subjects_filter": subjects})
         instances = [subject.rpartition(".")[2] for subject in answer["state"].get("subjects") or {}]
         return {instance: record for instance in instances if (record := self.record(site, instance)) is not None}
 
     def record(self, site: str, instance: str) -> dict[str, Any] | None:
         """Return the record of one of our members about a site, or None."""
-        entry = self.read(_record_key(site, instance))
+        entry = self.read(record_key(site, instance))
         if entry is None or entry.deleted:
             return None
         with contextlib.suppress(ValueError):
@@ -245,11 +245,6 @@ class ElectionBucket:
         }
 
 
-def election_key(name: str, stream: str) -> str:
-    """Return the key of an entry, as the Stream Replicator names it."""
-    return f"SR_{name}_{stream}"
-
-
 def bucket_ttl_seconds(server: str, bucket: str, config: Mapping[str, Any]) -> float:
     """Return the TTL of a bucket in seconds; raises RunError unless it is 1 s to 1 h."""
     ttl_seconds = float(config.get("max_age", 0) / SECOND_NS)
@@ -266,8 +261,3 @@ def close_all(buckets: Iterable[ElectionBucket]) -> None:
     """Close the connections of several buckets."""
     for bucket in buckets:
         bucket.close()
-
-
-def _record_key(site: str, instance: str) -> str:
-    # A key has no '%', and an instance is one token.
-    return f"sr_assets.{quote(site, safe='').replace('%', '=').replace('.', '=2E')}.{instance}"

@@ -40,6 +40,10 @@ class ApiError(RunError):
         self.code = code
 
 
+class PermissionDeniedError(RunError):
+    """The user lacks a permission: a retry fails too."""
+
+
 class JetStreamApi(Protocol):
     """A connection that sends requests to JetStream's API."""
 

@@ -10,6 +10,7 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     metrics,
     nodes,
     page,
+    permissions,
     report,
     streams,
     tables,

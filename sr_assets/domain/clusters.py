@@ -77,10 +77,19 @@ class ClusterSettings:
         """Return whether both have the same JetStream: common subjects and the same API prefix."""
         return self.api_prefix == other.api_prefix and self.shares_subjects(other)
 
+    @property
+    def addresses(self) -> frozenset[str]:
+        """The servers, with one spelling for this machine's loopback names."""
+        return frozenset(map(_canonical, self.servers))
+
+    @property
+    def logins(self) -> frozenset[tuple[str | None, ...]]:
+        """Each server with the user's identity there."""
+        return frozenset((server, *_identity(self)) for server in self.addresses)
+
     def shares_subjects(self, other: "ClusterSettings") -> bool:
         """Return whether both have a common server and the same user; another account counts as another cluster."""
-        ours, theirs = ({_canonical(server) for server in cluster.servers} for cluster in (self, other))
-        return not ours.isdisjoint(theirs) and _identity(self) == _identity(other)
+        return not self.logins.isdisjoint(other.logins)
 
 
 def domain_api(domain: str) -> str:

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sysconfig
@@ -128,6 +129,24 @@ class NatsServer:
             self.kill()
             raise
         return self
+
+    def reload(self, config: str) -> None:
+        """Replace the appended configuration of the running server, and wait until it has taken effect.
+
+        Raises RunError with the server's reason if it refuses the configuration.
+        """
+        self._config, read_before = config, self.log_file.stat().st_size
+        (self.home / "server.conf").write_text(self._configuration(), encoding="utf-8")
+        os.kill(self.pid, signal.SIGHUP)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            log = self.log_file.read_bytes()[read_before:].decode(errors="replace")
+            if "Reloaded server configuration" in log:
+                return
+            if "Failed to reload" in log:
+                raise RunError(f"NATS server {self.name} refuses its new configuration: {self._last_line()}")
+            time.sleep(0.01)
+        raise RunError(f"NATS server {self.name} did not read its configuration within {START_SECONDS:.0f} s")
 
     def stop(self) -> None:
         """Shut the server down and wait; kill it after 10 s."""

@@ -25,6 +25,7 @@ from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import AdvisorySettings, Entry, HeartbeatSettings, Settings, StreamSettings
 from sr_assets.stages.election_check import probe_election, probe_key
+from sr_assets.stages.permissions.check import probe_permissions
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.replication.target import (
     check_target,
@@ -46,8 +47,9 @@ _SESSION: Final = "run/check"
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
     """Probe every connection of every stream, in parallel; return the probes in the order of the file."""
+    made = probe_permissions(settings)
     with ThreadPoolExecutor(_LINKS) as pool:
-        made = [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
+        made += [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
         elections = pool.map(partial(probe_election, settings), settings.entries)
         made += [probe for probes in elections for probe in probes]
         if settings.topology is not None:

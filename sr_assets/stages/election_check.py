@@ -2,8 +2,9 @@
 
 from contextlib import closing
 
-from sr_assets.adapters.election import BUCKET_TTL_NS, bucket_ttl_seconds, election_key
+from sr_assets.adapters.election import BUCKET_TTL_NS, bucket_ttl_seconds
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.domain.election import election_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.subjects import advisory_pattern

@@ -6,6 +6,7 @@ Headers and payloads stay bytes from end to end. Administration is in `nats`.
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.gets import next_message, stored_message
 from sr_assets.adapters.wire.link import DeniedError, WireError
+from sr_assets.adapters.wire.permissions import find_denied
 from sr_assets.adapters.wire.publishing import (
     Ack,
     Outgoing,
@@ -30,6 +31,7 @@ __all__ = [
     "Outgoing",
     "Publisher",
     "WireError",
+    "find_denied",
     "next_message",
     "parse_ack",
     "read_confirmed",

@@ -185,6 +185,10 @@ class Connection:
                         return self.response(frame, subject)
         raise SilenceError(f"{self.address}: no answer to {subject} within {seconds:g} s")
 
+    def note_denied(self, complaint: str) -> None:
+        """Raise DeniedError for the server's complaint about a permission; a probe of permissions collects it instead."""
+        raise DeniedError(f"{self.address}: {denied_text(complaint)}")
+
     def response(self, frame: Frame, question: str) -> dict[str, Any]:
         """Return the JSON in a frame, `error` included; raises WireError for a status, or if it is not from JetStream."""
         if frame.status is not None:
@@ -206,6 +210,11 @@ class Connection:
         options |= {"protocol": 1, "lang": "python", "version": "1", "name": self._name, "echo": False}
         options |= {"tls_required": self.cluster.tls is not None} | login.connect_options(info.get("nonce"))
         self.send(b"CONNECT %b\r\nSUB %b* 1\r\nPING\r\n" % (encode_json(options), self._inbox))
+        self._await_frame(b"PONG")
+
+    def ping(self) -> None:
+        """Wait until the server has processed all that was sent since the opening, within its time limit."""
+        self.send(b"PING\r\n")
         self._await_frame(b"PONG")
 
     def _greeting(self) -> dict[str, Any]:
@@ -269,9 +278,9 @@ class Connection:
                 self._pongs.append(b"PONG\r\n")
             elif frame.verb == b"-ERR":
                 complaint = frame.payload.decode(errors="replace").strip("'")
-                if complaint.lower().startswith("permissions violation"):
-                    raise DeniedError(f"{self.address}: {denied_text(complaint)}")
-                raise WireError(f"{self.address}: {complaint}")
+                if not complaint.lower().startswith("permissions violation"):
+                    raise WireError(f"{self.address}: {complaint}")
+                self.note_denied(complaint)
             elif controls:
                 messages.append(frame)
         return messages

@@ -9,7 +9,7 @@ import struct
 import time
 from typing import Final
 
-from sr_assets.adapters.jetstream import ApiError
+from sr_assets.adapters.jetstream import ApiError, PermissionDeniedError
 from sr_assets.adapters.security import tls_error_text
 from sr_assets.domain.errors import TransientError
 
@@ -38,8 +38,8 @@ class WireError(TransientError):
         super().__init__("".join(letter if letter.isprintable() else " " for letter in message))
 
 
-class DeniedError(WireError):
-    """The user lacks a permission: a retry fails too."""
+class DeniedError(WireError, PermissionDeniedError):
+    """The user lacks a permission of a task's request."""
 
 
 class RefusedError(WireError, ApiError):

@@ -75,6 +75,18 @@ def new_target(stream: StreamSettings, source: StreamInfo, source_cluster: Clust
     return target_config(stream.target_stream, rewritten, source.config, stream.target_options)
 
 
+def copied_subjects(
+    stream: StreamSettings, source: StreamInfo, source_cluster: Cluster, target: Cluster
+) -> tuple[str, ...] | None:
+    """Return patterns of the copies' subjects: the source's, else those of an existing target, or None if unknown."""
+    patterns = _copied_patterns(stream, source, source_cluster) or ((">",) if stream.prefix else ())
+    copies = tuple(map(stream.target_pattern, patterns))
+    if copies and ">" not in copies:
+        return copies
+    info = target.find_stream(stream.target_stream)
+    return info.subjects if info is not None and info.subjects else copies or None
+
+
 def _copied_patterns(stream: StreamSettings, source: StreamInfo, cluster: Cluster | None) -> tuple[str, ...] | None:
     """Return patterns of the copied messages' subjects; without a cluster, those of other streams are unknown."""
     stored, wanted = _source_patterns(source, cluster), stream.filter_subject

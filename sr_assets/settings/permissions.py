@@ -1,0 +1,247 @@
+"""The least permissions that a configuration needs: one table of all subjects that our connections use.
+
+Add a line here with each new request, publish or subscription. A test compares the table with the traffic of a run.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, Literal
+
+from sr_assets.domain.clusters import OWN_API, ClusterSettings
+from sr_assets.domain.election import election_key, record_key
+from sr_assets.domain.permissions import USER_INFO, Action
+from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.settings.deployment import Settings
+from sr_assets.settings.election import CheckpointSettings
+from sr_assets.settings.streams import Entry, StreamSettings
+from sr_assets.settings.topology import TopologySettings
+
+Role = Literal["source", "target", "feed", "topology", "election", "checkpoint", "heartbeats"]
+
+#: Operations of JetStream's API on a stream, with their purposes.
+_READ: Final = {
+    "STREAM.INFO.{}": "read the stream's state and configuration",
+    "STREAM.MSG.GET.{}": "read single messages from the leader",
+    "DIRECT.GET.{}": "read batches of messages",
+    "CONSUMER.CREATE.{}.>": "read headers and filtered messages, and count messages",
+    "CONSUMER.MSG.NEXT.{}.*": "read from such a consumer",
+    "CONSUMER.DELETE.{}.*": "delete such a consumer",
+}
+_READ_STORED: Final = {operation: purpose for operation, purpose in _READ.items() if "DIRECT" not in operation}
+_COMPARE: Final = {"STREAM.INFO.{}": "compare the stream with the configuration"}
+_MEASURE: Final = _COMPARE | {"STREAM.MSG.GET.{}": "measure the lag of a link"}
+_COUNT: Final = _MEASURE | {
+    "CONSUMER.CREATE.{}.>": "count the messages that wait for a link",
+    "CONSUMER.DELETE.{}.*": "delete such a consumer",
+}
+_FENCE: Final = {"CONSUMER.INFO.{}.*": "check the fence of writers on a Spark cluster"}
+_CREATE: Final = {"STREAM.CREATE.{}": "create the missing stream"}
+_UPDATE: Final = {"STREAM.UPDATE.{}": "update the stream (manage: reconcile)"}
+_BUCKET: Final = {
+    "STREAM.INFO.{}": "check the bucket and list members",
+    "STREAM.CREATE.{}": "create the missing bucket",
+    "STREAM.MSG.GET.{}": "read keys",
+}
+_OBJECTS: Final = {
+    "STREAM.INFO.{}": "find the object store",
+    "STREAM.CREATE.{}": "create the missing object store",
+    "STREAM.MSG.GET.{}": "read the description of a checkpoint",
+    "STREAM.PURGE.{}": "delete the previous checkpoint",
+    "CONSUMER.CREATE.{}": "read a checkpoint",
+}
+_FIND: Final = {"STREAM.NAMES": "find the streams that take a subject"}
+_SURVEY: Final = {"INFO": "read the domain and API level", "STREAM.LIST": "list the streams"}
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """One permission of a connection's user; `about` is its entry (`name/stream`), site or cluster of `topology`.
+
+    With a `problem`, only the servers know the subject, and `subject` is empty.
+    """
+
+    cluster: ClusterSettings
+    role: Role
+    about: str
+    action: Action
+    subject: str
+    purpose: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What the servers know about a stream: the subjects of its copies, the streams that store its advisories, and the
+    streams of the same JetStream from which its source is copied. None: unknown.
+    """
+
+    copies: tuple[str, ...] | None = None
+    keepers: tuple[str, ...] | None = None
+    origins: tuple[str, ...] = ()
+
+
+def needed_permissions(
+    settings: Settings, facts: Mapping[str, StreamFacts] | None = None, entries: Iterable[Entry] | None = None
+) -> list[Permission]:
+    """Return the permissions of every connection, without duplicates; `facts` by label fill in unknown subjects.
+
+    With `entries`, return only the permissions for them.
+    """
+    chosen = settings.entries if entries is None else tuple(entries)
+    needs = list(chain.from_iterable(_of_entry(settings, entry, (facts or {}).get(entry.label)) for entry in chosen))
+    for site in dict.fromkeys(entry.name for entry in chosen):
+        if (store := settings.checkpoint_store(site)) is not None:
+            needs += _of_store(store, site)
+    if entries is None:
+        if settings.topology is not None:
+            needs += _of_topology(settings, settings.topology)
+        if settings.heartbeats is not None:
+            subjects = [beat.subject for beat in settings.heartbeats.subjects]
+            cluster = settings.heartbeats.cluster
+            needs += _publishes(cluster, "heartbeats", settings.replicator, subjects, "publish heartbeats")
+    roles = dict.fromkeys((need.cluster, need.role, need.about) for need in needs)
+    needs += chain.from_iterable(_of_connection(*role) for role in roles)
+    return list(dict.fromkeys(needs))
+
+
+def _of_connection(cluster: ClusterSettings, role: Role, about: str) -> Iterator[Permission]:
+    """Yield the permissions of every connection."""
+    yield Permission(cluster, role, about, Action.PUBLISH, USER_INFO, "read the user's own permissions")
+    # A Choria broker permits the token's own inbox.
+    inbox = f"{cluster.choria.collective}.reply.*" if cluster.choria else cluster.inbox_prefix
+    yield Permission(cluster, role, about, Action.SUBSCRIBE, f"{inbox}.>", "receive responses")
+    if cluster.api_prefix != OWN_API:
+        purpose = f"reach the API of {cluster.api_owner}: through a leafnode, or as an imported service"
+        yield Permission(cluster, role, about, Action.IMPORT, f"{cluster.api_prefix}.>", purpose)
+
+
+def _of_entry(settings: Settings, entry: Entry, facts: StreamFacts | None) -> Iterator[Permission]:
+    facts, is_stream = facts or StreamFacts(), isinstance(entry, StreamSettings)
+    role: Role = "source" if is_stream else "feed"
+    yield from _requests(entry.source, role, entry.label, _READ, entry.stream)
+    if isinstance(entry, StreamSettings):
+        for origin in facts.origins:
+            yield from _requests(
+                entry.source, role, entry.label, {"STREAM.INFO.{}": "find the source's subjects"}, origin
+            )
+        yield from _of_target(settings, entry, facts)
+        if entry.advisory is not None:
+            yield from _of_advisories(entry, facts)
+    if entry.leader_election_name:
+        cluster, bucket = settings.election_cluster(entry), settings.leader_election.bucket
+        keys = election_key(entry.name, entry.stream), record_key(entry.name, "*")
+        subjects = [f"$KV.{bucket}.{key}" for key in keys]
+        if cluster.api_prefix != OWN_API:
+            subjects = [cluster.api(subject) for subject in subjects]
+        yield from _requests(cluster, "election", entry.label, _BUCKET, f"KV_{bucket}")
+        yield from _publishes(cluster, "election", entry.label, subjects, "campaign, and describe this member")
+
+
+def _of_target(settings: Settings, stream: StreamSettings, facts: StreamFacts) -> Iterator[Permission]:
+    target, about, name = stream.target, stream.label, stream.target_stream
+    yield from _requests(target, "target", about, _READ, name)
+    if "://" in settings.spark.mode:
+        yield from _requests(target, "target", about, _FENCE, name)
+    if stream.create_target:
+        yield from _requests(target, "target", about, _CREATE | _FIND, name)
+    copies = facts.copies or configured_copies(settings, stream)
+    if copies:
+        yield from _publishes(target, "target", about, copies, "publish copies")
+    else:
+        problem = "the configuration does not name the subjects of the copies; set filter_subject"
+        yield Permission(target, "target", about, Action.PUBLISH, "", "publish copies", problem)
+
+
+def _of_advisories(stream: StreamSettings, facts: StreamFacts) -> Iterator[Permission]:
+    advisory, cluster = stream.advisory, stream.advisory_cluster
+    assert advisory is not None
+    assert cluster is not None
+    role, about, pattern = advisory.cluster, stream.label, advisory_pattern(advisory.subject)
+    yield from _publishes(cluster, role, about, [pattern], "publish advisories")
+    yield from _publishes(cluster, role, about, [advisory.observer_subject], "publish the site's heartbeat")
+    yield from _requests(cluster, role, about, _FIND, "")
+    if advisory.reliable is False:
+        return
+    for keeper in facts.keepers or ():
+        yield from _requests(cluster, role, about, _READ_STORED, keeper)
+    if facts.keepers is None:
+        problem = f"the configuration does not name the stream that takes {pattern}"
+        yield Permission(cluster, role, about, Action.PUBLISH, "", "read stored advisories", problem)
+
+
+def _of_store(store: CheckpointSettings, site: str) -> Iterator[Permission]:
+    cluster, bucket = store.cluster, store.bucket
+    assert isinstance(cluster, ClusterSettings)
+    yield from _requests(cluster, "checkpoint", site, _OBJECTS | _FIND, f"OBJ_{bucket}")
+    subjects = [f"$O.{bucket}.{part}.*" for part in ("C", "M")]
+    yield from _publishes(cluster, "checkpoint", site, subjects, "store checkpoints")
+    flow = [f"$JS.FC.OBJ_{bucket}.>"]
+    yield from _publishes(cluster, "checkpoint", site, flow, "confirm the flow of a checkpoint that is read")
+
+
+def _of_topology(settings: Settings, topology: TopologySettings) -> Iterator[Permission]:
+    for name, known in topology.clusters.items():
+        yield from _requests(known.settings, "topology", name, _SURVEY, "")
+    changes = {"observe": {}, "create": _CREATE, "reconcile": _CREATE | _UPDATE}[topology.manage]
+    for wanted in topology.streams:
+        known = topology.clusters[wanted.cluster]
+        operations = (_MEASURE if wanted.sources else _COMPARE) | changes
+        yield from _requests(known.settings, "topology", known.name, operations, wanted.stream)
+        for upstream in wanted.upstreams:
+            origin = topology.clusters[upstream.cluster]
+            if upstream.api in (None, origin.api):
+                yield from _requests(origin.settings, "topology", origin.name, _COUNT, upstream.stream)
+    # The survey includes the entries' clusters, and measures the lag of their streams.
+    for entry in settings.entries:
+        for cluster in entry.clusters:
+            named = topology.cluster_of(cluster)
+            if named is None:
+                yield from _requests(cluster, "topology", cluster.label, _SURVEY, "")
+            elif cluster is entry.source:
+                yield from _requests(named.settings, "topology", named.name, _MEASURE, entry.stream)
+            elif isinstance(entry, StreamSettings):
+                yield from _requests(named.settings, "topology", named.name, _COMPARE, entry.target_stream)
+
+
+def configured_copies(settings: Settings, stream: StreamSettings) -> tuple[str, ...] | None:
+    """Return patterns of the copies' subjects as far as the configuration determines them, or None."""
+    if stream.filter_subject not in (None, ">"):
+        return (stream.target_pattern(str(stream.filter_subject)),)
+    patterns = _declared(settings, stream)
+    if patterns is None:
+        return (stream.target_pattern(">"),) if stream.prefix else None
+    return tuple(map(stream.target_pattern, patterns))
+
+
+def _declared(settings: Settings, stream: StreamSettings) -> tuple[str, ...] | None:
+    """Return the subjects of a source that `topology` defines, or None."""
+    topology = settings.topology
+    cluster = topology.cluster_of(stream.source) if topology else None
+    if topology is None or cluster is None:
+        return None
+    wanted = next(
+        (each for each in topology.streams if (each.cluster, each.stream) == (cluster.name, stream.stream)), None
+    )
+    if wanted is None or wanted.upstreams or not wanted.config.get("subjects"):
+        return None
+    return tuple(wanted.config["subjects"])
+
+
+def _requests(
+    cluster: ClusterSettings, role: Role, about: str, operations: Mapping[str, str], stream: str
+) -> Iterator[Permission]:
+    for operation, purpose in operations.items():
+        yield Permission(cluster, role, about, Action.PUBLISH, cluster.api(operation.format(stream)), purpose)
+
+
+def _publishes(
+    cluster: ClusterSettings, role: Role, about: str, subjects: Iterable[str], purpose: str
+) -> Iterator[Permission]:
+    for subject in subjects:
+        yield Permission(cluster, role, about, Action.PUBLISH, subject, purpose)
+
+
+def known_only(needs: Iterable[Permission]) -> list[Permission]:
+    """Return the permissions whose subject is known."""
+    return [need for need in needs if not need.problem]

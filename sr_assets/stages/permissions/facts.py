@@ -1,0 +1,48 @@
+"""The subjects that the configuration does not name, from the servers: of copies, and of streams with advisories."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from typing import Final
+
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.settings import Entry, StreamSettings
+from sr_assets.settings.permissions import StreamFacts
+from sr_assets.stages.replication.target import copied_subjects
+
+_CLIENT: Final = "sr-assets permissions"
+_SIDE_BY_SIDE: Final = 16
+
+
+def ask_servers(entries: Iterable[Entry]) -> dict[str, StreamFacts]:
+    """Return what the servers know about each stream, by label; a server that does not respond leaves it unknown."""
+    streams = [entry for entry in entries if isinstance(entry, StreamSettings)]
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        return dict(zip([stream.label for stream in streams], pool.map(_facts, streams), strict=True))
+
+
+def _facts(stream: StreamSettings) -> StreamFacts:
+    with (
+        closing(Cluster(stream.source, _CLIENT)) as source,
+        closing(Cluster(stream.target, _CLIENT)) as target,
+    ):
+        copies = keepers = None
+        origins: tuple[str, ...] = ()
+        with suppress(SrAssetsError):
+            info = source.stream_info(stream.stream)
+            origins = () if stream.filter_subject or stream.prefix else _origins(info)
+            copies = copied_subjects(stream, info, source, target)
+        if stream.advisory is not None:
+            with suppress(SrAssetsError):
+                cluster = source if stream.advisory.cluster == "source" else target
+                keepers = tuple(cluster.stream_names(advisory_pattern(stream.advisory.subject)))
+        return StreamFacts(copies, keepers, origins)
+
+
+def _origins(info: StreamInfo) -> tuple[str, ...]:
+    """Return the streams of the same JetStream that a run queries for the subjects of a mirror or a stream with sources."""
+    upstreams = [info.config.get("mirror"), *(info.config.get("sources") or ())]
+    return tuple(origin["name"] for origin in upstreams if origin and not origin.get("external"))
