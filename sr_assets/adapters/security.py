@@ -88,7 +88,7 @@ def no_responder_hint(cluster: ClusterSettings) -> str:
 
 def denied_text(complaint: str) -> str:
     """Return a server's error about a permission, with the remedy."""
-    remedy = "give the user that permission"
+    remedy = "give the user that permission (`sr-assets permissions` prints all that it needs)"
     if "subscription" in complaint.lower():
         remedy += ", or set inbox_prefix in the URL to a permitted prefix"
     return f"{complaint}; {remedy}"

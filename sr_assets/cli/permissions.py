@@ -38,7 +38,7 @@ def permissions(settings: "Settings", name: str | None, form: str, check: bool) 
     from sr_assets.stages.permissions.users import all_users, list_users
 
     entries = None if name is None else settings.find(name)
-    facts = ask_servers(settings.entries if entries is None else entries)
+    facts = ask_servers(settings, entries)
     clusters = list_users(needed_permissions(settings, facts, entries))
     if check:
         return _check(all_users(clusters), form)

@@ -70,8 +70,13 @@ class ClusterSettings:
         """The domain or API prefix as text for messages; empty for the server's own."""
         if self.api_prefix == OWN_API:
             return ""
+        return f"API prefix {self.api_prefix}" if self.domain is None else f"domain {self.domain}"
+
+    @property
+    def domain(self) -> str | None:
+        """The JetStream domain in the API prefix, or None."""
         domain = self.api_prefix.removeprefix("$JS.").removesuffix(".API")
-        return f"domain {domain}" if self.api_prefix == domain_api(domain) else f"API prefix {self.api_prefix}"
+        return domain if self.api_prefix == domain_api(domain) else None
 
     def same_as(self, other: "ClusterSettings") -> bool:
         """Return whether both have the same JetStream: common subjects and the same API prefix."""

@@ -4,7 +4,7 @@ Add a line here with each new request, publish or subscription. A test compares 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, Literal
 
@@ -81,15 +81,23 @@ class StreamFacts:
     origins: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the servers know: about streams, by label, and the JetStream domain of each connected server ("": none)."""
+
+    streams: Mapping[str, StreamFacts] = field(default_factory=dict)
+    domains: Mapping[ClusterSettings, str] = field(default_factory=dict)
+
+
 def needed_permissions(
-    settings: Settings, facts: Mapping[str, StreamFacts] | None = None, entries: Iterable[Entry] | None = None
+    settings: Settings, facts: Facts | None = None, entries: Iterable[Entry] | None = None
 ) -> list[Permission]:
-    """Return the permissions of every connection, without duplicates; `facts` by label fill in unknown subjects.
+    """Return the permissions of every connection, without duplicates; `facts` fill in unknown subjects.
 
     With `entries`, return only the permissions for them.
     """
-    chosen = settings.entries if entries is None else tuple(entries)
-    needs = list(chain.from_iterable(_of_entry(settings, entry, (facts or {}).get(entry.label)) for entry in chosen))
+    known, chosen = facts or Facts(), settings.entries if entries is None else tuple(entries)
+    needs = list(chain.from_iterable(_of_entry(settings, entry, known.streams.get(entry.label)) for entry in chosen))
     for site in dict.fromkeys(entry.name for entry in chosen):
         if (store := settings.checkpoint_store(site)) is not None:
             needs += _of_store(store, site)
@@ -102,7 +110,27 @@ def needed_permissions(
             needs += _publishes(cluster, "heartbeats", settings.replicator, subjects, "publish heartbeats")
     roles = dict.fromkeys((need.cluster, need.role, need.about) for need in needs)
     needs += chain.from_iterable(_of_connection(*role) for role in roles)
-    return list(dict.fromkeys(needs))
+    return list(dict.fromkeys(chain.from_iterable(_at_server(need, known.domains) for need in needs)))
+
+
+def used_clusters(settings: Settings) -> list[ClusterSettings]:
+    """Return the clusters of all connections."""
+    return list(dict.fromkeys(need.cluster for need in needed_permissions(settings)))
+
+
+def _at_server(need: Permission, domains: Mapping[ClusterSettings, str]) -> Iterator[Permission]:
+    """Yield a permission as the connected server tests it.
+
+    A server maps the API of its own domain to `$JS.API` before it tests the permission. Yield both forms if the server's
+    domain is unknown.
+    """
+    prefix, domain = need.cluster.api_prefix, domains.get(need.cluster)
+    of_domain = prefix != OWN_API and need.subject.startswith(f"{prefix}.") and need.cluster.domain is not None
+    if not of_domain or domain != need.cluster.domain:
+        yield need
+    if of_domain and need.action is Action.PUBLISH and domain in (None, need.cluster.domain):
+        operation = need.subject.removeprefix(f"{prefix}.")
+        yield replace(need, subject=operation if operation.startswith("$KV.") else f"{OWN_API}.{operation}")
 
 
 def _of_connection(cluster: ClusterSettings, role: Role, about: str) -> Iterator[Permission]:
@@ -240,8 +268,3 @@ def _publishes(
 ) -> Iterator[Permission]:
     for subject in subjects:
         yield Permission(cluster, role, about, Action.PUBLISH, subject, purpose)
-
-
-def known_only(needs: Iterable[Permission]) -> list[Permission]:
-    """Return the permissions whose subject is known."""
-    return [need for need in needs if not need.problem]

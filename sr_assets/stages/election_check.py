@@ -1,4 +1,7 @@
-"""The probes of `check --connect` about the leader election: its bucket, its keys, and the duplicate windows of streams."""
+"""The probes of `check --connect` about the leader election and the store of checkpoints.
+
+They concern the bucket, its keys, the duplicate windows of streams, and each site's checkpoint.
+"""
 
 from contextlib import closing
 
@@ -9,6 +12,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.settings import ClusterSettings, Entry, Settings, StreamSettings
+from sr_assets.stages.checkpointing import find_checkpoint
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.topology.applying import probe_update
 
@@ -40,6 +44,23 @@ def probe_key(probes: Probes, where: ClusterSettings, bucket: str, key: str) -> 
             subject = f"$KV.{bucket}.{key}"
             probes.attempt(cluster, f"publish {subject}", lambda: _try_key(cluster, bucket, subject))
     return ttl_seconds
+
+
+def probe_store(settings: Settings, site: str) -> list[Probe]:
+    """Probe the store of a site's checkpoints, if it has one; nothing is created or stored."""
+    store = settings.checkpoint_store(site)
+    if store is None:
+        return []
+    probes = Probes(site)
+    assert isinstance(store.cluster, ClusterSettings)
+    with closing(Cluster(store.cluster, _CLIENT)) as cluster:
+        probes.attempt(
+            cluster,
+            f"object store {store.bucket}",
+            lambda: find_checkpoint(settings, site),
+            lambda newest: "holds a checkpoint" if newest else "holds no checkpoint yet",
+        )
+    return probes.made
 
 
 def _ttl_seconds(cluster: Cluster, bucket: str) -> float:

@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from sr_assets.adapters.jetstream import NO_RESPONDERS, ApiError
+from sr_assets.adapters.jetstream import NO_RESPONDERS, ApiError, PermissionDeniedError
 from sr_assets.adapters.security import (
     NO_TLS,
     denied_text,
@@ -108,22 +108,12 @@ class ClientThread:
     async def ask(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Msg:
         """Return the response to a request.
 
-        Raises ApiError if the subject has no responder, RunError if the user lacks the permission, TransientError if the
-        connection is lost or the server does not respond in time.
+        Raises ApiError if the subject has no responder, PermissionDeniedError if the user lacks the permission, and
+        TransientError if the connection is lost or the server does not respond in time.
         """
-        client, self.complaint = self.opened(), None
-        answer = asyncio.ensure_future(client.request(subject, payload, timeout=REQUEST_SECONDS, headers=headers))
-        self.woken.clear()
-        complaint = asyncio.ensure_future(self.woken.wait())
+        request = self.opened().request(subject, payload, timeout=REQUEST_SECONDS, headers=headers)
         try:
-            # The server reports a missing permission as an error of the connection, and never sends a response.
-            await asyncio.wait((answer, complaint), return_when=asyncio.FIRST_COMPLETED)
-            if self.complaint and not answer.done():
-                line = f"{self.settings.label}: {subject}: {self.complaint}"
-                if "violation" in line.lower():
-                    raise RunError(denied_text(line))
-                raise TransientError(line)
-            return await answer
+            return await self.heed(subject, request)
         except nats.errors.NoRespondersError:
             text = f"{self.settings.label}: {subject}: no responder ({no_responder_hint(self.settings)})"
             raise ApiError(text, NO_RESPONDERS) from None
@@ -131,9 +121,36 @@ class ClientThread:
             raise TransientError(
                 f"{self.settings.label}: {subject}: no response within {REQUEST_SECONDS:.0f} s"
             ) from None
+
+    async def heed(self, subject: str, requests: Coroutine[Any, Any, T]) -> T:
+        """Return the result of requests, unless the server complains meanwhile; `subject` begins the error's text.
+
+        Raises PermissionDeniedError if the user lacks a permission, TransientError if the connection is lost.
+        """
+        self.complaint = None
+        self.woken.clear()
+        answer, complaint = asyncio.ensure_future(requests), asyncio.ensure_future(self.woken.wait())
+        try:
+            # The server reports a missing permission as an error of the connection, and never sends a response.
+            await asyncio.wait((answer, complaint), return_when=asyncio.FIRST_COMPLETED)
+            if self.complaint and not answer.done():
+                raise _complaint_error(f"{self.settings.label}: {subject}: {self.complaint}")
+            return await answer
         finally:
             answer.cancel()
             complaint.cancel()
+
+    async def send(self, items: Iterable[tuple[str, bytes]]) -> None:
+        """Publish (subject, payload) without a reply, and wait until the server has processed them.
+
+        Raises PermissionDeniedError if the user may not publish one of them.
+        """
+        client, self.complaint = self.opened(), None
+        for subject, payload in items:
+            await client.publish(subject, payload)
+        await client.flush(int(REQUEST_SECONDS))
+        if self.complaint:
+            raise _complaint_error(f"{self.settings.label}: {self.complaint}")
 
     async def _serve(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
         self._ended, self.woken = asyncio.Event(), asyncio.Event()
@@ -235,6 +252,11 @@ class _SecuredClient(Client):
         writer = getattr(self._transport, "_io_writer", None)
         if vanished_ms is not None and isinstance(writer, asyncio.StreamWriter) and hasattr(socket, "TCP_USER_TIMEOUT"):
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, vanished_ms)
+
+
+def _complaint_error(line: str) -> RunError:
+    """Return the error for a server's complaint; only a missing permission is permanent."""
+    return PermissionDeniedError(denied_text(line)) if "violation" in line.lower() else TransientError(line)
 
 
 def _worth_logging(record: logging.LogRecord) -> bool:

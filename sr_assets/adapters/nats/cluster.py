@@ -206,9 +206,12 @@ class Cluster:
         self._thread.run(self._publish(subject, payload, headers))
 
     def publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
-        """Publish (subject, payload) without JetStream, and wait until the server has received them."""
+        """Publish (subject, payload) without JetStream, and wait until the server has received them.
+
+        Raises PermissionDeniedError if the user may not publish one of them.
+        """
         self._guard()
-        self._thread.run(self._publish_core(items))
+        self._thread.run(self._thread.send(items))
 
     def try_publishing(self, subject: str) -> None:
         """Raise RunError unless a stream accepts a subject and we may publish there; nothing is stored.
@@ -277,12 +280,6 @@ class Cluster:
             refusal = "no stream takes this subject"
         if refusal:
             raise RunError(f"{self.settings.label}: {subject}: {refusal}")
-
-    async def _publish_core(self, items: Iterable[tuple[str, bytes]]) -> None:
-        client = self._thread.opened()
-        for subject, payload in items:
-            await client.publish(subject, payload)
-        await client.flush(int(REQUEST_SECONDS))
 
     async def _publish_refusal(self, subject: str) -> tuple[int, str]:
         headers = {"Nats-Expected-Last-Sequence": str(IMPOSSIBLE_SEQUENCE)}

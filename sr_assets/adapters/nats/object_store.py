@@ -59,7 +59,7 @@ class ObjectBucket:
 
         async def attempt() -> T:
             try:
-                return await work
+                return await self._thread.heed(f"object store {self._bucket}", work)
             except (nats.errors.TimeoutError, TimeoutError, nats.errors.ConnectionClosedError):
                 raise TransientError(f"{where}: {self._thread.complaint or 'no response'}") from None
             except (nats.errors.Error, nats.js.errors.Error) as error:

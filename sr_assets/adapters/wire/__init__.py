@@ -6,7 +6,7 @@ Headers and payloads stay bytes from end to end. Administration is in `nats`.
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.gets import next_message, stored_message
 from sr_assets.adapters.wire.link import DeniedError, WireError
-from sr_assets.adapters.wire.permissions import find_denied
+from sr_assets.adapters.wire.permissions import PermissionProbe, find_denied
 from sr_assets.adapters.wire.publishing import (
     Ack,
     Outgoing,
@@ -29,6 +29,7 @@ __all__ = [
     "Connection",
     "DeniedError",
     "Outgoing",
+    "PermissionProbe",
     "Publisher",
     "WireError",
     "find_denied",

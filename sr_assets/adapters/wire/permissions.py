@@ -20,7 +20,7 @@ _NODE: Final = "sr-assets-check"
 _DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
 
-class _Probe(Connection):
+class PermissionProbe(Connection):
     """A connection that collects the server's complaints about permissions."""
 
     def __init__(self, cluster: ClusterSettings) -> None:
@@ -40,14 +40,14 @@ def find_denied(cluster: ClusterSettings, wanted: Sequence[tuple[Action, str]]) 
     Without an account of its permissions, one subject of each pattern is probed; the server logs each of these probes as a
     violation.
     """
-    with _Probe(cluster) as probe:
+    with PermissionProbe(cluster) as probe:
         granted = _granted(probe)
         if granted is None:
             return _probed(probe, wanted)
     return {(action, subject) for action, subject in wanted if not granted[action].includes(subject)}
 
 
-def _granted(probe: _Probe) -> dict[Action, Granted] | None:
+def _granted(probe: PermissionProbe) -> dict[Action, Granted] | None:
     """Return the user's account of its permissions, or None if the server sends none."""
     inbox = probe.new_inbox()
     probe.send(f.encode_pub(USER_INFO, inbox, b"", b""))
@@ -72,7 +72,7 @@ def _rules(rules: dict[str, Any]) -> Granted:
     return Granted(allow, deny)
 
 
-def _probed(probe: _Probe, wanted: Sequence[tuple[Action, str]]) -> set[tuple[Action, str]]:
+def _probed(probe: PermissionProbe, wanted: Sequence[tuple[Action, str]]) -> set[tuple[Action, str]]:
     literal = {
         (action, subject): ".".join(_NODE if token in ("*", ">") else token for token in subject.split("."))
         for action, subject in wanted

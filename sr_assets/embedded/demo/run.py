@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
 from sr_assets.adapters.extras import require_extra
+from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.manifest import identity
 from sr_assets.adapters.published.reading import count_rows
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
@@ -24,14 +25,14 @@ from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.demo.configuration import CITIES, FILE_NAME, configuration
 from sr_assets.embedded.demo.home import demo_home, stdout_on_stderr
 from sr_assets.embedded.demo.result import check_demo
-from sr_assets.embedded.demo.servers import SUBJECT, start_servers
+from sr_assets.embedded.demo.servers import SUBJECT, DemoServers
 from sr_assets.embedded.demo.view import Summary, step
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import find_nats_server
 from sr_assets.operate import Services, Ui, prepare_instance, run_sites, signals_as_interrupt
 from sr_assets.operate.metrics import Exposition, MetricsServer
-from sr_assets.settings import Settings, load_settings, parse_cluster
+from sr_assets.settings import Settings, load_settings
 
 _LOG: Final = "demo.log"
 _LOOPBACK: Final = "127.0.0.1"
@@ -108,8 +109,10 @@ class _Demo:
         began, before = time.monotonic(), identity(self._folder / "fleet.duckdb")
         try:
             with step(self._console, f"NATS servers of {', '.join(self._cities)} and the centre"):
-                settings = self._start_servers()
-            fleets = [self._start_fleet(seed, city, settings) for seed, city in enumerate(self._cities)]
+                servers = DemoServers(self._folder / "nats", self._cities, self._stack)
+                settings = self._configure(servers.urls)
+                servers.restrict(settings)
+            fleets = [self._start_fleet(seed, city, servers) for seed, city in enumerate(self._cities)]
             engine = self._start_engine(settings)
             with step(self._console, "Dagster"):
                 logged = settings.changed(logfile=self._folder / _LOG)
@@ -134,11 +137,10 @@ class _Demo:
             return None
         return self._finish(settings, services, fleets, time.monotonic() - watched)
 
-    def _start_servers(self) -> Settings:
-        """Start the servers and write the configuration that names them."""
-        urls = start_servers(self._folder / "nats", self._cities, self._stack)
+    def _configure(self, urls: Mapping[str, str]) -> Settings:
+        """Write the configuration that names the servers, and load it."""
         file = self._folder / FILE_NAME
-        file.write_text(configuration(self._cities, self._folder, urls), encoding="utf-8")
+        write_private(file, configuration(self._cities, self._folder, urls))
         # For all child processes. The user's own settings do not apply to the demo.
         os.environ["SR_ASSETS_CONFIG"] = str(file)
         for name in ("SR_ASSETS_HOME", "DAGSTER_HOME"):
@@ -147,10 +149,9 @@ class _Demo:
         prepare_instance(settings)
         return settings
 
-    def _start_fleet(self, seed: int, city: str, settings: Settings) -> Fleet:
+    def _start_fleet(self, seed: int, city: str, servers: DemoServers) -> Fleet:
         plan = FleetPlan(self._nodes, _INTERVAL_SECONDS, seed, _CHURN, domain=f"{city}.example.net")
-        server = settings.sites[city][0].source.servers[0]
-        return self._stack.enter_context(Fleet(plan, parse_cluster(f"nats://{server}"), f"{SUBJECT}.%s"))
+        return self._stack.enter_context(Fleet(plan, servers.fleet(city), f"{SUBJECT}.%s"))
 
     def _start_engine(self, settings: Settings) -> "Future[Engine]":
         """Start Spark while Dagster starts, so that it is warm for the first run."""

@@ -1,8 +1,12 @@
-"""The demo's NATS servers and streams: one server per city and one for the centre, linked by leafnodes."""
+"""The demo's NATS servers and streams: one server per city and one for the centre, linked by leafnodes.
+
+Our user and the fleets' user have only their least permissions.
+"""
 
 import contextlib
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,8 +14,14 @@ from typing import Final
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.clusters import ClusterSettings, domain_api
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.permissions import Action
 from sr_assets.embedded.demo.configuration import CENTRE
 from sr_assets.embedded.nats_server import HOST, NatsServer, free_port
+from sr_assets.settings import Settings
+from sr_assets.settings.permissions import Permission, needed_permissions
+from sr_assets.stages.permissions.facts import ask_servers
+from sr_assets.stages.permissions.formats import nats_blocks
+from sr_assets.stages.permissions.users import list_users
 
 #: The prefix of the nodes' subjects.
 SUBJECT: Final = "choria.stream.input.registration"
@@ -21,33 +31,83 @@ _CENTRE_STREAMS: Final = {"ADVISORIES": _ADVISORY_SUBJECTS}
 #: Leafnodes must not forward messages published in a city; only copies reach the centre.
 _NOT_FORWARDED: Final = '["choria.>", "sr_assets.>"]'
 _LINK_SECONDS: Final = 30.0
+_USER: Final = "sr-assets"
+_FLEET: Final = "fleet"
+_LEAF: Final = "leaf"
 
 
-def start_servers(folder: Path, cities: Sequence[str], stack: contextlib.ExitStack) -> dict[str, str]:
-    """Start every server with its streams and wait for the links; returns the URLs by name. The stack stops the servers.
+class DemoServers:
+    """The running servers with their streams, linked; the stack stops them.
 
-    Each server's name is its JetStream domain, through which the centre reaches a city. Raises RunError.
+    Each server's name is its JetStream domain, through which the centre reaches a city. `restrict` takes all other
+    permissions from the users. Raises RunError.
     """
-    port = free_port()
-    remote = f"url: nats://{HOST}:{port}, deny_imports: {_NOT_FORWARDED}, deny_exports: {_NOT_FORWARDED}"
-    links = dict.fromkeys(cities, f"leafnodes {{ reconnect: 1, remotes: [ {{ {remote} }} ] }}")
-    servers = {
-        name: stack.enter_context(NatsServer(folder / name, name, domain=name, config=link))
-        for name, link in {CENTRE: f"leafnodes {{ listen: {HOST}:{port} }}", **links}.items()
-    }
-    for name, server in servers.items():
-        with Cluster(ClusterSettings((server.address,)), "sr-assets demo") as cluster:
-            for stream, subjects in (_CENTRE_STREAMS if name == CENTRE else _CITY_STREAMS).items():
-                if not cluster.stream_exists(stream):
-                    cluster.create_stream({"name": stream, "subjects": subjects, "allow_direct": True})
-    for city in cities:
-        _await_link(servers[CENTRE], city)
-    return {name: server.url for name, server in servers.items()}
+
+    def __init__(self, folder: Path, cities: Sequence[str], stack: contextlib.ExitStack) -> None:
+        self._cities = cities
+        self._passwords = {user: secrets.token_hex(16) for user in (_USER, _FLEET, _LEAF)}
+        self._links = self._configure_links(free_port())
+        users = ", ".join(f"{{ user: {user}, password: {self._passwords[user]} }}" for user in (_USER, _FLEET))
+        self._servers = {
+            name: stack.enter_context(
+                NatsServer(folder / name, name, domain=name, config=f"{link}\nauthorization {{ users: [ {users} ] }}")
+            )
+            for name, link in self._links.items()
+        }
+        for name in self._servers:
+            with Cluster(self._login(name, _USER), "sr-assets demo") as cluster:
+                for stream, subjects in (_CENTRE_STREAMS if name == CENTRE else _CITY_STREAMS).items():
+                    if not cluster.stream_exists(stream):
+                        cluster.create_stream({"name": stream, "subjects": subjects, "allow_direct": True})
+        for city in cities:
+            _await_link(self._login(CENTRE, _USER), city)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The URLs of our user, by name."""
+        login = f"{_USER}:{self._passwords[_USER]}"
+        return {name: f"nats://{login}@{server.address}" for name, server in self._servers.items()}
+
+    def fleet(self, city: str) -> ClusterSettings:
+        """Return the connection of a city's nodes."""
+        return self._login(city, _FLEET)
+
+    def restrict(self, settings: Settings) -> None:
+        """Leave each user only the permissions that it needs, as `sr-assets permissions` prints them."""
+        needs = needed_permissions(settings, ask_servers(settings))
+        needs += [need for city in self._cities for need in _fleet_needs(self.fleet(city))]
+        blocks = {
+            address: nats_blocks([users], self._passwords)
+            for users in list_users(needs)
+            for address in users[0].servers
+        }
+        for name, server in self._servers.items():
+            server.reload(f"{self._links[name]}\n{blocks[server.address]}")
+
+    def _login(self, name: str, user: str) -> ClusterSettings:
+        return ClusterSettings((self._servers[name].address,), user, self._passwords[user])
+
+    def _configure_links(self, port: int) -> dict[str, str]:
+        """Return the part of each server's configuration that links it."""
+        login, password = f"user: {_LEAF}, password: {self._passwords[_LEAF]}", self._passwords[_LEAF]
+        remote = f"url: nats://{_LEAF}:{password}@{HOST}:{port}, deny_imports: {_NOT_FORWARDED}, deny_exports: {_NOT_FORWARDED}"
+        links = dict.fromkeys(self._cities, f"leafnodes {{ reconnect: 1, remotes: [ {{ {remote} }} ] }}")
+        return {CENTRE: f"leafnodes {{ listen: {HOST}:{port}, authorization {{ {login} }} }}", **links}
 
 
-def _await_link(centre: NatsServer, city: str) -> None:
+def _fleet_needs(cluster: ClusterSettings) -> Iterator[Permission]:
+    """Yield the permissions of the emulated nodes."""
+    for action, subject, purpose in (
+        (Action.PUBLISH, f"{SUBJECT}.>", "report"),
+        (Action.PUBLISH, cluster.api("STREAM.NAMES"), "check that a stream takes the reports"),
+        (Action.SUBSCRIBE, f"{cluster.inbox_prefix}.>", "receive acknowledgements"),
+    ):
+        yield Permission(cluster, "source", "the fleet", action, subject, purpose)
+
+
+def _await_link(centre: ClusterSettings, city: str) -> None:
     """Wait until the centre reaches a city's JetStream."""
-    settings = replace(ClusterSettings((centre.address,)), api_prefix=domain_api(city))
+    settings = replace(centre, api_prefix=domain_api(city))
     deadline = time.monotonic() + _LINK_SECONDS
     with Cluster(settings, "sr-assets demo") as cluster:
         while True:

@@ -85,7 +85,7 @@ def probe_permissions(settings: Settings) -> list[Probe]:
 
 
 def _compare_all(settings: Settings) -> list[Comparison]:
-    needs = needed_permissions(settings, ask_servers(settings.entries))
+    needs = needed_permissions(settings, ask_servers(settings))
     return compare_permissions(all_users(list_users(needs)))
 
 

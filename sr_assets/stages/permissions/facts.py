@@ -7,21 +7,33 @@ from typing import Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.wire import PermissionProbe
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.subjects import advisory_pattern
-from sr_assets.settings import Entry, StreamSettings
-from sr_assets.settings.permissions import StreamFacts
+from sr_assets.settings import ClusterSettings, Entry, Settings, StreamSettings
+from sr_assets.settings.permissions import Facts, StreamFacts, used_clusters
 from sr_assets.stages.replication.target import copied_subjects
 
 _CLIENT: Final = "sr-assets permissions"
 _SIDE_BY_SIDE: Final = 16
 
 
-def ask_servers(entries: Iterable[Entry]) -> dict[str, StreamFacts]:
-    """Return what the servers know about each stream, by label; a server that does not respond leaves it unknown."""
-    streams = [entry for entry in entries if isinstance(entry, StreamSettings)]
+def ask_servers(settings: Settings, entries: Iterable[Entry] | None = None) -> Facts:
+    """Return what the servers know; a server that does not respond leaves it unknown."""
+    chosen = settings.entries if entries is None else entries
+    streams = [entry for entry in chosen if isinstance(entry, StreamSettings)]
+    clusters = [cluster for cluster in used_clusters(settings) if cluster.domain]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-        return dict(zip([stream.label for stream in streams], pool.map(_facts, streams), strict=True))
+        domains = dict(zip(clusters, pool.map(_domain, clusters), strict=True))
+        facts = dict(zip([stream.label for stream in streams], pool.map(_facts, streams), strict=True))
+    return Facts(facts, {cluster: domain for cluster, domain in domains.items() if domain is not None})
+
+
+def _domain(cluster: ClusterSettings) -> str | None:
+    """Return the JetStream domain of the connected server, empty without one, or None if no server responds."""
+    with suppress(SrAssetsError), PermissionProbe(cluster) as connection:
+        return connection.server_domain
+    return None
 
 
 def _facts(stream: StreamSettings) -> StreamFacts:

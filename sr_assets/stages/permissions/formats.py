@@ -96,7 +96,7 @@ def _commands(user: User) -> Iterator[str]:
     yield from _header(user)
     name = shlex.quote(user.name)
     for cluster in user.clusters:
-        if cluster.api_prefix != OWN_API and not cluster.api_owner.startswith("domain"):
+        if cluster.api_prefix != OWN_API and cluster.domain is None:
             subjects = f"--remote-subject '$JS.API.>' --local-subject {shlex.quote(cluster.api('>'))}"
             yield f'nsc add import --service --src-account "$EXPORTING_ACCOUNT" {subjects}'
     for action, option in _NSC.items():

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.jetstream import SUBJECTS_TAKEN, ApiError
+from sr_assets.adapters.jetstream import SUBJECTS_TAKEN, ApiError, PermissionDeniedError
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import header_writer
@@ -64,12 +64,14 @@ def new_target(stream: StreamSettings, source: StreamInfo, source_cluster: Clust
     Raises RunError if those subjects are unknown (an origin of the source in another account, or not readable), and
     ConfigurationError if a rewritten subject is invalid.
     """
+    denied: list[str] = []
     # With a prefix, one pattern accepts every copy, whatever the source stores.
-    patterns = _copied_patterns(stream, source, source_cluster) or ((">",) if stream.prefix else ())
+    patterns = _copied_patterns(stream, source, source_cluster, denied) or ((">",) if stream.prefix else ())
     if not patterns:
+        reason = f" ({denied[0]})" if denied else ""
         raise RunError(
-            f"stream {stream.label}: the subjects of the source's mirror or sources are unknown; create target stream"
-            f" {stream.target_stream} yourself, or set filter_subject or target_subject_prefix"
+            f"stream {stream.label}: the subjects of the source's mirror or sources are unknown{reason}; create target"
+            f" stream {stream.target_stream} yourself, or set filter_subject or target_subject_prefix"
         )
     rewritten = [stream.target_pattern(pattern) for pattern in patterns]
     return target_config(stream.target_stream, rewritten, source.config, stream.target_options)
@@ -87,9 +89,14 @@ def copied_subjects(
     return info.subjects if info is not None and info.subjects else copies or None
 
 
-def _copied_patterns(stream: StreamSettings, source: StreamInfo, cluster: Cluster | None) -> tuple[str, ...] | None:
-    """Return patterns of the copied messages' subjects; without a cluster, those of other streams are unknown."""
-    stored, wanted = _source_patterns(source, cluster), stream.filter_subject
+def _copied_patterns(
+    stream: StreamSettings, source: StreamInfo, cluster: Cluster | None, denied: list[str] | None = None
+) -> tuple[str, ...] | None:
+    """Return patterns of the copied messages' subjects; without a cluster, those of other streams are unknown.
+
+    Append the errors about missing permissions to `denied`.
+    """
+    stored, wanted = _source_patterns(source, cluster, [] if denied is None else denied), stream.filter_subject
     if not wanted:
         return stored
     matching = tuple(pattern for pattern in stored or () if overlaps(pattern, wanted))
@@ -97,7 +104,7 @@ def _copied_patterns(stream: StreamSettings, source: StreamInfo, cluster: Cluste
     return matching if matching and all(covers(wanted, pattern) for pattern in matching) else (wanted,)
 
 
-def _source_patterns(source: StreamInfo, cluster: Cluster | None) -> tuple[str, ...] | None:
+def _source_patterns(source: StreamInfo, cluster: Cluster | None, denied: list[str]) -> tuple[str, ...] | None:
     """Return patterns of the source's stored subjects, or None if they are unknown."""
     read = {source.stream}
 
@@ -110,8 +117,11 @@ def _source_patterns(source: StreamInfo, cluster: Cluster | None) -> tuple[str, 
         read.add(name)
         try:
             return stored_patterns(cluster.stream_info(name).config, upstream)
+        except PermissionDeniedError as error:
+            denied.append(str(error))
         except RunError:
-            return None
+            pass
+        return None
 
     return stored_patterns(source.config, upstream)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.jetstream import PermissionDeniedError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.records import StreamState
@@ -93,8 +94,17 @@ class AdvisoryStage:
 
     def _publish_core(self, cluster: Cluster) -> bool:
         sent = 0
+        if time.monotonic() < self._retry_at:
+            return False
         while rows := self._known(self._outbox.unpublished(_CHUNK)):
-            cluster.publish_core([(self._subject(row), _body(self._stream, row)) for row in rows])
+            try:
+                cluster.publish_core([(self._subject(row), _body(self._stream, row)) for row in rows])
+            except PermissionDeniedError as error:
+                self._report.undeliverable = f"{error}; {self._outbox.size()} advisories wait"
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                self._mark([], failed=rows)
+                break
+            self._report.undeliverable = None
             self._mark(rows)
             sent += len(rows)
         self._report.published += sent

@@ -206,7 +206,7 @@ def remedy(server_error: str) -> str:
     if not server_error.startswith("Permissions Violation"):
         return ""
     inbox = ", or set inbox_prefix in the URL to a permitted prefix" if "Subscription" in server_error else ""
-    return f"; give the user that permission{inbox}"
+    return f"; give the user that permission (`sr-assets permissions` prints all that it needs){inbox}"
 
 
 @pytest.mark.parametrize("server_error", SERVER_ERRORS)
