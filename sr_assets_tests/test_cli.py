@@ -757,11 +757,17 @@ def test_check_connect_names_missing_permissions(
         code, output, errors = command("check", "--connect", "--format", "json")
     failed = [probe["tried"] for probe in json.loads(output) if probe["result"] == "failed"]
     assert code == 1
-    assert failed == [
-        "$JS.API.CONSUMER.CREATE.REG",
-        "$JS.API.CONSUMER.CREATE.LONDON_REG",
-        "publish london.reg.sr-assets-check",
-    ]
+    operations = ("CREATE.{}.>", "MSG.NEXT.{}.*", "DELETE.{}.*")
+    streams = ("REG", "ADV", "LONDON_REG")
+    assert sorted(failed) == sorted(
+        [
+            "$JS.API.CONSUMER.CREATE.REG",
+            "$JS.API.CONSUMER.CREATE.LONDON_REG",
+            "publish london.reg.sr-assets-check",
+            "publish london.>",
+            *(f"publish $JS.API.CONSUMER.{each.format(stream)}" for stream in streams for each in operations),
+        ]
+    )
     assert "ermission" in errors
     assert "secret" not in output + errors
 

@@ -173,7 +173,8 @@ def _of_target(settings: Settings, stream: StreamSettings, facts: StreamFacts) -
         yield from _requests(target, "target", about, _FENCE, name)
     if stream.create_target:
         yield from _requests(target, "target", about, _CREATE | _FIND, name)
-    copies = facts.copies or configured_copies(settings, stream)
+    # The configuration first, so that the list does not depend on the servers.
+    copies = configured_copies(settings, stream) or facts.copies
     if copies:
         yield from _publishes(target, "target", about, copies, "publish copies")
     else:

@@ -42,10 +42,10 @@ class Comparison(NamedTuple):
 
 def missing_text(user: User, need: Permission) -> str:
     """Return one line about a missing permission, with the remedy."""
-    what = (
+    lacking = (
         f"{need.role} {need.about}: user {user.name} at {','.join(user.servers)} may not {need.action} {need.subject}"
     )
-    return f"{what}, to {need.purpose}; {_REMEDY}"
+    return f"{lacking}, to {need.purpose}; {_REMEDY}"
 
 
 def compare_permissions(users: Sequence[User]) -> list[Comparison]:

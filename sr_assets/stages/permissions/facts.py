@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from typing import Final
 
 from sr_assets.adapters.nats.cluster import Cluster
@@ -11,7 +12,7 @@ from sr_assets.adapters.wire import PermissionProbe
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.settings import ClusterSettings, Entry, Settings, StreamSettings
-from sr_assets.settings.permissions import Facts, StreamFacts, used_clusters
+from sr_assets.settings.permissions import Facts, StreamFacts, configured_copies, used_clusters
 from sr_assets.stages.replication.target import copied_subjects
 
 _CLIENT: Final = "sr-assets permissions"
@@ -25,7 +26,8 @@ def ask_servers(settings: Settings, entries: Iterable[Entry] | None = None) -> F
     clusters = [cluster for cluster in used_clusters(settings) if cluster.domain]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
         domains = dict(zip(clusters, pool.map(_domain, clusters), strict=True))
-        facts = dict(zip([stream.label for stream in streams], pool.map(_facts, streams), strict=True))
+        answers = pool.map(partial(_facts, settings), streams)
+        facts = dict(zip([stream.label for stream in streams], answers, strict=True))
     return Facts(facts, {cluster: domain for cluster, domain in domains.items() if domain is not None})
 
 
@@ -36,17 +38,18 @@ def _domain(cluster: ClusterSettings) -> str | None:
     return None
 
 
-def _facts(stream: StreamSettings) -> StreamFacts:
+def _facts(settings: Settings, stream: StreamSettings) -> StreamFacts:
     with (
         closing(Cluster(stream.source, _CLIENT)) as source,
         closing(Cluster(stream.target, _CLIENT)) as target,
     ):
         copies = keepers = None
         origins: tuple[str, ...] = ()
-        with suppress(SrAssetsError):
-            info = source.stream_info(stream.stream)
-            origins = () if stream.filter_subject or stream.prefix else _origins(info)
-            copies = copied_subjects(stream, info, source, target)
+        if configured_copies(settings, stream) is None:
+            with suppress(SrAssetsError):
+                info = source.stream_info(stream.stream)
+                origins = _origins(info)
+                copies = copied_subjects(stream, info, source, target)
         if stream.advisory is not None:
             with suppress(SrAssetsError):
                 cluster = source if stream.advisory.cluster == "source" else target

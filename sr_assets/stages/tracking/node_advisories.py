@@ -94,19 +94,15 @@ class AdvisoryStage:
 
     def _publish_core(self, cluster: Cluster) -> bool:
         sent = 0
-        if time.monotonic() < self._retry_at:
-            return False
-        while rows := self._known(self._outbox.unpublished(_CHUNK)):
+        while time.monotonic() >= self._retry_at and (rows := self._known(self._outbox.unpublished(_CHUNK))):
             try:
                 cluster.publish_core([(self._subject(row), _body(self._stream, row)) for row in rows])
+                delivered, self._report.undeliverable = rows, None
             except PermissionDeniedError as error:
-                self._report.undeliverable = f"{error}; {self._outbox.size()} advisories wait"
+                delivered, self._report.undeliverable = [], f"{error}; they will be sent again"
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
-                self._mark([], failed=rows)
-                break
-            self._report.undeliverable = None
-            self._mark(rows)
-            sent += len(rows)
+            self._mark(delivered, failed=[] if delivered else rows)
+            sent += len(delivered)
         self._report.published += sent
         return sent > 0
 
@@ -293,11 +289,9 @@ class HeartbeatStage:
 
 
 def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
-    """Return whether the last heartbeat, of this run or a successful earlier one, is recent and its announcement still
-    holds.
+    """Return whether the last successful heartbeat is recent and its announcement still holds.
 
-    A run without new messages then sends none: if the advisory stream is itself copied, each heartbeat would start
-    another run.
+    A run without new messages then sends none: if the advisory stream is copied, each heartbeat would start a run.
     """
     if state.alive_ns is None or now_ns - state.alive_ns >= _EVERY_NS:
         return False
