@@ -3,13 +3,14 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sr_assets.adapters.jetstream import ApiError
+from sr_assets.adapters.jetstream import ApiError, PermissionDeniedError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.publishing import Delivery
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version
@@ -196,6 +197,17 @@ def test_core_messages_reach_subscribers(cluster: Cluster, nats_server: NatsServ
             pass
         cluster.publish_core([(subject, b"one"), (subject, b"two")])
         assert [lines.readline() for _ in range(4)][1::2] == [b"one\r\n", b"two\r\n"]
+
+
+@pytest.mark.process
+def test_core_message_without_permission_is_an_error(tmp_path: Path) -> None:
+    users = '{ user: u, password: u, permissions: { publish: { deny: ["no.>"] } } }'
+    with NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [ {users} ] }}") as server:
+        opened = Cluster(ClusterSettings((server.address,), "u", "u"))
+        with closing(opened):
+            opened.publish_core([("yes", b"")])
+            with pytest.raises(PermissionDeniedError, match=r'publish to "no\.one"; give'):
+                opened.publish_core([("yes", b""), ("no.one", b"")])
 
 
 def test_publish_permission_is_proven_without_storing(cluster: Cluster, unique: Names) -> None:
