@@ -21,6 +21,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from sr_assets_bench.against import compare_commits
 from sr_assets_bench.cluster import measure_cluster
 from sr_assets_bench.copying import measure_copy, measure_workers
 from sr_assets_bench.daily import measure_availability, measure_inventory
@@ -103,8 +104,15 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, help="also write the figures to this file, keeping those of other workloads"
     )
+    parser.add_argument("--against", metavar="REF", help="compare with another commit, alternately")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each commit (default: 3)")
     arguments = parser.parse_args()
     console = Console(stderr=True)
+    if arguments.against:
+        workloads = arguments.only or [*WORKLOADS]
+        compared = compare_commits(console, arguments.against, workloads, arguments.scale, arguments.rounds)
+        sys.stdout.write(json.dumps(compared) + "\n")
+        return
     figures: dict[str, Any] = {}
     for name in arguments.only or WORKLOADS:
         started = time.perf_counter()
