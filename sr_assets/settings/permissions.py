@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Final, Literal
 
 from sr_assets.domain.clusters import OWN_API, ClusterSettings
-from sr_assets.domain.election import election_key, record_key
+from sr_assets.domain.election import election_key, heartbeats_key, heartbeats_site, record_key
 from sr_assets.domain.permissions import USER_INFO, Action
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.settings.deployment import Settings
@@ -108,6 +108,13 @@ def needed_permissions(
             subjects = [beat.subject for beat in settings.heartbeats.subjects]
             cluster = settings.heartbeats.cluster
             needs += _publishes(cluster, "heartbeats", settings.replicator, subjects, "publish heartbeats")
+            if settings.heartbeats.leader_election:
+                where, key = (
+                    settings.heartbeat_election_cluster(settings.heartbeats),
+                    heartbeats_key(settings.replicator),
+                )
+                records = heartbeats_site(settings.replicator)
+                needs += _of_election(settings, where, settings.replicator, key, records)
     roles = dict.fromkeys((need.cluster, need.role, need.about) for need in needs)
     needs += chain.from_iterable(_of_connection(*role) for role in roles)
     return list(dict.fromkeys(chain.from_iterable(_at_server(need, known.domains) for need in needs)))
@@ -157,13 +164,20 @@ def _of_entry(settings: Settings, entry: Entry, facts: StreamFacts | None) -> It
         if entry.advisory is not None:
             yield from _of_advisories(entry, facts)
     if entry.leader_election_name:
-        cluster, bucket = settings.election_cluster(entry), settings.leader_election.bucket
-        keys = election_key(entry.name, entry.stream), record_key(entry.name, "*")
-        subjects = [f"$KV.{bucket}.{key}" for key in keys]
-        if cluster.api_prefix != OWN_API:
-            subjects = [cluster.api(subject) for subject in subjects]
-        yield from _requests(cluster, "election", entry.label, _BUCKET, f"KV_{bucket}")
-        yield from _publishes(cluster, "election", entry.label, subjects, "campaign, and describe this member")
+        key = election_key(entry.name, entry.stream)
+        yield from _of_election(settings, settings.election_cluster(entry), entry.label, key, entry.name)
+
+
+def _of_election(
+    settings: Settings, cluster: ClusterSettings, about: str, key: str, records: str
+) -> Iterator[Permission]:
+    """Yield the permissions of a campaign for a key; `records` names the records of the members."""
+    bucket = settings.leader_election.bucket
+    subjects = [f"$KV.{bucket}.{each}" for each in (key, record_key(records, "*"))]
+    if cluster.api_prefix != OWN_API:
+        subjects = [cluster.api(subject) for subject in subjects]
+    yield from _requests(cluster, "election", about, _BUCKET, f"KV_{bucket}")
+    yield from _publishes(cluster, "election", about, subjects, "campaign, and describe this member")
 
 
 def _of_target(settings: Settings, stream: StreamSettings, facts: StreamFacts) -> Iterator[Permission]:

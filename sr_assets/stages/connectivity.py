@@ -11,7 +11,6 @@ from typing import Final
 
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.fence import probe_fence
-from sr_assets.adapters.election import election_key
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.cluster import without_secret
@@ -19,6 +18,7 @@ from sr_assets.adapters.spark.config import is_cluster
 from sr_assets.adapters.spark.remote import try_remotely
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
 from sr_assets.adapters.wire import Connection, read_range
+from sr_assets.domain.election import heartbeats_key
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
@@ -243,7 +243,7 @@ def _try_heartbeats(settings: Settings, heartbeats: HeartbeatSettings) -> list[P
         for heartbeat in heartbeats.subjects:
             _try_publishing(probes, cluster, heartbeat.subject)
     if heartbeats.leader_election:
-        where, key = settings.heartbeat_election_cluster(heartbeats), election_key(settings.replicator, "HB")
+        where, key = settings.heartbeat_election_cluster(heartbeats), heartbeats_key(settings.replicator)
         probe_key(probes, where, settings.leader_election.bucket, key)
     return probes.made
 

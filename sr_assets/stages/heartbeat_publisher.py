@@ -9,10 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Final, Self
-from urllib.parse import quote
 
-from sr_assets.adapters.election import election_key
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.domain.election import heartbeats_key, heartbeats_site
 from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings import HeartbeatSettings, HeartbeatSubject, Settings
@@ -97,13 +96,8 @@ def heartbeat_leadership(settings: Settings) -> Leadership | None:
     if block is None or not block.leader_election:
         return None
     where = settings.heartbeat_election_cluster(block)
-    key = Key(election_key(settings.replicator, "HB"), socket.gethostname(), where)
-    return Leadership(settings, heartbeat_folder(settings), patient=True, keys=[key])
-
-
-def heartbeat_folder(settings: Settings) -> str:
-    """Return the name of the folder of this election's lease, next to the sites'; it is also the name of its records."""
-    return f".heartbeats-{quote(settings.replicator, safe='')}"
+    key = Key(heartbeats_key(settings.replicator), socket.gethostname(), where)
+    return Leadership(settings, heartbeats_site(settings.replicator), patient=True, keys=[key])
 
 
 def publish_heartbeat(cluster: Cluster, subject: HeartbeatSubject) -> None:

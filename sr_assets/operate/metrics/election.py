@@ -6,9 +6,9 @@ from typing import Final
 
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease
+from sr_assets.domain.election import heartbeats_site
 from sr_assets.domain.exposition import Sample, expose, labels
 from sr_assets.settings import Settings
-from sr_assets.stages.heartbeat_publisher import heartbeat_folder
 
 _PREFIX: Final = "choria_stream_replicator_election_"
 
@@ -17,7 +17,7 @@ def election_lines(settings: Settings) -> Iterator[str]:
     """Yield the lines of the election's metrics; none for sites without an election."""
     leases = {site: Lease.read(settings.home / "sites" / site) for site in settings.sites}
     # As in the Stream Replicator, the election of the heartbeats has no replicator.
-    heartbeats = Lease.read(settings.home / "sites" / heartbeat_folder(settings))
+    heartbeats = Lease.read(settings.home / "sites" / heartbeats_site(settings.replicator))
     elections = [*((lease, settings.replicator) for lease in leases.values()), (heartbeats, "unknown")]
     keys = [(key, (member, replicator), lease) for lease, replicator in elections for key, member in lease.keys.items()]
 

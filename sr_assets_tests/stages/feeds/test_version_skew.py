@@ -133,7 +133,16 @@ def test_advisory_has_the_fields_that_the_first_centre_reads() -> None:
 
 
 def test_heartbeat_has_the_fields_that_the_first_centre_reads() -> None:
-    names, counts = {"replicator": "EAST", "name": "london", "stream": "NODES"}, {"position": 1, "nodes": 1}
-    times = {"ts_ns": 1, "watermark_ns": 1, "lag_ns": 0, "next_within_ns": 1}
-    payload = observer_alive(**names, **counts, **times, lag_messages=0)
+    payload = observer_alive(
+        replicator="EAST",
+        name="london",
+        stream="NODES",
+        position=1,
+        nodes=1,
+        ts_ns=1,
+        watermark_ns=1,
+        lag_ns=0,
+        next_within_ns=1,
+        lag_messages=0,
+    )
     assert types(payload, HEARTBEAT_FIELDS) == HEARTBEAT_FIELDS
