@@ -102,8 +102,8 @@ class OurProcesses:
     def _processes(self) -> list[psutil.Process]:
         engine = engine_status(self._home)
         roots = [self._run, *([psutil.Process(engine.pid)] if engine else [])]
-        found = {child for root in roots for child in root.children(recursive=True)}
-        return list({*roots, *found})
+        children = {child for root in roots for child in root.children(recursive=True)}
+        return list({*roots, *children})
 
 
 def _stored(bench: Bench) -> int:

@@ -58,8 +58,8 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     ):
         if metrics:
             print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
-        work = children.run_once if once else children.follow
-        working = [pool.submit(work, site, labels) for site, labels in chosen.items()]
+        run = children.run_once if once else children.follow
+        working = [pool.submit(run, *site) for site in chosen.items()]
         try:
             # The due work ends with the last site; a platform of native streams has none.
             keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
@@ -73,10 +73,6 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     if once:
         write_textfile_once(settings)
         notify_once(settings)
-    return _worst(codes)
-
-
-def _worst(codes: Sequence[int]) -> int:
     return 2 if 2 in codes else int(any(codes))
 
 

@@ -79,12 +79,7 @@ def compare(
         *_lost(rig, rules.stream, copies.lost),
         *_counters(counted, copies, _late_sightings(rules, seen, past)),
         *compare_nodes(rig, rules, expected),
-        *compare_snapshots(
-            rig,
-            rules,
-            [message for message in seen if message.key in copies.made],
-            whole_history=whole_history,
-        ),
+        *compare_snapshots(rig, rules, copies.made_of(seen), whole_history=whole_history),
         *compare_transitions(
             rig, rules.stream, expected, info.created_ns, len(past.beginnings), published=feed is not None
         ),
@@ -118,6 +113,10 @@ class _Copies:
         self.made: set[_Key] = set()
         self.lost: set[_Key] = set()
         self.besides = 0
+
+    def made_of(self, seen: Iterable[Seen]) -> list[Seen]:
+        """Return the messages whose copies must have been made."""
+        return [message for message in seen if message.key in self.made]
 
     def compare(self, copies: Iterable[Message], created_ns: int) -> Iterator[Difference]:
         """Compare each copy in a target with its original."""
