@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.adapters.state.refill_request import read_refill
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.automation.decisions import CAUGHT_UP
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
-from sr_assets.settings import FeedSettings
+from sr_assets.settings import FeedSettings, StreamSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,8 @@ def is_idle(settings: Settings, site: str) -> bool:
     """Return whether a run of a site would change nothing.
 
     The last run was recent, had this configuration and no error; since then no source has a new message and no node a passed
-    deadline, and each target is as that run left it. A doubt, such as an unreachable server, is work.
+    deadline, each target is as that run left it, and no history is being refilled. A doubt, such as an unreachable server, is
+    work.
     """
     entries, folder = settings.sites[site], settings.home / "sites" / site
     if any(entry.leader_election_name or entry.ephemeral for entry in entries):
@@ -37,6 +39,7 @@ def is_idle(settings: Settings, site: str) -> bool:
         or age_seconds > _LONGEST_SECONDS
         or status.get("configuration") != settings.digest
         or lock_owner(folder) is not None
+        or any(read_refill(folder, entry) is not None for entry in entries if isinstance(entry, StreamSettings))
     ):
         return False
     eager = settings.model_copy(update={"sensor": settings.sensor.model_copy(update={"lag_messages": 1})})
