@@ -46,6 +46,7 @@ _STORE: Final = f"OBJ_{_BUCKET}_STATE"
 _CLOCK_SECONDS: Final = 3600
 #: The smallest duplicate window that `check` accepts.
 _WINDOW_NS: Final = int(2 * TTL_SECONDS * 1e9)
+_LAST_TTL_SECONDS: Final = 30.0
 #: Work that is done again after each fail-over must not keep the members behind.
 _SLOWER: Final = 3.0
 _BEGIN_SECONDS: Final = 300.0
@@ -86,6 +87,7 @@ def soak_members(home: Path, seed: int, seconds: float, messages: int, fail_over
         for member in members:
             member.operator.finish()
         last = chance.choice(members)
+        _lengthen_ttl(rig)
         drained = last.operator.drain()
         ends = rig.info(FEED).last_sequence, rig.info(CENTRE, target).last_sequence
         # The advisories of the first one are copied to the centre; the second one folds them.
@@ -133,6 +135,13 @@ def _create(rig: Rig) -> None:
     rig.create(FEED, duplicate_window=_WINDOW_NS)
     rig.create(CENTRE, rig.target, subjects=[f"{FEED}.>"], duplicate_window=_WINDOW_NS)
     rig.publish(PLAIN, [Sent(b"the first")])
+
+
+def _lengthen_ttl(rig: Rig) -> None:
+    """Lengthen the TTL, so that the last runs keep the lease on a busy machine."""
+    for server in (rig.source, rig.target):
+        answer = rig.api(f"STREAM.UPDATE.KV_{_BUCKET}", bucket_config(_BUCKET, _LAST_TTL_SECONDS), server)
+        assert "error" not in answer, answer
 
 
 def _begin(members: list[Member], terms: Terms) -> None:
