@@ -181,11 +181,15 @@ def test_check_names_a_missing_inbox(guarded: Guarded, printed: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_commands_name_a_missing_permission(guarded: Guarded, printed: str, command: Command) -> None:
-    guarded.restrict(printed.replace('"$JS.API.DIRECT.GET.REG"', "").replace('"adv.*.>"', ""))
+    removed = ("$JS.API.DIRECT.GET.REG", "adv.*.>", "$JS.API.STREAM.UPDATE.GATHERED")
+    for subject in removed:
+        assert f'"{subject}"' in printed
+        printed = printed.replace(f'"{subject}"', "")
+    guarded.restrict(printed)
     for arguments in (("check", "--connect"), ("permissions", "--check")):
         code, _, err = command(*arguments)
         assert code == 1
-        for subject in ("$JS.API.DIRECT.GET.REG", "adv.*.>"):
+        for subject in removed:
             assert [line for line in err.splitlines() if f"may not publish {subject}, to" in line], err
     code, out, _ = command("permissions", "--check", "--format", "json")
     assert code == 1
@@ -193,3 +197,18 @@ def test_commands_name_a_missing_permission(guarded: Guarded, printed: str, comm
     assert (granted["adv.*.>"], granted["$JS.API.STREAM.INFO.REG"], granted["_INBOX.>"]) == (False, True, True)
     _, _, err = command("run", "--once", "--stream", "BIG")
     assert "may not publish adv.*.>, to publish advisories" in err
+
+
+@pytest.mark.timeout(120)
+def test_refused_core_advisories_wait_for_the_permission(guarded: Guarded, printed: str) -> None:
+    rig = guarded.rig
+    rig.entries[:] = [rig.entries[0]]
+    rig.entries[0]["advisory"]["reliable"] = False
+    guarded.restrict(printed.replace('"adv.*.>"', ""))
+    undeliverable = rig.run()["REG"].undeliverable
+    assert undeliverable is not None
+    assert 'permissions violation for publish to "adv.new.n' in undeliverable
+    assert {row["published_at"] for row in rig.rows("node_advisories")} == {None}
+    guarded.restrict(printed)
+    assert rig.drain()["REG"].undeliverable is None
+    assert None not in {row["published_at"] for row in rig.rows("node_advisories")}
