@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -41,12 +42,14 @@ def script(rig: Rig, tmp_path: Path) -> Script:
     java = find_java(tmp_path)
     environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "JAVA_HOME": str(java)}
 
-    def run(stream: str, text: str, *, fails: bool = False) -> Any:
+    def run(stream: str, text: str, *, fails: bool = False, prints_json: bool = True) -> Any:
         url = f"nats://{rig.source.address}"
         command = [sys.executable, "-c", _BEGIN + textwrap.dedent(text), url, stream, str(tmp_path)]
         done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode != 0) == fails, done.stderr
-        return done.stderr if fails else [json.loads(line) for line in done.stdout.splitlines()]
+        if fails:
+            return done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()] if prints_json else done.stdout
 
     return run
 
@@ -149,6 +152,16 @@ def test_write_publishes_each_row_once_with_headers(rig: Rig, script: Script) ->
     assert len({message.headers for message in given}) == 100
     assert all(b"Site: a\r\nSite: b\r\n" in message.headers for message in given)
     assert sorted(int(message.payload) for message in own) == list(range(200))
+
+
+def test_documented_example_runs_against_a_stream(rig: Rig, script: Script) -> None:
+    stream = rig.make()
+    publish(rig, stream, range(1, 4))
+    text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    (example,) = re.findall(r"```python spark\n(.*?)```", text, re.DOTALL)
+    used = example.replace("nats://localhost:4222", f"nats://{rig.source.address}").replace("NODES", stream)
+    shown = script(stream, used.replace("nodes.eu.%", f"{stream}.%"), prints_json=False)
+    assert f"|{stream}.s1|    2|" in shown
 
 
 @pytest.mark.parametrize(
