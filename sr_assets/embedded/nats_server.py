@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from sr_assets.adapters.extras import missing_extra
+from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import RunError
 
 HOST = "127.0.0.1"
@@ -113,7 +114,7 @@ class NatsServer:
         for stale in self.home.glob("*.ports"):
             stale.unlink()
         configuration = self.home / "server.conf"
-        configuration.write_text(self._configuration(), encoding="utf-8")
+        write_private(configuration, self._configuration())
         with self.log_file.open("ab") as log:
             # A new session: Ctrl-C in a terminal reaches only the parent, which stops the server properly.
             self._process = subprocess.Popen(
@@ -136,7 +137,7 @@ class NatsServer:
         Raises RunError with the server's reason if it refuses the configuration.
         """
         self._config, read_before = config, self.log_file.stat().st_size
-        (self.home / "server.conf").write_text(self._configuration(), encoding="utf-8")
+        write_private(self.home / "server.conf", self._configuration())
         os.kill(self.pid, signal.SIGHUP)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
