@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _STEP_DOWN_SECONDS: Final = 30.0
+_BEGIN_SECONDS: Final = 600.0
 _ENTRY: Final[dict[str, Any]] = {
     "stream": PROBED,
     "target_stream": ARRIVED,
@@ -48,7 +49,7 @@ def measure_fail_over(bench: Bench, nodes: int) -> dict[str, Any]:
         for host in hosts:
             host.start()
         # The first leader waits until the bucket is as old as its TTL.
-        seconds_until(time.perf_counter(), lambda: _copied(bench) >= nodes)
+        seconds_until(time.perf_counter(), lambda: _copied(bench) >= nodes, _BEGIN_SECONDS)
         for number in range(ROUNDS):
             leader = _leader(hosts)
             killed.append(_first_copy(bench, f"killed{number}", leader.kill))

@@ -211,7 +211,7 @@ def _daily(figures: Figures) -> Iterator[Row]:
 
 def _members(figures: Figures) -> Iterator[Row]:
     """Yield the rows of two members; the TTL of the keys is 10 s, and a checkpoint is stored every 60 s."""
-    measured = [figures[name] for name in ("members_10k", "members_100k")]
+    measured = [figures[name] for name in ("members_10k", "members_100k") if name in figures]
     for kind, label, target in (("killed", "kill -9 of the leader", 20), ("planned", "`step-down`", 5)):
         for known in measured:
             slowest = known[f"{kind}_slowest_seconds"]

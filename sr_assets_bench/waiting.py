@@ -130,11 +130,11 @@ def probe(bench: Bench, label: str, prepare: Callable[[], None]) -> list[tuple[f
     return delays[1:]
 
 
-def seconds_until(started: float, condition: Callable[[], bool]) -> float:
-    """Wait for a condition; return the seconds since `started`. Raises RunError after two minutes."""
+def seconds_until(started: float, condition: Callable[[], bool], within: float = _PROBE_SECONDS) -> float:
+    """Wait for a condition; return the seconds since `started`. Raises RunError after two minutes, or `within` seconds."""
     while not condition():
-        if time.perf_counter() - started > _PROBE_SECONDS:
-            raise RunError(f"a message was not copied and published within {_PROBE_SECONDS:.0f} s")
+        if time.perf_counter() - started > within:
+            raise RunError(f"a message was not copied and published within {within:.0f} s")
         time.sleep(_LOOK_SECONDS)
     return time.perf_counter() - started
 
