@@ -23,7 +23,8 @@ _Figures = dict[tuple[str, str], list[float]]
 
 def compare_commits(console: Console, ref: str, workloads: Sequence[str], scale: float, rounds: int) -> dict[str, Any]:
     """Measure each workload `rounds` times on both trees, alternately; print and return the medians and their ratio."""
-    here, there = defaultdict(list), defaultdict(list)
+    here: _Figures = defaultdict(list)
+    there: _Figures = defaultdict(list)
     with _worktree(ref) as other:
         for workload in workloads:
             for number in range(rounds):
