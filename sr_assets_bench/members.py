@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import stop_engine
+from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.stages.checkpointing import object_name, open_store, store_state
 from sr_assets.stages.leadership import campaigns_here, step_down
@@ -50,6 +51,8 @@ def measure_fail_over(bench: Bench, nodes: int) -> dict[str, Any]:
             host.start()
         # The first leader waits until the bucket is as old as its TTL.
         seconds_until(time.perf_counter(), lambda: _copied(bench) >= nodes, _BEGIN_SECONDS)
+        # Before the first checkpoint, the other member would need `recover`.
+        seconds_until(time.perf_counter(), lambda: any(host.has_stored for host in hosts), _BEGIN_SECONDS)
         for number in range(ROUNDS):
             leader = _leader(hosts)
             killed.append(_first_copy(bench, f"killed{number}", leader.kill))
@@ -89,6 +92,11 @@ class _Host:
         """Whether it campaigns and knows the leader."""
         lease = Lease.read(self._folder)
         return campaigns_here(self._folder) and lease.leader is not None and boot_seconds() > lease.rests_until
+
+    @property
+    def has_stored(self) -> bool:
+        """Whether it has stored a checkpoint."""
+        return last_stored(self._folder) is not None
 
     def start(self) -> None:
         """Start its process."""
