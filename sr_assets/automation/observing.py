@@ -12,7 +12,7 @@ from typing import Any, Final
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.pausing import paused_streams
-from sr_assets.adapters.state.status_file import read_status, record_idle_poll, status_age_seconds
+from sr_assets.adapters.state.status_file import is_outdated, read_status, record_idle_poll, status_age_seconds
 from sr_assets.automation.decisions import (
     CAUGHT_UP,
     Decision,
@@ -107,6 +107,8 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
     status = read_status(folder)
     if not status and any(_rules(entry).starts_empty for entry in settings.sites[site]):
         return Decision("first run")
+    if is_outdated(status):
+        return Decision("the state was restored")
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
     with ExitStack() as connections:

@@ -49,6 +49,9 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
                 result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
             if interrupted():
                 raise KeyboardInterrupt
+            if not result.success and not leadership.leads and leadership.lease.leader:
+                # Another member leads since the run began, and continues its work.
+                continue
             code = report_run(streams, result)
             if once:
                 return code

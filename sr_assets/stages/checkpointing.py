@@ -22,7 +22,7 @@ from sr_assets.adapters.state.checkpoint import (
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.refill_request import request_refill
-from sr_assets.adapters.state.status_file import read_status
+from sr_assets.adapters.state.status_file import outdate_status, read_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import LeadershipLostError, RunError, SrAssetsError
 from sr_assets.settings import Settings, StreamSettings
@@ -261,11 +261,13 @@ def fetch_checkpoint(settings: Settings, store: CheckpointSettings, site: str, f
 
 def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | None]:
     about = read_about(file, settings.replicator, site)
-    aside = restore_checkpoint(file, about, settings.home / "sites" / site, settings.home.resolve())
+    folder = settings.home / "sites" / site
+    aside = restore_checkpoint(file, about, folder, settings.home.resolve())
+    outdate_status(folder)
     for entry in settings.sites[site]:
         if isinstance(entry, StreamSettings):
             set_paused(settings, entry, entry.stream in about.paused)
-            request_refill(settings.home / "sites" / site, entry)
+            request_refill(folder, entry)
     return about, aside
 
 

@@ -13,6 +13,8 @@ from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.state.checkpoint import last_stored, write_checkpoint
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.automation.idle import is_idle
+from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.stages.checkpointing import find_checkpoint, restore_site, store_state
 from sr_assets.stages.saving import save_site
@@ -240,6 +242,21 @@ def test_pause_is_part_of_the_checkpoint(rig: Rig, tmp_path: Path) -> None:
     lose_home(rig)
     restore_site(settings, SITE, tmp_path / "checkpoint")
     assert paused_streams(rig.home / "sites" / SITE) == {stream}
+
+
+def test_restored_site_is_due_although_it_was_idle(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain()
+    settings = rig.settings()
+    save_site(settings, SITE, tmp_path / "checkpoint")
+    assert is_idle(settings, SITE)
+    restore_site(settings, SITE, tmp_path / "checkpoint")
+    assert not is_idle(settings, SITE)
+    assert find_work(settings, SITE).reason == "the state was restored"
+    rig.drain()
+    assert find_work(settings, SITE).reason is None
 
 
 def test_leader_keeps_its_own_state(rig: Rig) -> None:

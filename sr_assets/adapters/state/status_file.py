@@ -30,6 +30,18 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
     write_private(folder / STATUS_FILE, json.dumps({**status, "written_at": written_at}, indent=1))
 
 
+def outdate_status(folder: Path) -> None:
+    """Mark the status of a state that was replaced as `is_outdated`; its positions remain until the next run."""
+    if status := read_status(folder):
+        status.pop("written_at", None)
+        write_private(folder / STATUS_FILE, json.dumps(status, indent=1))
+
+
+def is_outdated(status: dict[str, Any]) -> bool:
+    """Return whether the state was replaced after this status was written: a run is due."""
+    return bool(status) and "written_at" not in status
+
+
 def status_age_seconds(status: dict[str, Any]) -> float | None:
     """Return the age of a status, independent of changes of the time of day.
 
