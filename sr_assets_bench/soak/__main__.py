@@ -27,7 +27,7 @@ from sr_assets_bench.soak.verdict import MARK, Verdict, left_behind, say
 def _soak(home: Path, arguments: argparse.Namespace) -> Verdict:
     seed, seconds, messages = arguments.seed, arguments.seconds, arguments.messages
     if arguments.members == 1:
-        return soak_home(home, seed, seconds, messages, steady=arguments.steady)
+        return soak_home(home, seed, seconds, messages)
     return soak_members(home, seed, seconds, messages, arguments.fail_overs)
 
 
@@ -43,7 +43,6 @@ def main() -> int:
     )
     parser.add_argument("--members", type=int, choices=(1, 2), default=1, help="homes of the site (default: 1)")
     parser.add_argument("--fail-overs", type=int, default=0, help="minimum number with two members (default: 0)")
-    parser.add_argument("--steady", action="store_true", help="also read two streams of nodes that never fall silent")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     arguments = parser.parse_args()
     os.environ[MARK] = uuid.uuid4().hex

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _BEGIN_SECONDS: Final = 300.0
 
 
-def soak_home(home: Path, seed: int, seconds: float, messages: int, *, steady: bool) -> Verdict:
+def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
     """Run a fleet, a site and faults for a time, then compare; stop all started processes.
 
     It continues until `messages` messages that the source still holds have been read, even on a slow machine.
@@ -61,7 +61,7 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int, *, steady: b
         rig = Rig(home / "site", source, target, str)
         stack.callback(stop_engine, rig.home)
         clock = stack.enter_context(WrongClock(source))
-        _configure(rig, clock.url if steady else None)
+        _configure(rig, clock.url)
         operator = Operator(rig, random.Random(f"{seed} runs"))
         stack.callback(operator.kill)
         _begin(rig, operator)
@@ -70,7 +70,7 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int, *, steady: b
         for after, fault, lasting in gremlin.plan:
             say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)
-        fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, steady=steady)]
+        fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, steady=True)]
         until = time.monotonic() + seconds
         progress = Progress(rig.home)
         while time.monotonic() < until or sum(progress.positions().values()) < messages:
@@ -89,7 +89,7 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int, *, steady: b
         pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
         compared = list(_compare(rig, pasts, ends[0])) if drained else []
         views = list(compare_feed(rig, CENTRE, target, ends[1])) if drained else []
-        if steady and drained:
+        if drained:
             views += [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)]
     faults = Counter({str(fault): count for fault, count in gremlin.faults.items()})
     beginnings = {"beginnings": sum(len(past.beginnings) for past in pasts.values())}
@@ -104,7 +104,7 @@ def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]
     yield compare(rig, replace(PLAIN_RULES, stream=FEED), pasts=pasts, target=CENTRE, until=fed)
 
 
-def _configure(rig: Rig, clock_url: str | None) -> None:
+def _configure(rig: Rig, clock_url: str) -> None:
     """Create the streams and the configuration."""
     for name in (PLAIN, SAMPLED, FEED):
         rig.create(name)
@@ -117,8 +117,7 @@ def _configure(rig: Rig, clock_url: str | None) -> None:
     rig.add(MIRROR, **COMMON, **TRACKED, target_subject_prefix=MIRROR)
     rig.add(FEED, **COMMON, target_stream=CENTRE)
     rig.add_feed(CENTRE)
-    if clock_url:
-        add_steady_streams(rig, clock_url)
+    add_steady_streams(rig, clock_url)
     # Some batches are large enough for Spark; the others are read and copied in the run's own process.
     rig.settings(sensor={"interval": "2s"}, run_budget="20s", spark={"from_messages": 100})
 
