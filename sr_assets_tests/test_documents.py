@@ -86,7 +86,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_block_has_a_known_kind() -> None:
-    known = {"yaml", "yaml fragment", "sql", "console", "python", "python asset", "mermaid", "text", "json", "nginx"}
+    known = {
+        "yaml",
+        "yaml fragment",
+        "sql",
+        "console",
+        "python",
+        "python asset",
+        "python spark",
+        "mermaid",
+        "text",
+        "json",
+        "nginx",
+    }
     unknown = [
         f"{document.name}: {match[1]!r}"
         for document in DOCUMENTS

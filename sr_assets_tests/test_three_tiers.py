@@ -133,10 +133,10 @@ def copies(server: NatsServer) -> list[Message]:
 
 def by_node(messages: list[Message]) -> dict[str, list[Message]]:
     """Return each node's messages in order."""
-    found = defaultdict(list)
+    by_sender = defaultdict(list)
     for message in messages:
-        found[json.loads(message.payload)["sender"]].append(message)
-    return found
+        by_sender[json.loads(message.payload)["sender"]].append(message)
+    return by_sender
 
 
 @pytest.mark.process
@@ -155,8 +155,8 @@ def test_three_tiers_sample_and_announce_up_to_the_centre(
         return dict(rows(tiers[host], "SELECT node, status FROM global_availability"))
 
     def sampled_twice() -> bool:
-        found = by_node(copies(centre))
-        return set(found) == everyone and all(len(messages) > 1 for messages in found.values())
+        copied = by_node(copies(centre))
+        return set(copied) == everyone and all(len(messages) > 1 for messages in copied.values())
 
     with fleet.reporting():
         wait_until(lambda: after_round(sampled_twice), "the centre's second sample of each node")

@@ -58,8 +58,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     ):
         if metrics:
             print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
-        run = children.run_once if once else children.follow
-        working = [pool.submit(run, *site) for site in chosen.items()]
+        working = [pool.submit(children.run_once if once else children.follow, *site) for site in chosen.items()]
         try:
             # The due work ends with the last site; a platform of native streams has none.
             keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []

@@ -146,8 +146,8 @@ def unit_service(chroot: Chroot, unit: str) -> Service:
     """Return the program of an installed unit, with the user, environment and directories that systemd would give it."""
     keys: dict[str, list[str]] = {}
     for line in chroot.path(f"/usr/lib/systemd/system/{unit}").read_text().splitlines():
-        key, found, value = line.partition("=")
-        if found:
+        key, separator, value = line.partition("=")
+        if separator:
             keys.setdefault(key, []).append(value)
     environ = dict(value.split("=", 1) for value in keys["Environment"])
     for file in keys["EnvironmentFile"]:

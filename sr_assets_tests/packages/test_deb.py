@@ -58,8 +58,8 @@ def test_deb_installs_user_configuration_and_units(installed: Chroot) -> None:
 def test_deb_contains_no_tests_and_no_build_path(installed: Chroot) -> None:
     names = installed.succeed("dpkg", "--listfiles", "sr-assets").splitlines()
     assert not [name for name in names if re.search(r"/sr_assets_(tests|bench)\b", name)]
-    found = installed.run("grep", "-rlI", "/tmp/tmp\\.", "/opt/sr-assets/bin", "/opt/sr-assets/pyvenv.cfg")
-    assert found.stdout == ""
+    matches = installed.run("grep", "-rlI", "/tmp/tmp\\.", "/opt/sr-assets/bin", "/opt/sr-assets/pyvenv.cfg")
+    assert matches.stdout == ""
 
 
 def test_unit_without_a_configuration_ends_in_one_line(installed: Chroot) -> None:
