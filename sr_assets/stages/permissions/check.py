@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from sr_assets.adapters.wire import WireError, find_denied
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.permissions import Action
 from sr_assets.settings import Settings
 from sr_assets.settings.permissions import Permission, needed_permissions
@@ -94,9 +94,11 @@ def reporting_missing(settings: Settings, report: Callable[[str], None]) -> Iter
     """Report a line for each missing permission, from a thread, while the block runs."""
 
     def warn() -> None:
-        for comparison in _compare_all(settings):
-            for need in comparison.missing:
-                report(missing_text(comparison.user, need))
+        # The sites' runs report an unreachable server and an unreadable credential.
+        with suppress(SrAssetsError):
+            for comparison in _compare_all(settings):
+                for need in comparison.missing:
+                    report(missing_text(comparison.user, need))
 
     checking = threading.Thread(target=warn, name="permissions", daemon=True)
     checking.start()
