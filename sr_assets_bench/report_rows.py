@@ -66,7 +66,7 @@ def rows(figures: Figures) -> Iterator[Row]:
 
 
 def _copy(figures: Figures) -> Iterator[Row]:
-    for name, target in (("copy_512", 0.4), ("copy_7k", 0.5), ("copy_64k", None), ("copy_512_consumer", None)):
+    for name, target in (("copy_512", 0.36), ("copy_7k", 0.5), ("copy_64k", None), ("copy_512_consumer", None)):
         copy, size = figures[name], SIZES.get(name, "512 B, no direct get")
         rates = ", ".join(f"{label} {copy[kind]:,}/s" for kind, label in KINDS.items())
         yield at_least(f"plain copy, {size}, compared with the mirror ({rates})", copy["times_mirror"], target, " x")
@@ -93,7 +93,7 @@ def _cluster(cluster: Figures) -> Iterator[Row]:
 def _sampled(figures: Figures) -> Iterator[Row]:
     for name, label, target in (
         ("sampled_512", "512 B", None),
-        ("sampled_7k", "7 KB", 20_000),
+        ("sampled_7k", "7 KB", 25_000),
         ("sampled_64k", "64 KB", None),
     ):
         sampled = figures[name]
@@ -156,7 +156,7 @@ def _outage(figures: Figures) -> Iterator[Row]:
 
 
 def _trickle(figures: Figures) -> Iterator[Row]:
-    for name, most in (("trickle_20", 8), ("trickle_200", 25)):
+    for name, most in (("trickle_20", 5), ("trickle_200", 25)):
         trickle = figures[name]
         rate = trickle["messages_per_second"]
         log = f"{trickle['log_lines_per_minute']:.0f} log lines per minute"
