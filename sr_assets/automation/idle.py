@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.refill_request import read_refill
-from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.adapters.state.status_file import is_state_untouched, read_status, status_age_seconds
 from sr_assets.automation.decisions import CAUGHT_UP
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
@@ -25,9 +25,9 @@ _LONGEST_SECONDS: Final = 3600.0
 def is_idle(settings: Settings, site: str) -> bool:
     """Return whether a run of a site would change nothing.
 
-    The last run was recent, had this configuration and no error; since then no source has a new message and no node a passed
-    deadline, each target is as that run left it, and no history is being refilled. A doubt, such as an unreachable server, is
-    work.
+    The last run was recent, had this configuration and no error, and left the state as it is. Since then no source has a new
+    message and no node a passed deadline, each target is as that run left it, and no history waits to be refilled. A doubt, such
+    as an unreachable server, is work.
     """
     entries, folder = settings.sites[site], settings.home / "sites" / site
     if any(entry.leader_election_name or entry.ephemeral for entry in entries):
@@ -39,6 +39,7 @@ def is_idle(settings: Settings, site: str) -> bool:
         or age_seconds > _LONGEST_SECONDS
         or status.get("configuration") != settings.digest
         or lock_owner(folder) is not None
+        or not is_state_untouched(folder)
         or any(read_refill(folder, entry) is not None for entry in entries if isinstance(entry, StreamSettings))
     ):
         return False

@@ -16,7 +16,7 @@ from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams
-from sr_assets.adapters.state.status_file import read_status, write_status
+from sr_assets.adapters.state.status_file import note_closed_state, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.sizing import rest_seconds
@@ -89,6 +89,7 @@ class Site:
             stack.enter_context(self.leadership).require()
             stack.callback(self.files.remove)
             restore_newer(self.settings, self.name)
+            stack.callback(note_closed_state, self.folder)
             self.state = stack.enter_context(SiteState(self.folder, self._note_change, self.leadership.ensure))
             self._checkpoints = stack.enter_context(Checkpoints(self.settings, self.name, self.state, self.leadership))
             stack.callback(self.spark.close)

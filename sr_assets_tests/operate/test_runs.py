@@ -98,9 +98,7 @@ def test_run_once_compares_a_recreated_target_without_new_messages(
     assert run("--once").returncode == 0
     with Cluster(parse_cluster(nats_pair[1].url)) as target:
         target.request_api(f"STREAM.DELETE.{stream.target_stream}")
-    ended = run("--once")
-    assert f"target stream {stream.target_stream} was deleted" in ended.stderr
-    assert f"{stream.label}: copied 1, skipped 0, lag 0" in ended.stdout
+    assert f"target stream {stream.target_stream} was deleted" in run("--once").stderr
 
 
 def _site_runs(platform: Settings) -> list[str]:

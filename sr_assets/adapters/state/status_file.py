@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 STATUS_FILE: Final = "status.json"
 _IDLE_POLL: Final = "looked"
 _ALIVE: Final = "alive"
+_CLOSED: Final = "closed"
+_STATE_FILE: Final = "state.duckdb"
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
@@ -28,6 +30,25 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
     """
     written_at = [time.monotonic(), boot_id()]
     write_private(folder / STATUS_FILE, json.dumps({**status, "written_at": written_at}, indent=1))
+
+
+def note_closed_state(folder: Path) -> None:
+    """Record the size and time of the state's file after a run has closed it."""
+    with contextlib.suppress(OSError):
+        write_private(folder / _CLOSED, json.dumps(_state_stamp(folder)))
+
+
+def is_state_untouched(folder: Path) -> bool:
+    """Return whether the state's file is as the last run has closed it."""
+    try:
+        return bool(json.loads((folder / _CLOSED).read_text()) == _state_stamp(folder))
+    except (OSError, ValueError):
+        return False
+
+
+def _state_stamp(folder: Path) -> list[int]:
+    stat = (folder / _STATE_FILE).stat()
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns]
 
 
 def outdate_status(folder: Path) -> None:
