@@ -150,7 +150,7 @@ def _size(server: NatsServer) -> tuple[int, int]:
 def _replication(bench: Bench, column: str) -> float:
     """Return a value of the fleet's row in the published table."""
     with open_fleet(bench.home) as connection:
-        ((value,),) = read_rows(connection, f"SELECT {column} FROM replication").values
+        ((value,),) = read_rows(connection, f"SELECT {column} FROM replication WHERE stream = '{_STREAM}'").values
     return float(value)
 
 

@@ -108,7 +108,7 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
     if not status and any(_rules(entry).starts_empty for entry in settings.sites[site]):
         return Decision("first run")
     if is_outdated(status):
-        return Decision("the state was restored")
+        return Decision("the state was changed")
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
     with ExitStack() as connections:

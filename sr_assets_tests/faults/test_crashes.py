@@ -56,7 +56,7 @@ def assert_recovered(rig: Rig, undisturbed: dict[str, Any], feed: str) -> None:
 
 
 # No node falls silent here; `test_sweeping` tests kills between portions of a sweep.
-@pytest.mark.parametrize("point", [point for point in Point if point is not Point.SWEPT])
+@pytest.mark.parametrize("point", [point for point in Point if point not in {Point.SWEPT, Point.REFILLING}])
 def test_next_run_recovers_from_a_kill_at_any_point(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path, point: Point
 ) -> None:

@@ -254,7 +254,7 @@ def test_restored_site_is_due_although_it_was_idle(rig: Rig, tmp_path: Path) -> 
     assert is_idle(settings, SITE)
     restore_site(settings, SITE, tmp_path / "checkpoint")
     assert not is_idle(settings, SITE)
-    assert find_work(settings, SITE).reason == "the state was restored"
+    assert find_work(settings, SITE).reason == "the state was changed"
     rig.drain()
     assert find_work(settings, SITE).reason is None
 

@@ -30,7 +30,7 @@ OPEN = f"authorization {{ users: [ {ADMIN}, {{ user: sr, password: sr }} ] }}"
 COMMON = "no_auth_user: admin\ntrace: true\ndebug: true\n"
 #: Permissions of rare moments: a missing target or bucket, large batches, a lagging link, a checkpoint of many chunks.
 RARE = re.compile(
-    r"STREAM\.CREATE|STREAM\.UPDATE|CONSUMER\.|STREAM\.NAMES|DIRECT\.GET|JS\.FC|GET\.GATHERED|(source|target)\.API|LIST|INFO"
+    r"STREAM\.CREATE|STREAM\.UPDATE|CONSUMER\.|STREAM\.NAMES|DIRECT\.GET|JS\.FC|GET\.GATHERED|STREAM\.PURGE|(source|target)\.API|LIST|INFO"
 )
 NODES = [f"n{number}" for number in range(20)]
 

@@ -52,14 +52,14 @@ def _state_stamp(folder: Path) -> list[int]:
 
 
 def outdate_status(folder: Path) -> None:
-    """Mark the status of a state that was replaced as `is_outdated`; its positions remain until the next run."""
+    """Mark the status of a state that was replaced or changed as `is_outdated`; its positions remain until the next run."""
     if status := read_status(folder):
         status.pop("written_at", None)
         write_private(folder / STATUS_FILE, json.dumps(status, indent=1))
 
 
 def is_outdated(status: dict[str, Any]) -> bool:
-    """Return whether the state was replaced after this status was written: a run is due."""
+    """Return whether a command has changed the state after this status was written: a run is due."""
     return bool(status) and "written_at" not in status
 
 

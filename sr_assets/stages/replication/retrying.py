@@ -3,6 +3,7 @@
 from itertools import chain
 
 from sr_assets.adapters import wire
+from sr_assets.adapters.state.status_file import outdate_status
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.site import Site
@@ -29,6 +30,8 @@ def request_parked(settings: Settings, stream: StreamSettings) -> tuple[int, int
                 store.remove_parked(stream.stream, again)
                 log.add_resends(merge_ranges(SequenceRange(n, n + 1) for n in again), was_copied=True)
             site.publish()
+    if again:
+        outdate_status(site.folder)
     return len(again), len(parked) - len(again)
 
 

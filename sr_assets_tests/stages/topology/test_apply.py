@@ -198,6 +198,7 @@ def test_missing_permissions_are_reported_before_any_deletion(
             ("topology here", "$JS.API.STREAM.CREATE.NEW"),
             ("topology here", "$JS.away.API.STREAM.INFO.KEPT"),
             ("topology gone", "connect"),
+            ("here", "publish $JS.API.STREAM.CREATE.NEW"),
         }
         assert "the route from here/NEW to here/KEPT is closed" in err
 
