@@ -13,7 +13,6 @@ import click
 from sr_assets.adapters.logs import print_error
 from sr_assets.cli.base import FILE, cli
 from sr_assets.cli.render import Format, print_document, show
-from sr_assets.cli.stream_report import print_details, stream_copies, stream_details
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError
 
@@ -84,6 +83,7 @@ def report(
 
     Exit code 1 if a cluster is unreachable.
     """
+    from sr_assets.cli.stream_report import print_details, stream_copies, stream_details
     from sr_assets.stages.topology.report import link_record, make_report
     from sr_assets.stages.topology.survey import Survey
 
