@@ -27,8 +27,8 @@ test-faults: $(READY) ## kill, suspend and starve runs, workers and servers, and
 test-packages: deb rpm ## install the packages in a Debian chroot, run, upgrade and remove them; as root, with debootstrap
 	$(BIN)/python -m pytest -v sr_assets_tests/packages $(ARGS)
 
-check: fmt-check lint types coverage ## run all CI steps: format, lint, types, coverage of the fast tests, all tests
-	$(PYTEST)
+check: fmt-check lint types coverage ## run all CI steps: format, lint, types, the fast tests with their coverage, all other tests
+	$(PYTEST) -m process
 
 bench: $(READY) ## measure this machine; prints a table and JSON
 	$(BIN)/python -m sr_assets_bench $(ARGS)
