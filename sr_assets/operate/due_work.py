@@ -114,9 +114,14 @@ class DueWork:
 
     def _run_job(self, job: _DueJob) -> bool:
         from sr_assets.automation.failures import failures
+        from sr_assets.automation.jobs import RUN_CONFIG
 
         definition = self._repository.get_job(job.name)
-        result = definition.execute_in_process(instance=self._instance, tags=dict(job.tags), raise_on_error=False)
+        # A partitioned job ignores its own configuration in this process, and would print each event.
+        quiet = RUN_CONFIG if definition.partitions_def else None
+        result = definition.execute_in_process(
+            run_config=quiet, instance=self._instance, tags=dict(job.tags), raise_on_error=False
+        )
         for line in [] if result.success else failures(result.all_events):
             print_error(f"{job.name}: {line}")
         return result.success
