@@ -12,7 +12,7 @@ from sr_assets_tests.packages.chroot import MIRROR, Chroot, bootstrap, missing
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of a Debian with no more than its package manager."""
+    """The directory of a minimal Debian: its base system and package manager."""
     if reason := missing():
         pytest.skip(reason)
     root = tmp_path_factory.mktemp("bare") / "root"

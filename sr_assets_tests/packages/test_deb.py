@@ -33,10 +33,10 @@ def package() -> Path:
 @pytest.fixture(scope="module")
 def installed(debian: Chroot, package: Path) -> Chroot:
     """The Debian with the package and its dependencies."""
-    shutil.copy(package, debian.path("/root/sr-assets.deb"))
+    shutil.copy(package, debian.path("/srv/sr-assets.deb"))
     debian.succeed("apt-get", "update")
-    debian.succeed("apt-get", "install", "--yes", "/root/sr-assets.deb")
-    debian.path("/root/sr-assets.deb").unlink()
+    debian.succeed("apt-get", "install", "--yes", "/srv/sr-assets.deb")
+    debian.path("/srv/sr-assets.deb").unlink()
     return debian
 
 
@@ -112,10 +112,10 @@ def test_operator_reads_the_tables_with_the_command(installed: Chroot) -> None:
 def test_upgrade_keeps_configuration_and_state(installed: Chroot, package: Path, tmp_path: Path) -> None:
     installed.path(CONFIG).write_text("name: MINE\nstreams: []\n")
     newer = repack(package, tmp_path)
-    shutil.copy(newer, installed.path("/root/newer.deb"))
+    shutil.copy(newer, installed.path("/srv/newer.deb"))
     newer.unlink()
-    installed.succeed("dpkg", "--force-confdef", "--force-confold", "--install", "/root/newer.deb")
-    installed.path("/root/newer.deb").unlink()
+    installed.succeed("dpkg", "--force-confdef", "--force-confold", "--install", "/srv/newer.deb")
+    installed.path("/srv/newer.deb").unlink()
     assert installed.path(CONFIG).read_text() == "name: MINE\nstreams: []\n"
     assert owner(installed, CONFIG) == "root:sr-assets 640"
     assert owner(installed, "/etc/sr-assets") == "root:sr-assets 750"

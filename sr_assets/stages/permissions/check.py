@@ -1,4 +1,4 @@
-"""The comparison of the needed permissions with those that the configured users have."""
+"""Comparison of the needed permissions with the permissions of the configured users."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
