@@ -1,7 +1,7 @@
 """Objects in a JetStream object store, through nats-py."""
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -44,22 +44,22 @@ class ObjectBucket:
 
     def put(self, name: str, file: Path, description: dict[str, Any]) -> None:
         """Store a file's content; the previous object stays valid until the new one is complete."""
-        self._run(self._put(name, file.read_bytes(), json.dumps(description)))
+        self._run(lambda: self._put(name, file.read_bytes(), json.dumps(description)))
 
     def get(self, name: str, file: Path) -> StoredObject | None:
         """Write an object's content into a file and return its description; None if there is none."""
-        return self._run(self._get(name, file))
+        return self._run(lambda: self._get(name, file))
 
     def find(self, name: str) -> StoredObject | None:
         """Return an object's description, or None if there is none."""
-        return self._run(self._get(name, None))
+        return self._run(lambda: self._get(name, None))
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         where = f"{self._cluster.label}: object store {self._bucket}"
 
         async def attempt() -> T:
             try:
-                return await self._thread.heed(f"object store {self._bucket}", work)
+                return await self._thread.heed(f"object store {self._bucket}", work())
             except (nats.errors.TimeoutError, TimeoutError, nats.errors.ConnectionClosedError):
                 raise TransientError(f"{where}: {self._thread.complaint or 'no response'}") from None
             except (nats.errors.Error, nats.js.errors.Error) as error:
