@@ -18,6 +18,7 @@ CONSUMER_NOT_FOUND: Final = 10014
 CONSUMER_EXISTS: Final = 10148
 #: A request with a body where the API expects none, such as `STREAM.DELETE`.
 BODY_NOT_EMPTY: Final = 10038
+INVALID_JSON: Final = 10025
 MESSAGE_NOT_FOUND: Final = 10037
 STREAM_NOT_FOUND: Final = 10059
 #: The name in a `STREAM.CREATE` contradicts its subject.

@@ -33,6 +33,7 @@ from sr_assets.settings.values import Duration, Flag, Positive, choice, size_in_
 Order = Literal["stream", "sender", "none"]
 OnTargetReset = Literal["continue", "recopy", "stop"]
 OnPoison = Literal["park", "stop"]
+AllowBatched = Literal["auto", "off"]
 End = Literal["source", "target"]
 Format = Literal["v2", "v1"]
 CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
@@ -122,6 +123,12 @@ class StreamSettings(CommonKeys):
     )
     on_poison: Annotated[OnPoison, choice(OnPoison)] = file_key(
         "the reaction to a message that the target cannot store", "park"
+    )
+    allow_batched: Annotated[AllowBatched, choice(AllowBatched)] = file_key(
+        "`auto`: create targets with `allow_batched`, and publish in"
+        " [fast-ingest batches](architecture.md#the-exactly-once-protocol) into targets that have it (nats-server 2.14 or"
+        " later); `off`: one acknowledgement for each message",
+        "auto",
     )
     batch_messages: Positive = file_key(
         "the maximum number of messages in a batch; of a tracked stream at most 500,000", 50_000

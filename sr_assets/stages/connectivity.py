@@ -30,6 +30,7 @@ from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.replication.target import (
     check_target,
     new_target,
+    publishing_method,
     refuse_doubled,
     refuse_drift,
     refuse_unstorable,
@@ -150,6 +151,7 @@ def _try_target(
         _try_reading(probes, target, info)
         if stream.target_options:
             probes.attempt(target, "a target without drift", lambda: refuse_drift(stream, info))
+        probes.note(target, "publishing", works=True, learned=publishing_method(stream, info))
         if source_info is not None and info.messages:
             probes.attempt(
                 target, "no other copies of the source", lambda: refuse_doubled(stream, planned, target, info)

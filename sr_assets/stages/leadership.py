@@ -111,6 +111,12 @@ class Leadership:
         return not self._elects or self.lease.holds
 
     @property
+    def is_new(self) -> bool:
+        """Whether copies of a previous leader may still arrive: this home has led for less than two TTLs."""
+        lease = self.lease
+        return self._elects and time.time_ns() - (lease.since_ns or 0) < 2 * lease.ttl_seconds * 1e9
+
+    @property
     def lease(self) -> Lease:
         """The result of the last campaign of this home."""
         return Lease.read(self._folder)

@@ -68,6 +68,15 @@ def test_next_run_recovers_from_a_kill_at_any_point(
     assert_recovered(rig, undisturbed, disturbed)
 
 
+@pytest.mark.parametrize("point", (Point.PUBLISHING, Point.PUBLISHED, Point.COMMITTING))
+def test_next_run_recovers_from_a_kill_without_batch_publishing(
+    rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path, point: Point
+) -> None:
+    rig.entries[0]["allow_batched"] = "off"
+    rig.settings()
+    test_next_run_recovers_from_a_kill_at_any_point(rig, undisturbed, disturbed, tmp_path, point)
+
+
 def test_next_run_recovers_from_a_kill_while_catching_up(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
 ) -> None:

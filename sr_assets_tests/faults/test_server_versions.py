@@ -221,9 +221,16 @@ def test_messages_missing_on_a_mirror_are_read_from_the_leader(
 
 
 @pytest.fixture
-def target(connection: Connection, stream: str, storage: str, direct: bool) -> str:
+def batched(minor: str, direct: bool) -> dict[str, bool]:
+    """Fast-ingest batches, where the server has them."""
+    return {"allow_batched": True} if direct and tuple(map(int, minor.split("."))) >= (2, 14) else {}
+
+
+@pytest.fixture
+def target(connection: Connection, stream: str, storage: str, direct: bool, batched: dict[str, bool]) -> str:
     """The target of the copies of `stream`, with the subject prefix `to.`."""
-    return create_stream(connection, f"{stream}_T", subjects=[f"to.{stream}.>"], storage=storage, allow_direct=direct)
+    subjects = [f"to.{stream}.>"]
+    return create_stream(connection, f"{stream}_T", subjects=subjects, storage=storage, allow_direct=direct, **batched)
 
 
 @pytest.fixture
@@ -232,7 +239,7 @@ def write(
 ) -> Write:
     """Return a function that copies sequences of `stream` into `target` in this process."""
     monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.2)
-    plan = copy_plan(tmp_path, address(server), stream, target, direct=direct)
+    plan = copy_plan(tmp_path, address(server), stream, target, direct=direct, batched=True)
 
     def task(sequences: Any, **changes: Any) -> Receipt:
         return Copier(replace(plan, **changes), dict.fromkeys(sequences), 0).run()
@@ -335,9 +342,16 @@ def test_error_of_one_message_parks_only_that_message(
 
 @pytest.mark.parametrize("limit", ({"max_msgs": 4}, {"max_bytes": 1500}), ids=str)
 def test_full_target_stops_the_batch_until_it_has_room(
-    connection: Connection, stream: str, target: str, storage: str, direct: bool, write: Write, limit: dict[str, int]
+    connection: Connection,
+    stream: str,
+    target: str,
+    storage: str,
+    direct: bool,
+    write: Write,
+    limit: dict[str, int],
+    batched: dict[str, bool],
 ) -> None:
-    config = {"name": target, "subjects": [f"to.{stream}.>"], "storage": storage, "allow_direct": direct}
+    config = {**batched, "name": target, "subjects": [f"to.{stream}.>"], "storage": storage, "allow_direct": direct}
     full = {**config, "discard": "new", **limit}
     assert "error" not in connection.request(f"$JS.API.STREAM.UPDATE.{target}", full)
     publish(connection, outgoing(stream, 30))

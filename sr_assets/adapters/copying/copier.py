@@ -90,7 +90,7 @@ class Copier:
 
     def _find_copies(self, sender: Sender) -> None:
         """Record the copies that the target has stored since the intent."""
-        for target_sequence, copy in sender.copies():
+        for target_sequence, copy in sender.copies.found():
             self._found[copy.sequence] = target_sequence, copy.stored_ms
             self._receipt.locate(target_sequence, copy.sequence)
 

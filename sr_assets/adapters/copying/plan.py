@@ -32,6 +32,7 @@ class CopyPlan:
     - `staging`: the folder for the Parquet rows of the copies; None disables staging
     - `lease`: the site's folder with the lease of an election, on this machine; None without one. `vanished_ms`: how long
       sent copies may stay unacknowledged by the target before the kernel drops them
+    - `batched`: whether to publish in fast-ingest batches where the target accepts them
     - `fence`: on a cluster, the target's consumer that permits the batch's writers to write (`fence`)
     """
 
@@ -63,6 +64,7 @@ class CopyPlan:
     fence: str | None = None
     lease: str | None = None
     vanished_ms: int | None = None
+    batched: bool = False
 
     @property
     def identity(self) -> Identity:

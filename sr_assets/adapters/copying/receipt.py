@@ -35,6 +35,7 @@ class Receipt:
     - `copied_ranges`: runs of copies that are consecutive on both sides: target sequence, source sequence, length
     - `missing`: ranges that the source does not hold
     - `found`: how many copies an earlier attempt left in the target
+    - `batched`: how many copies were published in fast-ingest batches
     - `failure`: one line if the target refuses messages; then the intent stays open
     - `heartbeats`: the target sequences of the last copied heartbeats
     """
@@ -42,6 +43,7 @@ class Receipt:
     copied: int = 0
     copied_bytes: int = 0
     found: int = 0
+    batched: int = 0
     too_old: int = 0
     too_old_bytes: int = 0
     last_sequence: int = 0
@@ -82,6 +84,7 @@ class Receipt:
         self.copied += other.copied
         self.copied_bytes += other.copied_bytes
         self.found += other.found
+        self.batched += other.batched
         self.too_old += other.too_old
         self.too_old_bytes += other.too_old_bytes
         if other.last_sequence > self.last_sequence:

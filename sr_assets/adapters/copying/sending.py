@@ -14,13 +14,11 @@ from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked, Receipt
-from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.copying.target_copies import TargetCopies
 from sr_assets.domain.backoff import backoff_seconds
-from sr_assets.domain.errors import RunError
 from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import Message, header_writer
-from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.provenance import CopyOf, find_copy, other_writer_text
+from sr_assets.domain.provenance import CopyOf, other_writer_text
 from sr_assets.domain.refusals import Reaction, is_subject_full, reaction
 from sr_assets.domain.subjects import matcher, printable, target_subject
 
@@ -56,6 +54,7 @@ class Sender:
         self._settled_at = 0.0
         self._source_failure: wire.WireError | None = None
         self._limited = 0
+        self.copies = TargetCopies(plan, target)
         self._guard = plan.guard
         self._takes = matcher(plan.subjects)
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
@@ -69,26 +68,6 @@ class Sender:
             return None
         self._window[message.sequence] = message
         return outgoing
-
-    def copies(self) -> Iterator[tuple[int, CopyOf]]:
-        """Yield the adopted copies and those stored since the intent, each with its target sequence."""
-        plan = self._plan
-        try:
-            last = int(self._target.request_api(f"STREAM.INFO.{plan.stream}")["state"]["last_seq"])
-        except ApiError as error:
-            if error.code == STREAM_NOT_FOUND:
-                raise RunError(f"target stream {plan.stream} does not exist on {self._target.address}") from None
-            raise
-        stored_since = SequenceRange(plan.since + 1, max(plan.since, last) + 1)
-        for held in (SequenceRange(*plan.adopted), stored_since):
-            for message in itertools.chain.from_iterable(wire.read_headers(self._target, plan.stream, held)):
-                copy = find_copy(message.headers, plan.identity, plan.created_ns)
-                # Between adopted copies are copies of other batches and of earlier restarts.
-                if copy and (
-                    held is stored_since
-                    or (plan.first <= copy.sequence < plan.next and not copy.is_before(plan.resend))
-                ):
-                    yield message.sequence, copy
 
     def send(self, items: Iterator[wire.Outgoing]) -> None:
         """Send all items in order and wait for every acknowledgement.
@@ -106,7 +85,10 @@ class Sender:
             # While messages are refused or not acknowledged, none that follows them is sent: the copies stay in order.
             resends = waits > 0 or unanswered
             try:
-                refused = self._publish(again if resends else itertools.chain(again, items))
+                if self.copies.takes_batches and not again:
+                    refused = self._publish_batches(items)
+                else:
+                    refused = self._publish(again if resends else itertools.chain(again, items))
             except wire.DeniedError as denied:
                 raise StopError(str(denied)) from None
             except wire.WireError as lost:
@@ -120,7 +102,7 @@ class Sender:
                     self._confirm_stored()
                     return
             waiting = self._judge(refused)
-            again = [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
+            again = self._unsettled()
             if not waiting:
                 waits = 0
                 continue
@@ -162,6 +144,48 @@ class Sender:
             self._settle_duplicate(ack)
         return refused
 
+    def _publish_batches(self, items: Iterator[wire.Outgoing]) -> list[wire.Ack]:
+        """Publish in fast-ingest batches until the first refusal, and settle the stored messages; return the refusal.
+
+        After a batch that did not end as expected, the remaining messages are published one by one.
+        """
+        publisher = wire.BatchPublisher(self._target, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard)
+        self.copies.takes_batches = False
+        while True:
+            end = publisher.publish(items)
+            clean = self._settle_batch(end)
+            if end.refusal:
+                return [end.refusal]
+            if not clean:
+                return self._publish(itertools.chain(self._unsettled(), items))
+            if end.exhausted:
+                return []
+
+    def _settle_batch(self, end: wire.BatchEnd) -> bool:
+        """Settle the stored messages of a batch; return whether all were stored, and no others between them.
+
+        Then they follow the target's last sequence. Otherwise only the target proves which of them it stored, and where;
+        the others stay in the window.
+        """
+        before, count = self.copies.last, self._receipt.copied
+        clean = not end.sent or (end.last is not None and end.last - before == end.stored)
+        if clean:
+            self.copies.last = end.last or before
+            for target_sequence, sequence in enumerate(end.sent[: end.stored], before + 1):
+                self._settle(sequence, target_sequence)
+        else:
+            for target_sequence, copy in self.copies.added():
+                if self._is_copy_of_window(copy):
+                    self._settle(copy.sequence, target_sequence)
+        self._receipt.batched += self._receipt.copied - count
+        self._settled_at = time.monotonic()
+        return clean and not self._window
+
+    def _is_copy_of_window(self, copy: CopyOf) -> bool:
+        """Return whether a copy is that of a message which is in flight or waits."""
+        message = self._window.get(copy.sequence)
+        return message is not None and copy.stored_ms == message.stored_ns // 1_000_000
+
     def _settle(self, sequence: int, target_sequence: int) -> None:
         message = self._window.pop(sequence)
         self._receipt.count(len(message.payload))
@@ -182,7 +206,7 @@ class Sender:
         target, plan = self._target, self._plan
         if self._settled is None or not target.cluster.api_owner:
             return
-        stored, copy = self._copy_at(self._settled_as)
+        stored, copy = self.copies.at(self._settled_as)
         elsewhere = copy is None or copy.sequence != self._settled.sequence
         # A stream with limits may have deleted it since.
         if elsewhere and (stored or wire.next_message(target, plan.stream, self._settled_as) is None):
@@ -198,20 +222,13 @@ class Sender:
         A source that was rolled back has another message at the sequence of an earlier copy.
         """
         at, plan = ack.target_sequence or 0, self._plan
-        _, copy = self._copy_at(at)
-        stored_ms = self._window[ack.sequence].stored_ns // 1_000_000
-        if copy is not None and (copy.sequence, copy.stored_ms) == (ack.sequence, stored_ms):
+        _, copy = self.copies.at(at)
+        if copy is not None and copy.sequence == ack.sequence and self._is_copy_of_window(copy):
             if at <= plan.since:
                 raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))
             self._settle(ack.sequence, at)
         else:
             self._resends[ack.sequence] = self._resends.get(ack.sequence, plan.resend) + 1
-
-    def _copy_at(self, target_sequence: int) -> tuple[Message | None, CopyOf | None]:
-        """Return a message of the target, and the copy that it is."""
-        plan = self._plan
-        stored = wire.stored_message(self._target, plan.stream, target_sequence)
-        return stored, find_copy(stored.headers, plan.identity, plan.created_ns) if stored else None
 
     # ------------------------------------------------------------------------------------- refused or unacknowledged
 
@@ -238,6 +255,10 @@ class Sender:
         resend = self._resends.get(sequence, self._plan.resend)
         subject = target_subject(subject, self._plan.prefix, self._plan.remove)
         return wire.Outgoing(sequence, subject, self._headers(headers, sequence, stored_ns, resend), payload)
+
+    def _unsettled(self) -> list[wire.Outgoing]:
+        """Return the messages that the target is not known to have stored, in order."""
+        return [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
 
     def _park(self, message: Message, reason: str, *, limited: bool = True) -> None:
         if self._plan.on_poison == "stop":

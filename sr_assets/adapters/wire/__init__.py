@@ -4,6 +4,7 @@ Headers and payloads stay bytes from end to end. Administration is in `nats`.
 """
 
 from sr_assets.adapters.wire.connection import Connection
+from sr_assets.adapters.wire.fast_ingest import BatchEnd, BatchPublisher
 from sr_assets.adapters.wire.gets import next_message, stored_message
 from sr_assets.adapters.wire.link import DeniedError, WireError
 from sr_assets.adapters.wire.permissions import PermissionProbe, find_denied
@@ -26,6 +27,8 @@ __all__ = [
     "BATCH_BYTES",
     "BATCH_MESSAGES",
     "Ack",
+    "BatchEnd",
+    "BatchPublisher",
     "Connection",
     "DeniedError",
     "Outgoing",

@@ -209,7 +209,7 @@ class Connection:
         options: dict[str, Any] = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
         options |= {"protocol": 1, "lang": "python", "version": "1", "name": self._name, "echo": False}
         options |= {"tls_required": self.cluster.tls is not None} | login.connect_options(info.get("nonce"))
-        self.send(b"CONNECT %b\r\nSUB %b* 1\r\nPING\r\n" % (encode_json(options), self._inbox))
+        self.send(b"CONNECT %b\r\nSUB %b> 1\r\nPING\r\n" % (encode_json(options), self._inbox))
         self._await_frame(b"PONG")
 
     def ping(self) -> None:

@@ -120,7 +120,7 @@ class _Window:
                 self.sending = False
                 break
             inbox = connection.new_inbox()
-            parts = _frame(item, inbox, connection.max_payload_bytes)
+            parts = encode_item(item, inbox, connection.max_payload_bytes)
             if isinstance(parts, Ack):
                 self.sending, self.refusal = False, parts
                 break
@@ -132,8 +132,8 @@ class _Window:
         return b"".join(chunk)
 
 
-def _frame(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, ...] | Ack:
-    """Return the parts of a message's frame, or a refusal if the server would close the connection on it."""
+def encode_item(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, ...] | Ack:
+    """Return the parts of a frame, its control line first, or a refusal if the server would close the connection on it."""
     sequence, subject, headers, payload = item
     size_bytes = len(headers) + len(payload)
     if size_bytes > limit_bytes:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.jetstream import SUBJECTS_TAKEN, ApiError, PermissionDeniedError
+from sr_assets.adapters.jetstream import INVALID_JSON, SUBJECTS_TAKEN, ApiError, PermissionDeniedError
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import header_writer
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 # The largest numbers in the headers of a copy.
 _LAST_SEQUENCE: Final = (1 << 64) - 1
 _MOST_RESTARTS: Final = 999_999
+#: The first version of nats-server with `allow_batched`.
+_FAST_INGEST: Final = (2, 14)
 
 
 def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo | None:
@@ -42,8 +44,10 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
 def create_target(stream: StreamSettings, source: StreamInfo, source_cluster: Cluster, target: Cluster) -> StreamInfo:
     """Create the missing target, log its configuration, and return its info."""
     config = new_target(stream, source, source_cluster)
+    if stream.allow_batched == "auto" and target.server_version >= _FAST_INGEST:
+        config["allow_batched"] = True
     try:
-        info = target.create_stream(config)
+        info = _create(target, config)
     except ApiError as error:
         if error.code != SUBJECTS_TAKEN:
             raise
@@ -56,6 +60,31 @@ def create_target(stream: StreamSettings, source: StreamInfo, source_cluster: Cl
         "%s: created target stream %s on %s: %s", stream.label, stream.target_stream, stream.target.label, shown
     )
     return info
+
+
+def _create(target: Cluster, config: dict[str, Any]) -> StreamInfo:
+    try:
+        return target.create_stream(config)
+    except ApiError as error:
+        # The leader of a cluster of several versions may be older than our server.
+        if error.code != INVALID_JSON or config.pop("allow_batched", None) is None:
+            raise
+    return target.create_stream(config)
+
+
+def publishing_method(stream: StreamSettings, info: StreamInfo) -> str:
+    """Return how copies are published into a target, and why not in batches."""
+    if stream.allow_batched == "off":
+        reason = "allow_batched is off"
+    elif stream.workers > 1:
+        reason = f"{stream.workers} workers write into it"
+    elif not info.config.get("allow_batched"):
+        reason = f"{info.stream} has no allow_batched (nats-server 2.14 or later)"
+    elif stream.target.api_owner:
+        reason = f"it is reached through {stream.target.api_owner}"
+    else:
+        return "fast-ingest batches"
+    return f"one acknowledgement for each message: {reason}"
 
 
 def new_target(stream: StreamSettings, source: StreamInfo, source_cluster: Cluster) -> dict[str, Any]:

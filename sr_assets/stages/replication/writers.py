@@ -132,6 +132,8 @@ class Writers:
             # The fold has decided on a tracked stream's messages, so none of the rows is too old.
             cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
             on_poison=stream.on_poison,
+            # Several writers would find each other's messages between theirs.
+            batched=stream.allow_batched == "auto" and stream.workers == 1 and not context.clusters.leadership.is_new,
             folder=str(context.writers),
             batch=self._attempt,
             receipt=receipt_file,

@@ -5,12 +5,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import parquet
 
+from sr_assets.adapters import wire
 from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import copier, sending
 from sr_assets.adapters.copying.copier import Copier
@@ -35,6 +37,9 @@ SILENT = 'mappings: { "to.FROM.9": "void.9" }'
 class Rig:
     """A source stream FROM with one message on each of FROM.1 … FROM.6, and a target TO on the same server."""
 
+    #: Whether the target accepts fast-ingest batches, and the copies are published in them.
+    batched = False
+
     def __init__(self, server: NatsServer, folder: Path, user: str | None = None) -> None:
         self.cluster = ClusterSettings((server.address,), user, user)
         self.connection = Connection(self.cluster)
@@ -43,14 +48,18 @@ class Rig:
     def fill(self, sent: tuple[int, ...] = (1, 2, 3, 4, 5, 6), **target: Any) -> None:
         """Create both streams and store one message per entry of `sent`, on that subject."""
         create_stream(self.connection, "FROM")
-        create_stream(self.connection, "TO", **{"subjects": ["to.FROM.>"], **target})
+        self.create_target(self.connection, **target)
         with Cluster(self.cluster) as admin:
             items = [(f"FROM.{subject}", b"%d" % n, f"{n}") for n, subject in enumerate(sent, 1)]
             assert all(admin.publish_many(items))
 
+    def create_target(self, connection: Connection, **config: Any) -> None:
+        """Create the target; `config` replaces its settings."""
+        create_stream(connection, "TO", **{"subjects": ["to.FROM.>"], "allow_batched": self.batched, **config})
+
     def copy(self, count: int = 6, **changes: Any) -> Receipt:
         """Run one writer over all messages."""
-        plan = copy_plan(self.folder, self.cluster, "FROM", "TO", next=count + 1, **changes)
+        plan = copy_plan(self.folder, self.cluster, "FROM", "TO", next=count + 1, batched=self.batched, **changes)
         return Copier(plan, dict.fromkeys(range(1, count + 1)), 0).run()
 
     def copied(self, count: int = 6) -> list[int]:
@@ -66,6 +75,11 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         rig = Rig(server, tmp_path)
         with rig.connection:
             yield rig
+
+
+@pytest.fixture(autouse=True, params=(False, True), ids=("one by one", "batches"))
+def batched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rig, "batched", request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -100,19 +114,14 @@ def test_message_for_full_subject_is_parked(rig: Rig) -> None:
 def test_many_messages_for_full_subject_leave_others_in_order(rig: Rig, tmp_path: Path) -> None:
     count = 6_000
     create_stream(rig.connection, "FROM")
-    create_stream(
-        rig.connection,
-        "TO",
-        subjects=["to.FROM.>"],
-        discard="new",
-        discard_new_per_subject=True,
-        max_msgs_per_subject=1,
-    )
+    rig.create_target(rig.connection, discard="new", discard_new_per_subject=True, max_msgs_per_subject=1)
     # Two of three messages are on a full subject: more than a window, and more than the limit of parked messages.
     subjects = (n if n % 3 == 0 else 0 for n in range(1, count + 1))
     assert not any(ack.error for ack in publish(rig.connection, numbered("FROM", subjects)))
     nodes: dict[int, str | None] = {sequence: f"n{sequence}" for sequence in range(1, count + 1)}
-    plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", next=count + 1, staging=str(tmp_path / "staging"))
+    plan = copy_plan(
+        rig.folder, rig.cluster, "FROM", "TO", next=count + 1, staging=str(tmp_path / "staging"), batched=rig.batched
+    )
     receipt = Copier(plan, nodes, 0).run()
     expected = [1, *range(3, count + 1, 3)]
     assert (receipt.failure, receipt.copied) == (None, len(expected))
@@ -148,7 +157,7 @@ def test_copies_wait_for_an_account_at_its_limit(tmp_path: Path) -> None:
         rig = Rig(server, tmp_path, user="a")
         with rig.connection:
             create_stream(rig.connection, "FROM", storage="memory")
-            create_stream(rig.connection, "TO", subjects=["to.FROM.>"])
+            rig.create_target(rig.connection)
             create_stream(rig.connection, "OTHER")
             assert not any(ack.error for ack in publish(rig.connection, outgoing("FROM", 8, size_bytes=60_000)))
             assert not any(ack.error for ack in publish(rig.connection, outgoing("OTHER", 12, size_bytes=60_000)))
@@ -181,7 +190,8 @@ def test_unanswered_message_waits_and_is_resent_once(rig: Rig, subjects: tuple[i
         received = [frame for frame in listener.receive(2.0) if frame.subject == b"void.9"]
     silent = subjects.index(9) + 1
     assert rig.copied() == [n for n in range(1, 7) if n != silent]
-    assert len(received) == 2
+    # A batch that did not end as expected is followed by single messages.
+    assert len(received) == (3 if rig.batched else 2)
 
 
 def test_rest_of_batch_follows_resent_messages(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +200,7 @@ def test_rest_of_batch_follows_resent_messages(rig: Rig, tmp_path: Path, monkeyp
     with NatsServer(tmp_path / "target", "target") as server, Connection(ClusterSettings((server.address,))) as target:
         rig.fill(sent=())
         publish(rig.connection, outgoing("FROM", count))
-        create_stream(target, "TO", subjects=["to.FROM.>"])
+        rig.create_target(target)
         pid = server.pid
 
         def pause(_: object) -> None:
@@ -222,7 +232,7 @@ def test_silent_target_is_a_lost_connection(rig: Rig) -> None:
 
 def test_lost_source_fails_batch(rig: Rig, tmp_path: Path) -> None:
     count = 60_000
-    create_stream(rig.connection, "TO", subjects=["to.FROM.>"])
+    rig.create_target(rig.connection)
     with NatsServer(tmp_path, "mortal") as mortal:
         source = ClusterSettings((mortal.address,))
         with Connection(source) as connection:
@@ -267,6 +277,71 @@ def test_copy_of_other_message_at_same_sequence_is_refused(rig: Rig) -> None:
     with pytest.raises(RunError, match="holds another message 1 than the one that was copied"):
         rig.copy(3)
     assert rig.copied() == [1, 2]
+
+
+@pytest.mark.parametrize("batch_messages", (700, 3_000))
+def test_batch_between_other_writers_messages_is_located_in_the_target(
+    rig: Rig, batch_messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 3_000
+    publisher = partial(wire.BatchPublisher, max_messages=batch_messages)
+    monkeypatch.setattr(wire, "BatchPublisher", publisher)
+    rig.fill(sent=())
+    publish(rig.connection, outgoing("FROM", count))
+    with Connection(rig.cluster) as other:
+        ended = threading.Event()
+
+        def disturb() -> None:
+            for n in itertools.count():
+                publish(other, [Outgoing(n, "to.FROM.other", b"", b"")])
+                if ended.is_set():
+                    return
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        try:
+            receipt = rig.copy(count)
+        finally:
+            ended.set()
+            thread.join()
+        last = rig.connection.request_api("STREAM.INFO.TO")["state"]["last_seq"]
+    stored = flat(read_range(rig.connection, "TO", SequenceRange(1, last + 1), direct=True))
+    copies = {message.sequence: origin.sequence for message in stored if (origin := last_origin(message.headers))}
+    assert list(copies.values()) == list(range(1, count + 1))
+    assert len(copies) < len(stored)
+    located = {at + n: first + n for at, first, length in receipt.copied_ranges for n in range(length)}
+    assert (receipt.failure, receipt.copied, located) == (None, count, copies)
+
+
+def test_duplicates_of_purged_copies_between_others_are_resent(rig: Rig) -> None:
+    """The target has forgotten the copies, but not their ids; another writer stores as many messages meanwhile."""
+    rig.fill()
+    rig.copy()
+    for sequence in (2, 4):
+        rig.connection.request("$JS.API.STREAM.MSG.DELETE.TO", {"seq": sequence})
+    publish(rig.connection, [Outgoing(n, "to.FROM.other", b"", b"") for n in range(2)])
+    receipt = rig.copy(since=8)
+    assert receipt.failure is not None
+    assert "another replicator" in receipt.failure
+
+
+def test_many_batches_copy_all_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = partial(wire.BatchPublisher, max_messages=100)
+    monkeypatch.setattr(wire, "BatchPublisher", publisher)
+    rig.fill(sent=())
+    publish(rig.connection, outgoing("FROM", 1_050))
+    receipt = rig.copy(1_050)
+    assert (receipt.failure, receipt.copied, receipt.batched) == (None, 1_050, 1_050 if rig.batched else 0)
+    assert rig.copied(1_050) == list(range(1, 1_051))
+
+
+def test_receipt_counts_copies_of_batches(rig: Rig) -> None:
+    rig.fill()
+    receipt = rig.copy()
+    assert (receipt.copied, receipt.batched) == (6, 6 if rig.batched else 0)
+    assert (receipt.copied_ranges, receipt.target_sequence, receipt.target_holds) == ([(1, 1, 6)], 6, 6)
+    repeated = rig.copy()
+    assert (repeated.copied, repeated.found, repeated.batched) == (6, 6, 0)
 
 
 def kill_after_first_copy(server: NatsServer, cluster: ClusterSettings, target: str) -> None:

@@ -15,7 +15,7 @@ from sr_assets.adapters.wire import (
     WireError,
     read_range,
 )
-from sr_assets.adapters.wire.publishing import _frame
+from sr_assets.adapters.wire.publishing import encode_item
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.refusals import INVALID_SUBJECT, MESSAGE_TOO_LARGE
 from sr_assets.embedded.nats_server import NatsServer
@@ -67,7 +67,9 @@ def test_server_accepts_longest_subject_that_publisher_sends(connection: Connect
     longest = max(
         length
         for length in range(3900, 4096)
-        if not isinstance(_frame(Outgoing(1, "x" * length, b"", b""), b"_INBOX" * 7, connection.max_payload_bytes), Ack)
+        if not isinstance(
+            encode_item(Outgoing(1, "x" * length, b"", b""), b"_INBOX" * 7, connection.max_payload_bytes), Ack
+        )
     )
     subject = f"{stream}." + "x" * (longest - len(stream) - 1)
     assert publish(connection, [Outgoing(1, subject, b"", b"")]) == [Ack(1, 1)]

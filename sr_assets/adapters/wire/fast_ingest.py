@@ -1,0 +1,176 @@
+"""Publishing into a stream with `allow_batched` (nats-server 2.14+): one acknowledgement for many messages.
+
+A message's number in its batch and the operation are in its reply subject, `<inbox>.<id>.<flow>.fail.<number>.<op>.$FI`. In
+the mode `fail` the server stores the messages in order and ends the batch at the first one that it refuses.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sr_assets.adapters.jetstream import NO_RESPONDERS, decode_response
+from sr_assets.adapters.wire import frames as f
+from sr_assets.adapters.wire.connection import Connection
+from sr_assets.adapters.wire.frames import Frame
+from sr_assets.adapters.wire.link import WireError
+from sr_assets.adapters.wire.publishing import SEND_BYTES, Ack, Outgoing, encode_item
+
+_START, _APPEND, _COMMIT_WITHOUT_STORING = 0, 1, 3
+#: The server acknowledges at least every so many messages; it may choose fewer.
+_FLOW: Final = 500
+#: Errors of the batch, not of a message: disabled, invalid pattern or id, unknown (after 10 s without a message), and more
+#: batches than the server's limit.
+_BATCH_ERRORS: Final = frozenset({10205, 10206, 10207, 10208, 10211})
+
+
+@dataclass(slots=True)
+class BatchEnd:
+    """The outcome of a batch.
+
+    - `sent`: the caller's identifiers of the sent messages, in order
+    - `stored`: the server reports so many of them, from the first, as stored or as duplicates, which it does not name
+    - `last`: the target sequence of the last stored one, or None if the server did not report the batch's end
+    - `refusal`: the refusal of the first message that was not stored, if the server named one
+    - `exhausted`: whether no further items exist
+    """
+
+    sent: list[int] = field(default_factory=list)
+    stored: int = 0
+    last: int | None = None
+    refusal: Ack | None = None
+    exhausted: bool = False
+
+
+class BatchPublisher:
+    """Publishes batches of bounded size, each with a bounded window of unacknowledged messages.
+
+    The defaults keep the window below the 10,000 messages that a server queues for a stream. `guard` is called before each
+    send: it raises an error if that is forbidden.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        max_messages: int = 32_000,
+        max_bytes: int = 32 << 20,
+        window: int = 8000,
+        ack_timeout_seconds: float = 30.0,
+        guard: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connection, self._guard = connection, guard
+        self._max_messages, self._max_bytes, self._window = max_messages, max_bytes, window
+        self._ack_timeout_seconds = ack_timeout_seconds
+
+    def publish(self, items: Iterator[Outgoing]) -> BatchEnd:
+        """Publish the next items as one batch, and wait for its end.
+
+        Raises WireError if the connection fails or no acknowledgement arrives in time: then read the target.
+        """
+        batch = _Batch(self._connection, items, self._max_messages, self._max_bytes)
+        while not batch.ended:
+            # The first message opens the batch: the server wants others only after its response.
+            chunk = batch.fill(self._window if batch.opened else 1)
+            if chunk:
+                self._guard()
+                self._connection.send(chunk)
+            elif not batch.number:
+                break
+            received = self._connection.receive(0 if chunk and batch.sending else self._ack_timeout_seconds)
+            if not (chunk or received):
+                silence = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
+                raise WireError(f"{self._connection.address}: {silence}")
+            for frame in received:
+                batch.read(frame)
+        return batch.end
+
+
+class _Batch:
+    """The state of one batch."""
+
+    def __init__(self, connection: Connection, items: Iterator[Outgoing], max_messages: int, max_bytes: int) -> None:
+        self.end = BatchEnd()
+        self.opened = self.ended = False
+        self.sending = True
+        #: Of the last sent message, from 1.
+        self.number = 0
+        self._items, self._limit_bytes = items, connection.max_payload_bytes
+        self._max_messages, self._left_bytes = max_messages, max_bytes
+        self._reply = b"%b.%b.%d.fail." % (connection.new_inbox(), secrets.token_hex(8).encode(), _FLOW)
+        self._subject = ""
+        self._commit_number = 0
+
+    def fill(self, window: int) -> bytes:
+        """Return the frames to send next; the last one ends the batch."""
+        chunk: list[bytes] = []
+        chunk_bytes, acked, sent, reply = 0, self.end.stored, self.end.sent, self._reply
+        while self.sending and chunk_bytes < SEND_BYTES and len(sent) - acked < window:
+            if len(sent) >= self._max_messages or self._left_bytes <= 0:
+                self.sending = False
+                break
+            item = next(self._items, None)
+            if item is None:
+                self.end.exhausted, self.sending = True, False
+                break
+            to = b"%b%d.%d.$FI" % (reply, len(sent) + 1, _APPEND if sent else _START)
+            parts = encode_item(item, to, self._limit_bytes)
+            if isinstance(parts, Ack):
+                self.end.refusal, self.sending = parts, False
+                break
+            if not sent:
+                self._subject = item.subject
+            sent.append(item.sequence)
+            chunk += parts
+            size_bytes = len(parts[0]) + len(item.headers) + len(item.payload)
+            chunk_bytes += size_bytes
+            self._left_bytes -= size_bytes
+        self.number = len(sent)
+        if not self.sending and not self._commit_number and sent and (self.opened or chunk):
+            self._commit_number = len(sent) + 1
+            chunk.append(
+                f.encode_pub(
+                    self._subject, b"%b%d.%d.$FI" % (reply, self._commit_number, _COMMIT_WITHOUT_STORING), b"", b""
+                )
+            )
+        return b"".join(chunk)
+
+    def read(self, frame: Frame) -> None:
+        """Take over a response to one of the batch's messages."""
+        if not frame.subject.startswith(self._reply) or self.ended:
+            return
+        self.opened = True
+        number = int(frame.subject.split(b".")[-3])
+        if frame.status == NO_RESPONDERS:
+            self._refuse(number, NO_RESPONDERS, "no stream takes this subject")
+            return
+        try:
+            answer = decode_response(frame.payload)
+        except ValueError as error:
+            self._refuse(number, None, str(error))
+            return
+        if answer.get("type") == "ack":
+            self.end.stored = max(self.end.stored, int(answer["seq"]))
+        elif "count" in answer:
+            self._finish(answer)
+        elif refused := answer.get("error"):
+            # The response of the stream, or `err` in the batch's flow.
+            self._refuse(number, refused.get("err_code") or refused.get("code"), refused.get("description"))
+        # Else a gap, which the end of the batch follows.
+
+    def _finish(self, answer: dict[str, Any]) -> None:
+        self.ended, self.sending = True, False
+        if not answer.get("duplicate"):
+            self.end.stored, self.end.last = int(answer["count"]), int(answer["seq"])
+
+    def _refuse(self, number: int, code: int | None, text: str | None) -> None:
+        """End the batch before a refused message; the server then reports the end, unless it knows no batch."""
+        self.sending = False
+        if code in _BATCH_ERRORS or number in {1, self._commit_number}:
+            self.ended = True
+        if code not in _BATCH_ERRORS and number != self._commit_number:
+            before = self.end.refusal
+            if before is None or self.end.sent.index(before.sequence) >= number:
+                self.end.refusal = Ack(self.end.sent[number - 1], error_code=code, error=text)
