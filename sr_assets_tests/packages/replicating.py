@@ -18,17 +18,17 @@ _START_SECONDS, _STOP_SECONDS = 600.0, 30.0
 _MESSAGES = 50
 
 
-def assert_replicates(service: Service, rig: Rig, log: Path, source_url: str) -> None:
+def assert_replicates(service: Service, rig: Rig, log: Path, source_url: str, **keys: str) -> None:
     """Configure one stream, run the program until everything is copied and reported, and stop it.
 
-    `source_url` may contain a variable of the program's environment.
+    `source_url` may contain a variable of the program's environment; `keys` are added to the configuration.
     """
     stream, port = rig.make("FLEET"), free_port()
     rig.publish(stream, [Sent(b"%d" % n) for n in range(_MESSAGES)])
     entry = {"stream": stream, "source_url": source_url, "target_url": rig.target.url}
     config = {"name": "BARE", "metrics": {"port": port}, "sensor": {"interval": "5s"}, "streams": [entry]}
     # Every batch starts the packaged Java.
-    service.chroot.path(CONFIG).write_text(yaml.safe_dump({**config, "spark": {"from_messages": 0}}))
+    service.chroot.path(CONFIG).write_text(yaml.safe_dump({**config, **keys, "spark": {"from_messages": 0}}))
     service.environ["NOTIFY_SOCKET"] = "/run/notify"
     with notifications(service.chroot.path("/run/notify")) as receiver, service.started(log) as process:
         receiver.setblocking(False)

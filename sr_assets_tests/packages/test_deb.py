@@ -97,7 +97,10 @@ def assert_one_line(ended: subprocess.CompletedProcess[str], *texts: str) -> Non
 
 def test_unit_replicates_reports_to_systemd_and_stops(installed: Chroot, rig: Rig, tmp_path: Path) -> None:
     installed.path("/etc/sr-assets/environment").write_text(f"SOURCE={rig.source.url}\n")
-    assert_replicates(unit_service(installed, "sr-assets.service"), rig, tmp_path / "log", "${SOURCE}")
+    service = unit_service(installed, "sr-assets.service")
+    # As in the packaged configuration: commands without the unit's environment find the home, too.
+    assert f"\nstate_store: {STATE}\n" in installed.path(CONFIG).read_text()
+    assert_replicates(service, rig, tmp_path / "log", "${SOURCE}", state_store=STATE)
 
 
 def test_operator_reads_the_tables_with_the_command(installed: Chroot) -> None:

@@ -56,11 +56,13 @@ class Engine:
     def running(self) -> bool:
         """Whether that process is still our server; it may still be starting."""
         try:
-            command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
+            if Path("/proc/self").exists():
+                command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
+            else:
+                ps = ["ps", "-ww", "-p", str(self.pid), "-o", "command="]
+                command = subprocess.run(ps, capture_output=True, check=False).stdout
         except OSError:
-            command = subprocess.run(
-                ["ps", "-ww", "-p", str(self.pid), "-o", "command="], capture_output=True, check=False
-            ).stdout
+            return False
         return _WATCHER.encode() in command
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.spark import watch as watcher
-from sr_assets.adapters.spark.engine import keep_engine, use_engine
+from sr_assets.adapters.spark.engine import Engine, keep_engine, use_engine
 from sr_assets.adapters.spark.java import find_java
 
 pytestmark = pytest.mark.process
@@ -54,6 +54,13 @@ def test_engine_stops_when_another_one_is_recorded(tmp_path: Path) -> None:
         assert ended_within(unrecorded, 15.0), "it still runs unrecorded, as if its run was killed before recording it"
         assert not ended_within(recorded, 0.0), "it stopped while in use"
     assert ended_within(recorded, 15.0)
+
+
+def test_engine_of_ended_process_is_not_running_on_a_host_without_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert not Engine(1, ended.pid, "", "", 0.0).running
 
 
 def test_keep_engine_does_not_shorten_idle_time(tmp_path: Path) -> None:
