@@ -8,6 +8,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from typing import Final
 
 from sr_assets.adapters import wire
@@ -28,6 +29,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 #: More parked messages in one batch indicate a fault of the target; full subjects are not counted.
 _MAX_PARKED: Final = 1000
+_SUBJECTS: Final = 1 << 16
 
 
 class StopError(Exception):
@@ -56,7 +58,9 @@ class Sender:
         self._limited = 0
         self.copies = TargetCopies(plan, target)
         self._guard = plan.guard
-        self._takes = matcher(plan.subjects)
+        # A fleet's nodes publish on few subjects, again and again.
+        self._subject = lru_cache(_SUBJECTS)(partial(target_subject, prefix=plan.prefix, remove=plan.remove))
+        self._takes = lru_cache(_SUBJECTS)(matcher(plan.subjects))
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 
     def prepare(self, message: Message) -> wire.Outgoing | None:
@@ -253,8 +257,9 @@ class Sender:
         """Return the copy: its subject, headers and payload."""
         sequence, stored_ns, subject, headers, payload, _ = message
         resend = self._resends.get(sequence, self._plan.resend)
-        subject = target_subject(subject, self._plan.prefix, self._plan.remove)
-        return wire.Outgoing(sequence, subject, self._headers(headers, sequence, stored_ns, resend), payload)
+        return wire.Outgoing(
+            sequence, self._subject(subject), self._headers(headers, sequence, stored_ns, resend), payload
+        )
 
     def _unsettled(self) -> list[wire.Outgoing]:
         """Return the messages that the target is not known to have stored, in order."""

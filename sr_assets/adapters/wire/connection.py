@@ -2,9 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from sr_assets.adapters.jetstream import ApiError, check_response, decode_response, encode_json
 from sr_assets.adapters.login import Login
@@ -21,6 +21,8 @@ from sr_assets.adapters.wire.frames import Frame
 from sr_assets.adapters.wire.link import VANISHED_MS, DeniedError, Link, RefusedError, WireError
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
+
+T = TypeVar("T")
 
 REQUEST_SECONDS: Final = 30.0
 RESEND_SECONDS: Final = 2.0
@@ -123,32 +125,40 @@ class Connection:
                     raise WireError(f"{self.address}: accepted no data for {self.request_seconds:g} s")
                 self._received += self._read()
 
-    def receive(self, timeout_seconds: float, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
+    def receive(self, timeout_seconds: float, first: f.FirstParser[Any] | None = None) -> list[Frame]:
         """Return messages as soon as some have arrived, or an empty list after the timeout.
 
-        Acknowledgements that arrived before them are appended to `stored`, if given: their inbox and the sequence.
+        `first` takes frames that arrived before all others; the list is also empty if there are only such frames.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
-            self._received += self._read(stored=None if self._received else stored)
+            self._received += self._read(first=None if self._received else first)
             if self._pongs:
                 self.send(b"")
-            if self._received or stored:
+            if self._received or (first and first.taken):
                 received, self._received = self._received, []
                 return received
             left_seconds = deadline - time.monotonic()
             if left_seconds <= 0 or not self._open_link().await_bytes(left_seconds):
                 return []
 
-    def answers(self, question: str, timeout_seconds: float | None = None) -> Iterator[Frame]:
-        """Yield messages as they arrive, without end.
+    def answers(
+        self,
+        question: str,
+        timeout_seconds: float | None = None,
+        first: f.FirstParser[T] | None = None,
+        on_first: Callable[[list[T]], None] = lambda _: None,
+    ) -> Iterator[Frame]:
+        """Yield messages as they arrive, without end; `on_first` gets those that `first` takes before them.
 
         Raises SilenceError if none arrived within the timeout (default `request_seconds`).
         """
         seconds = self.request_seconds if timeout_seconds is None else timeout_seconds
         while True:
-            received = self.receive(seconds)
-            if not received:
+            received = self.receive(seconds, first)
+            if first and first.taken:
+                on_first(first.take())
+            elif not received:
                 raise SilenceError(f"{self.address}: no answer to {question} within {seconds:g} s")
             yield from received
 
@@ -262,13 +272,13 @@ class Connection:
             raise WireError(f"{self.address}: the connection is closed")
         return self._link
 
-    def _read(self, *, controls: bool = False, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
+    def _read(self, *, controls: bool = False, first: f.FirstParser[Any] | None = None) -> list[Frame]:
         """Read once without waiting; return the messages, and with `controls` also other frames."""
         data = self._open_link().receive()
         if data is None:
             return []
         try:
-            received = self._parser.feed(data, stored)
+            received = self._parser.feed(data, first)
         except ValueError as error:
             raise WireError(f"{self.address}: {error}") from None
         messages = []

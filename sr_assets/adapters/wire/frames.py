@@ -3,10 +3,12 @@
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sr_assets.adapters.jetstream import EMPTY_HEADERS
 from sr_assets.domain.messages import Message
+
+T = TypeVar("T")
 
 CRLF: Final = b"\r\n"
 MAX_LINE_BYTES: Final = 1 << 20
@@ -20,6 +22,7 @@ STORED: Final = re.compile(rb'\{"stream":"[^"\r\n]*",(?:"domain":"[^"\r\n]*",)?"
 _STORED_FRAME: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % STORED.pattern)
 # Not possessive, although backtracking is unnecessary: before Python 3.11.5 such a repetition ends in the wrong position.
 _STORED_FRAMES: Final = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % STORED.pattern)
+_HMSG: Final = re.compile(rb"HMSG ([^ \r\n]+) [^ \r\n]+ (\d+) (\d+)\r\n")
 _DIRECT_BLOCK: Final = re.compile(
     rb"Nats-Stream: ([^\r\n]*)\r\n"
     rb"Nats-Subject: ([^\r\n]*)\r\n"
@@ -57,6 +60,22 @@ class Frame(NamedTuple):
         return self.headers[9:].split(CRLF, 1)[0].decode(errors="replace")
 
 
+class FirstParser(Generic[T]):
+    """A fast path for many frames of one kind at the start of a buffer; `FrameParser` handles all others."""
+
+    def __init__(self) -> None:
+        self.taken: list[T] = []
+
+    def parse(self, buffer: bytes) -> int:
+        """Add the frames' contents to `taken` and return their end."""
+        raise NotImplementedError
+
+    def take(self) -> list[T]:
+        """Return and forget `taken`."""
+        taken, self.taken = self.taken, []
+        return taken
+
+
 class FrameParser:
     """Parses the byte stream into frames, whatever its chunks."""
 
@@ -65,10 +84,10 @@ class FrameParser:
         self._held_bytes = 0
         self._wanted_bytes = 0
 
-    def feed(self, data: bytes, stored: list[tuple[bytes, int]] | None = None) -> list[Frame]:
+    def feed(self, data: bytes, first: FirstParser[Any] | None = None) -> list[Frame]:
         """Return the frames that are now complete; raises ValueError at the first byte that violates the protocol.
 
-        Acknowledgements before all other frames are appended to `stored`, if given: their subject and the sequence.
+        `first` may take frames at the start.
         """
         self._chunks.append(data)
         self._held_bytes += len(data)
@@ -76,7 +95,7 @@ class FrameParser:
         if self._held_bytes < self._wanted_bytes:
             return []
         buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
-        position = 0 if stored is None else _parse_stored(buffer, stored)
+        position = first.parse(buffer) if first else 0
         frames, position, self._wanted_bytes = _parse(buffer, position)
         rest = buffer[position:]
         self._chunks = [rest] if rest else []
@@ -113,19 +132,55 @@ def _parse(buffer: bytes, position: int) -> tuple[list[Frame], int, int]:
     return frames, position, 0
 
 
-def _parse_stored(buffer: bytes, stored: list[tuple[bytes, int]]) -> int:
-    """Append the acknowledgements at the start of the buffer to `stored`, and return their end.
+class StoredParser(FirstParser[tuple[bytes, int]]):
+    """Takes acknowledgements of stored messages: their subject and the sequence."""
 
-    A fast path for thousands of acknowledgements; `_parse` handles all other frames.
+    def parse(self, buffer: bytes) -> int:
+        """Take the acknowledgements and return their end."""
+        run = _STORED_FRAMES.match(buffer)
+        if not run or not run.end():
+            return 0
+        subjects, sizes, payloads, sequences = zip(*_STORED_FRAME.findall(buffer, 0, run.end()), strict=True)
+        if list(map(int, sizes)) != list(map(len, payloads)):
+            return 0
+        self.taken += zip(subjects, map(int, sequences), strict=True)
+        return run.end()
+
+
+class DirectParser(FirstParser[Message]):
+    """Takes the messages of a batched direct get; `pending` is how many follow the last one.
+
+    It stops at the end of the batch, at a message of another stream, and at headers that lack bytes.
     """
-    run = _STORED_FRAMES.match(buffer)
-    if not run or not run.end():
-        return 0
-    subjects, sizes, payloads, sequences = zip(*_STORED_FRAME.findall(buffer, 0, run.end()), strict=True)
-    if list(map(int, sizes)) != list(map(len, payloads)):
-        return 0
-    stored += zip(subjects, map(int, sequences), strict=True)
-    return run.end()
+
+    def __init__(self, inbox: bytes, stream: bytes) -> None:
+        super().__init__()
+        self._inbox, self._stream = inbox, stream
+        self.pending = 0
+
+    def parse(self, buffer: bytes) -> int:
+        """Take the messages and return their end."""
+        position, size, inbox, stream, add = 0, len(buffer), self._inbox, self._stream, self.taken.append
+        while line := _HMSG.match(buffer, position):
+            start = line.end()
+            middle, stop = start + int(line[2]), start + int(line[3])
+            at = buffer.rfind(b"Nats-Stream: ", start, middle)
+            if line[1] != inbox or buffer[stop : stop + 2] != CRLF or not start < at < middle <= stop <= size:
+                break
+            added = _DIRECT_BLOCK.fullmatch(buffer, at, middle)
+            if added is None or added[1] != stream or added[6] is None:
+                break
+            own = b"" if at == start + 10 and buffer.startswith(b"NATS/1.0\r\n", start) else buffer[start:at] + CRLF
+            if own and not own.endswith(b"\r\n\r\n"):
+                break
+            try:
+                stored_ns = _second_ns(added[4]) + (int(added[5].ljust(9, b"0")) if added[5] else 0)
+            except ValueError:
+                break
+            subject = added[2].decode(errors="surrogateescape")
+            add(Message(int(added[3]), stored_ns, subject, own, buffer[middle:stop]))
+            self.pending, position = int(added[6]), stop + 2
+        return position
 
 
 def _control(line: bytes) -> Frame:
@@ -135,6 +190,7 @@ def _control(line: bytes) -> Frame:
     raise ValueError(f"not the NATS protocol: {line[:80]!r}")
 
 
+@lru_cache(maxsize=1 << 16)
 def encode_subject(subject: str) -> bytes:
     """Return the subject's bytes (`surrogateescape`); raises ValueError on bytes that would end the control line."""
     encoded = subject.encode(errors="surrogateescape")

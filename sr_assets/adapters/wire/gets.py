@@ -220,8 +220,8 @@ def _direct_batch(
     connection.send(f.encode_pub(connection.cluster.api(f"DIRECT.GET.{stream}"), inbox, b"", encode_json(request)))
     messages: list[Message] = []
     damaged: list[int] = []
-    pending: int | None = 0
-    for frame in connection.answers(f"a direct get from {stream}", timeout_seconds):
+    parser = f.DirectParser(inbox, asked)
+    for frame in connection.answers(f"a direct get from {stream}", timeout_seconds, parser, messages.extend):
         if frame.subject != inbox:
             continue
         answer = f.direct_get_message(frame)
@@ -235,10 +235,10 @@ def _direct_batch(
         if not f.has_whole_headers(message):
             damaged.append(len(messages))
         messages.append(message)
+        # A server before 2.11 has no batches: it returns one message without an end marker.
+        parser.pending = 1 if pending is None else pending
         if pending is None:
-            # A server before 2.11 has no batches: it returns one message without an end marker.
-            pending = 1
             break
     for at in damaged:
         messages[at] = stored_message(connection, stream, messages[at].sequence) or messages[at]
-    return messages, pending or 0
+    return messages, parser.pending

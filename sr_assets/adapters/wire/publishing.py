@@ -65,6 +65,7 @@ class Publisher:
         subject as 400. Raises WireError if the connection fails or no ack arrives in time: then read the target.
         """
         window = _Window(iter(items), self._connection, self._max_messages, self._max_bytes)
+        parser = f.StoredParser()
         while True:
             chunk = window.fill()
             if chunk:
@@ -72,8 +73,8 @@ class Publisher:
                 self._connection.send(chunk)
             elif not window.in_flight:
                 break
-            stored: list[tuple[bytes, int]] = []
-            frames = self._connection.receive(0 if chunk else self._ack_timeout_seconds, stored)
+            frames = self._connection.receive(0 if chunk else self._ack_timeout_seconds, parser)
+            stored = parser.take()
             if not (chunk or stored or frames):
                 silence = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
                 raise WireError(f"{self._connection.address}: {silence}")

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.jetstream import parse_message
 from sr_assets.adapters.wire.frames import (
+    DirectParser,
     Frame,
     FrameParser,
+    StoredParser,
     delivered_message,
     direct_get_message,
     encode_pub,
     has_whole_headers,
 )
+from sr_assets.domain.messages import Message
 
 SERVER_BLOCK = (
     b"Nats-Stream: S\r\nNats-Subject: a.b\r\nNats-Sequence: 7\r\nNats-Time-Stamp: 2026-03-15T13:48:10.5Z\r\n"
@@ -131,9 +134,9 @@ def test_parser_collects_plain_acks_and_yields_all_other_frames(sent: list[Frame
     parser = FrameParser()
     received: list[tuple[bytes, int] | Frame] = []
     for at, to in itertools.pairwise(edges):
-        stored: list[tuple[bytes, int]] = []
+        stored = StoredParser()
         others = parser.feed(stream[at:to], stored)
-        received += [*stored, *others]
+        received += [*stored.take(), *others]
     assert len(received) == len(sent)
     for item, frame in zip(received, sent, strict=True):
         if isinstance(item, Frame):
@@ -148,9 +151,51 @@ def test_parser_yields_no_frames_for_collected_acks() -> None:
     stream = b"".join(
         encode_frame(Frame(b"MSG", b"a.%d" % n, b"", b"", b'{"stream":"S","seq":%d}' % n)) for n in range(9999)
     )
-    stored: list[tuple[bytes, int]] = []
+    stored = StoredParser()
     assert FrameParser().feed(stream + b"PING\r\n", stored) == [Frame(b"PING")]
-    assert stored == [(b"a.%d" % n, n) for n in range(9999)]
+    assert stored.taken == [(b"a.%d" % n, n) for n in range(9999)]
+
+
+#: Responses to a batched direct get of stream S, and frames that the fast path must leave alone.
+responses = st.builds(
+    lambda own, added, subject, payload: Frame(b"HMSG", subject, b"", own + added, payload),
+    st.sampled_from(
+        [b"NATS/1.0\r\n", b"NATS/1.0\r\nA: 1\r\n", b"NATS/1.0\r\nNats-Stream: EVIL\r\n", b"NATS/1.0\r\nno e"]
+    ),
+    st.sampled_from(
+        [SERVER_BLOCK] * 4
+        + [
+            SERVER_BLOCK.replace(b"Stream: S", b"Stream: M"),
+            SERVER_BLOCK.replace(b"-15T", b"-99T"),
+            SERVER_BLOCK[: SERVER_BLOCK.index(b"Nats-Num")] + b"\r\n",
+            b"\r\n",
+        ]
+    ),
+    st.sampled_from([b"I.1", b"I.1", b"I.1", b"I.2"]),
+    st.binary(max_size=300),
+)
+
+
+@given(st.lists(responses, max_size=12), st.lists(st.integers(0, 3000), max_size=6))
+def test_direct_parser_takes_only_messages_that_the_slow_path_returns(sent: list[Frame], cuts: list[int]) -> None:
+    stream = b"".join(map(encode_frame, sent))
+    edges = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
+    parser, direct = FrameParser(), DirectParser(b"I.1", b"S")
+    received: list[Message | Frame] = []
+    for at, to in itertools.pairwise(edges):
+        others = parser.feed(stream[at:to], direct)
+        received += [*direct.take(), *others]
+    assert len(received) == len(sent)
+    for item, frame in zip(received, sent, strict=True):
+        if isinstance(item, Frame):
+            assert item == frame
+        else:
+            assert direct_get_message(frame) == (item, 3, b"S")
+            assert has_whole_headers(item)
+    usual = [frame.subject == b"I.1" and frame.headers.endswith(b"\r\n" + SERVER_BLOCK) for frame in sent]
+    if len(edges) == 2 and all(usual):
+        assert not any(isinstance(item, Frame) for item in received)
+        assert direct.pending == (3 if sent else 0)
 
 
 @pytest.mark.parametrize(
