@@ -6,7 +6,6 @@ import pytest
 
 from sr_assets.adapters.security import exposed_secrets
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.settings import ChoriaSettings, Settings, TlsSettings, load_settings
 
 STREAM = "{stream: REG, source_url: city, target_url: centre%s}"
@@ -172,11 +171,40 @@ def test_invalid_heartbeats_are_refused(block: str, message: str, tmp_path: Path
 
 def test_target_block_sets_target_options(tmp_path: Path) -> None:
     block = (
-        "{storage: MEMORY, replicas: 3, max_age: 1d, max_bytes: 1GiB, max_msgs: 9, placement: {cluster: e, tags: [a]}}"
+        "{subjects: [a.>], storage: MEMORY, replicas: 3, retention: interest, max_age: 1d, max_bytes: 1GiB, max_msgs: 9,"
+        " max_msgs_per_subject: 2, max_msg_size: 5KiB, discard: new, duplicate_window: 1h, compression: s2,"
+        " allow_direct: false, deny_delete: true, deny_purge: true, placement: {cluster: e, tags: [a]}}"
     )
     (stream,) = load(tmp_path, f"target: {block}").streams
-    assert stream.target_options == TargetOptions("memory", 3, 86_400 * 10**9, 1 << 30, 9, "e", ("a",))
+    assert stream.target_options is not None
+    assert stream.target_options.wanted == {
+        "subjects": ["a.>"],
+        "storage": "memory",
+        "num_replicas": 3,
+        "retention": "interest",
+        "max_age": 86_400 * 10**9,
+        "max_bytes": 1 << 30,
+        "max_msgs": 9,
+        "max_msgs_per_subject": 2,
+        "max_msg_size": 5 << 10,
+        "discard": "new",
+        "duplicate_window": 3600 * 10**9,
+        "compression": "s2",
+        "allow_direct": False,
+        "deny_delete": True,
+        "deny_purge": True,
+        "placement": {"cluster": "e", "tags": ["a"]},
+    }
     assert load(tmp_path, "target: {}").streams[0].target_options is None
+
+
+@pytest.mark.parametrize("unlimited", ("unlimited", "UNLIMITED", "-1", "0"))
+def test_target_limits_can_be_unlimited(tmp_path: Path, unlimited: str) -> None:
+    limits = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject", "max_msg_size")
+    block = ", ".join(f"{key}: {unlimited}" for key in limits)
+    (stream,) = load(tmp_path, f"target: {{{block}}}").streams
+    assert stream.target_options is not None
+    assert stream.target_options.wanted == dict.fromkeys(limits, -1) | {"max_age": 0}
 
 
 @pytest.mark.parametrize(
@@ -184,9 +212,13 @@ def test_target_block_sets_target_options(tmp_path: Path) -> None:
     (
         ("target: {storage: disk}", "target.storage: 'disk' is not one of file, memory"),
         ("target: {replicas: 7}", "target.replicas: 7 is not a whole number, 1 to 5"),
-        ("target: {max_age: 0s}", "target.max_age: '0s' must be longer than zero"),
+        ("target: {max_age: x}", "target.max_age: 'x' is not a duration"),
+        ("target: {max_msgs: -2}", "target.max_msgs: -2 is not a whole number, 1 or more, or unlimited"),
+        ("target: {max_bytes: many}", "target.max_bytes: 'many' is not a size"),
+        ("target: {max_age: 1m, duplicate_window: 2m}", "target: duplicate_window 120s is longer than max_age 60s"),
         ("target: {placement: {tags: ssd}}", "target.placement.tags: must be a list"),
-        ("target: {subjects: [a]}", "target: unknown key 'subjects'"),
+        ("target: {subject: [a]}", "target: unknown key 'subject'"),
+        ("target: {subjects: ['a b']}", "target.subjects.0: 'a b' is not a"),
         ("target: {replicas: 1}, no_target_create: true", "target: configures a new target"),
     ),
 )

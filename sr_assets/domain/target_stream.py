@@ -15,45 +15,52 @@ _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "discard")
 
 
+#: JetStream's values of settings that a server may omit.
+_OMITTED: Final[Mapping[str, Any]] = {
+    "max_age": 0,
+    "max_bytes": -1,
+    "max_msgs": -1,
+    "max_msgs_per_subject": -1,
+    "max_msg_size": -1,
+    "compression": "none",
+    "allow_direct": False,
+    "deny_delete": False,
+    "deny_purge": False,
+}
+_DURATIONS: Final = ("max_age", "duplicate_window")
+_OUR_NAMES: Final = {"num_replicas": "replicas"}
+
+
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """The configured options of a target, which replace the source's settings.
+    """The configured settings of a target, which replace the source's: JetStream's names and values.
 
-    `max_age` is in nanoseconds; None keeps the source's value. `cluster` and `tags` define the placement.
+    Durations are in nanoseconds; an unlimited value is -1, of `max_age` 0.
     """
 
-    storage: str | None = None
-    replicas: int | None = None
-    max_age: int | None = None
-    max_bytes: int | None = None
-    max_msgs: int | None = None
-    cluster: str | None = None
-    tags: tuple[str, ...] = ()
+    settings: tuple[tuple[str, Any], ...]
 
     @property
     def wanted(self) -> dict[str, Any]:
-        """The configured keys with the server's names."""
-        placement = {"cluster": self.cluster, "tags": list(self.tags)}
-        keys = {
-            "storage": self.storage,
-            "num_replicas": self.replicas,
-            "max_age": self.max_age,
-            "max_bytes": self.max_bytes,
-            "max_msgs": self.max_msgs,
-            "placement": {key: value for key, value in placement.items() if value},
-        }
-        return {key: value for key, value in keys.items() if value}
+        """The settings as JSON."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings}
 
     def drift(self, existing: Mapping[str, Any]) -> list[str]:
         """Return each different key of an existing target, with its configured and its actual value."""
         differing = []
         for key, wanted in self.wanted.items():
-            there = existing.get(key)
+            there = existing.get(key, _OMITTED.get(key))
             if key == "placement":
                 there = {part: (there or {}).get(part) for part in wanted}
-            if there != wanted:
-                differing.append(f"{key} {_shown(key, there)}, wanted {_shown(key, wanted)}")
+            if there != wanted and not (key == "subjects" and sorted(there or ()) == sorted(wanted)):
+                name = _OUR_NAMES.get(key, key)
+                differing.append(f"{name} {shown_setting(key, there)}, wanted {shown_setting(key, wanted)}")
         return differing
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{_OUR_NAMES.get(key, key)} {shown_setting(key, value)}" for key, value in self.wanted.items()
+        )
 
 
 def target_config(
@@ -82,8 +89,13 @@ def target_config(
     }
 
 
-def _shown(key: str, value: object) -> str:
-    return f"{value / SECOND_NS:g}s" if key == "max_age" and isinstance(value, int) else str(value)
+def shown_setting(key: str, value: object) -> str:
+    """Return a setting's value as text: durations in seconds, JetStream's numbers without a limit as a word."""
+    if isinstance(value, int) and not isinstance(value, bool) and value == _OMITTED.get(key):
+        return "unlimited"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value / SECOND_NS:g}s" if key in _DURATIONS and isinstance(value, int) else str(value)
 
 
 def _widest(patterns: Iterable[str]) -> list[str]:

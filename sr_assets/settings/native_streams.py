@@ -1,19 +1,23 @@
 """The streams of `topology`, with their mirrors, sources and subject transforms."""
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Filter, StreamName
-from sr_assets.settings.target import PlacementBlock, Replicas, Storage
+from sr_assets.settings.target import (
+    JETSTREAM_NAMES,
+    Compression,
+    Discard,
+    PlacementBlock,
+    Replicas,
+    Retention,
+    Storage,
+)
 from sr_assets.settings.values import Flag, Positive, Size, Span, Text, Time, Value, choice, read_text, shown
 
-Retention = Literal["limits", "interest", "workqueue"]
-Discard = Literal["old", "new"]
-Compression = Literal["none", "s2"]
 #: Keys of a stream that are not settings, and JetStream's names that differ from ours.
 _NO_SETTINGS: Final = frozenset({"cluster", "stream", "placement", "mirror", "sources"})
-_JETSTREAM_NAMES: Final = {"replicas": "num_replicas"}
 
 
 def _destination(value: object) -> str:
@@ -85,7 +89,7 @@ class NativeStreamBlock(Block):
         configured = {name: getattr(self, name) for name in self.keys().values() if name not in _NO_SETTINGS}
         if self.subjects is not None:
             configured["subjects"] = list(self.subjects)
-        named = {_JETSTREAM_NAMES.get(name, name): value for name, value in configured.items() if value is not None}
+        named = {JETSTREAM_NAMES.get(name, name): value for name, value in configured.items() if value is not None}
         if self.placement is not None:
             place = {"cluster": self.placement.cluster or "", "tags": list(self.placement.tags)}
             named["placement"] = {key: value for key, value in place.items() if value}

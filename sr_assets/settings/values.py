@@ -157,6 +157,20 @@ def size_in_bytes(smallest: int) -> Value:
     return Value(size, type="size")
 
 
+def limit(reader: Value, unlimited: int = -1) -> Value:
+    """Return the type of a JetStream limit: a value of `reader`, or `unlimited`, -1 or 0, read as JetStream's number."""
+
+    def read(value: object) -> object:
+        if str(value).strip().lower() in ("unlimited", "-1", "0"):
+            return unlimited
+        try:
+            return reader.func(value)  # type: ignore[call-arg]
+        except ValueError as error:
+            raise ValueError(f"{error}, or unlimited") from None
+
+    return Value(read, type=f"{reader.type}, or `unlimited`")
+
+
 def choice(literal: Any) -> Value:
     """Return the type of one of the values of a Literal, case-insensitive."""
     allowed: tuple[str, ...] = get_args(literal)
@@ -227,6 +241,9 @@ Natural = Annotated[int, whole_number(0)]
 Positive = Annotated[int, whole_number(1)]
 Port = Annotated[int, whole_number(0, 65_535)]
 Size = Annotated[int, size_in_bytes(1)]
+SizeLimit = Annotated[int, limit(size_in_bytes(1))]
+NumberLimit = Annotated[int, limit(whole_number(1))]
+DurationLimit = Annotated[int, limit(Value(read_span, type="duration"), 0)]
 Timezone = Annotated[str, Value(read_timezone, type="time zone")]
 FileMode = Annotated[int, Value(read_file_mode, type="`'0600'`, `'0640'`, `'0644'`")]
 File = Annotated[Path, Value(read_path, type="path")]

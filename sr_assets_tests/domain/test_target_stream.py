@@ -77,26 +77,61 @@ def test_missing_source_options_get_defaults() -> None:
     assert (config["storage"], config["num_replicas"]) == ("file", 1)
 
 
+def options(**settings: object) -> TargetOptions:
+    return TargetOptions(tuple(settings.items()))
+
+
 def test_target_options_override_the_source() -> None:
-    options = TargetOptions("memory", 3, MINUTE_NS, 1000, 5, "east", ("ssd",))
-    config = target_config("COPY", ["a"], {"storage": "file", "max_age": 60 * MINUTE_NS, "max_msgs": 7}, options)
-    assert config == {
-        **target_config("COPY", ["a"], {"max_msgs": 7}),
+    changes = {
         "storage": "memory",
         "num_replicas": 3,
         "max_age": MINUTE_NS,
-        "max_bytes": 1000,
+        "max_bytes": -1,
         "max_msgs": 5,
+        "max_msgs_per_subject": 2,
+        "retention": "interest",
+        "subjects": ["copies.>"],
         "placement": {"cluster": "east", "tags": ["ssd"]},
-        "duplicate_window": MINUTE_NS,
     }
-    assert options.drift(config) == []
+    source = {"storage": "file", "max_age": 60 * MINUTE_NS, "max_msgs": 7, "max_bytes": 9}
+    config = target_config("COPY", ["a"], source, options(**changes))
+    assert config == {**target_config("COPY", ["a"], {}), **changes, "duplicate_window": MINUTE_NS}
+    assert options(**changes).drift(config) == []
+
+
+def test_configured_duplicate_window_replaces_the_derived_one() -> None:
+    changes = options(max_age=MINUTE_NS, duplicate_window=MINUTE_NS // 2)
+    assert target_config("COPY", ["a"], {}, changes)["duplicate_window"] == MINUTE_NS // 2
 
 
 def test_drift_names_options_that_differ() -> None:
-    config = {"storage": "file", "num_replicas": 3, "max_age": 0, "placement": {"tags": ["hdd"], "cluster": "east"}}
-    assert TargetOptions("memory", 3, MINUTE_NS, tags=("ssd",)).drift(config) == [
+    config = {
+        "storage": "file",
+        "num_replicas": 3,
+        "max_age": 0,
+        "max_msgs": 9,
+        "duplicate_window": MINUTE_NS,
+        "subjects": ["b", "a"],
+        "placement": {"tags": ["hdd"], "cluster": "east"},
+    }
+    wanted = options(
+        storage="memory",
+        num_replicas=1,
+        max_age=MINUTE_NS,
+        max_msgs=-1,
+        max_bytes=-1,
+        duplicate_window=2 * MINUTE_NS,
+        subjects=("a", "b"),
+        deny_purge=True,
+        deny_delete=False,
+        placement={"tags": ["ssd"]},
+    )
+    assert wanted.drift(config) == [
         "storage file, wanted memory",
-        "max_age 0s, wanted 60s",
+        "replicas 3, wanted 1",
+        "max_age unlimited, wanted 60s",
+        "max_msgs 9, wanted unlimited",
+        "duplicate_window 60s, wanted 120s",
+        "deny_purge False, wanted True",
         "placement {'tags': ['hdd']}, wanted {'tags': ['ssd']}",
     ]

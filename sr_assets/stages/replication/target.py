@@ -50,7 +50,12 @@ def create_target(stream: StreamSettings, source: StreamInfo, source_cluster: Cl
         info = _create(target, config)
     except ApiError as error:
         if error.code != SUBJECTS_TAKEN:
-            raise
+            if stream.target_options is None:
+                raise
+            raise RunError(
+                f"target stream {stream.target_stream} cannot be created: {error}; the block target sets"
+                f" {stream.target_options}; change the refused one"
+            ) from None
         raise RunError(
             f"target stream {stream.target_stream} cannot be created on {stream.target.label}: another stream there takes"
             f" {', '.join(config['subjects'])}; set another target_subject_prefix, or target_stream to that stream"
@@ -103,6 +108,13 @@ def new_target(stream: StreamSettings, source: StreamInfo, source_cluster: Clust
             f" stream {stream.target_stream} yourself, or set filter_subject or target_subject_prefix"
         )
     rewritten = [stream.target_pattern(pattern) for pattern in patterns]
+    subjects = stream.target_options.wanted.get("subjects", ()) if stream.target_options else ()
+    for pattern in rewritten if subjects else ():
+        if not any(covers(subject, pattern) for subject in subjects):
+            raise ConfigurationError(
+                f"stream {stream.label}: target.subjects {', '.join(subjects)} do not include {pattern}, a subject of the"
+                " copies; add it, or set target_subject_prefix or filter_subject"
+            )
     return target_config(stream.target_stream, rewritten, source.config, stream.target_options)
 
 

@@ -47,6 +47,66 @@ def test_missing_target_is_created_with_only_the_source_limits(rig: Rig) -> None
     assert config["num_replicas"] == 1
 
 
+def test_target_is_created_with_every_key_of_its_block(rig: Rig) -> None:
+    stream = rig.make(max_msgs=1000, max_bytes=1 << 20, max_age=60 * 10**9, max_msgs_per_subject=7)
+    rig.publish(stream, [Sent(b"x")])
+    subjects = [f"eu.{stream}.>", f"more.{stream}"]
+    block = {
+        "subjects": subjects,
+        "storage": "memory",
+        "retention": "interest",
+        "replicas": 1,
+        "max_age": "unlimited",
+        "max_bytes": -1,
+        "max_msgs": 500,
+        "max_msgs_per_subject": "unlimited",
+        "max_msg_size": "2MiB",
+        "discard": "new",
+        "duplicate_window": "7m",
+        "compression": "none",
+        "allow_direct": False,
+        "deny_delete": True,
+        "deny_purge": True,
+    }
+    rig.add(stream, target_subject_prefix="eu", target=block)
+    rig.drain()
+    config = rig.info(stream, rig.target).config
+    assert sorted(config["subjects"]) == sorted(subjects)
+    expected = {"storage": "memory", "retention": "interest", "num_replicas": 1, "max_msgs": 500, "discard": "new"}
+    expected |= {"max_age": 0, "max_bytes": -1, "max_msgs_per_subject": -1, "max_msg_size": 2 << 20}
+    expected |= {"duplicate_window": 7 * 60 * 10**9, "deny_delete": True, "deny_purge": True, "allow_direct": False}
+    assert {key: config.get(key) for key in expected} == expected
+    assert config.get("compression", "none") == "none"
+    assert [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works] == []
+
+
+def test_check_names_each_key_that_drifts(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"x")])
+    rig.add(stream, target={"max_age": "1h", "compression": "s2", "deny_purge": False, "max_msgs": "unlimited"})
+    rig.drain()
+    rig.entries[0]["target"] = {"max_age": "2h", "compression": "none", "deny_purge": True, "max_msgs": 8}
+    failed = [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works]
+    assert failed == [
+        f"target stream {stream} has max_age 3600s, wanted 7200s; max_msgs unlimited, wanted 8; compression s2, wanted none;"
+        " deny_purge False, wanted True; change it, or the block target"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    (
+        ({"subjects": ["elsewhere.>"]}, "target.subjects elsewhere.> do not include"),
+        ({"duplicate_window": "5m"}, "the block target sets duplicate_window 300s; change the refused one"),
+    ),
+)
+def test_refused_key_of_a_new_target_is_named(rig: Rig, block: dict[str, Any], expected: str) -> None:
+    stream = rig.make(max_age=60 * 10**9)
+    rig.publish(stream, [Sent(b"x")])
+    rig.add(stream, target=block)
+    assert expected in rig.failure()
+
+
 def test_new_target_with_unknown_subjects_requires_a_setting(rig: Rig) -> None:
     """The origin is in another account."""
     mirror = rig.info(rig.make())
@@ -242,7 +302,7 @@ def test_target_block_creates_the_target_and_reports_later_drift(rig: Rig) -> No
     entry["target"] |= {"max_age": "2d", "replicas": 3}
     rig.publish(stream, [Sent(b"y")])
     (report,) = rig.drain().values()
-    assert report.target_drift == ["num_replicas 1, wanted 3", "max_age 86400s, wanted 172800s"]
+    assert report.target_drift == ["replicas 1, wanted 3", "max_age 86400s, wanted 172800s"]
     assert rig.info(stream, rig.target).config == created.config
     failed = [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works]
     assert failed == [f"target stream {stream} has {'; '.join(report.target_drift)}; change it, or the block target"]
