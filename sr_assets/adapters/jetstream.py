@@ -34,11 +34,11 @@ EMPTY_HEADERS: Final = b"NATS/1.0\r\n\r\n"
 
 
 class ApiError(RunError):
-    """JetStream answered with an error; `code` is its `err_code`."""
+    """JetStream answered with an error; `code` is its `err_code`, `description` the server's text alone."""
 
-    def __init__(self, message: str, code: int = 0) -> None:
+    def __init__(self, message: str, code: int = 0, description: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.description = code, description
 
 
 class PermissionDeniedError(RunError):
@@ -77,7 +77,7 @@ def check_response(label: str, operation: str, response: dict[str, Any]) -> dict
         text = f"{label}: {operation}: {error.get('description')} ({code})"
         if error.get("code") == NO_RESPONDERS:
             raise TransientError(text)
-        raise ApiError(text, code if isinstance(code, int) else 0)
+        raise ApiError(text, code if isinstance(code, int) else 0, str(error.get("description")))
     return response
 
 

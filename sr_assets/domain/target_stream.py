@@ -29,6 +29,20 @@ _OMITTED: Final[Mapping[str, Any]] = {
 }
 _DURATIONS: Final = ("max_age", "duplicate_window")
 _OUR_NAMES: Final = {"num_replicas": "replicas"}
+#: Words of nats-server's refusals of a new stream, by the refused setting.
+_REFUSAL_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "subjects": ("subject",),
+    "storage": ("memory", "storage"),
+    "retention": ("retention",),
+    "num_replicas": ("replica",),
+    "max_age": ("max age",),
+    "max_bytes": ("max bytes", "memory", "storage"),
+    "max_msgs_per_subject": ("per subject",),
+    "max_msg_size": ("message size", "max payload"),
+    "discard": ("discard",),
+    "duplicate_window": ("duplicate",),
+    "placement": ("placement", "peers", "tags"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +71,12 @@ class TargetOptions:
                 differing.append(f"{name} {shown_setting(key, there)}, wanted {shown_setting(key, wanted)}")
         return differing
 
-    def __str__(self) -> str:
+    def refused(self, error: str) -> str:
+        """Return the settings, with their values, that a server's refusal can mean; all if it names none."""
+        text = error.lower()
+        named = {key: value for key, value in self.wanted.items() if any(map(text.count, _REFUSAL_WORDS.get(key, ())))}
         return ", ".join(
-            f"{_OUR_NAMES.get(key, key)} {shown_setting(key, value)}" for key, value in self.wanted.items()
+            f"{_OUR_NAMES.get(key, key)} {shown_setting(key, value)}" for key, value in (named or self.wanted).items()
         )
 
 

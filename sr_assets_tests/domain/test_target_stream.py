@@ -99,6 +99,19 @@ def test_target_options_override_the_source() -> None:
     assert options(**changes).drift(config) == []
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    (
+        ("duplicates window can not be larger then max age", "max_age 60s, duplicate_window 120s"),
+        ("replicas > 1 not supported in non-clustered mode", "replicas 3"),
+        ("something else", "max_age 60s, duplicate_window 120s, replicas 3"),
+    ),
+)
+def test_refused_setting_is_found_by_the_words_of_the_server(error: str, expected: str) -> None:
+    wanted = options(max_age=MINUTE_NS, duplicate_window=2 * MINUTE_NS, num_replicas=3)
+    assert wanted.refused(error) == expected
+
+
 def test_configured_duplicate_window_replaces_the_derived_one() -> None:
     changes = options(max_age=MINUTE_NS, duplicate_window=MINUTE_NS // 2)
     assert target_config("COPY", ["a"], {}, changes)["duplicate_window"] == MINUTE_NS // 2

@@ -54,7 +54,7 @@ def create_target(stream: StreamSettings, source: StreamInfo, source_cluster: Cl
                 raise
             raise RunError(
                 f"target stream {stream.target_stream} cannot be created: {error}; the block target sets"
-                f" {stream.target_options}; change the refused one"
+                f" {stream.target_options.refused(error.description)}; change it, or omit it for the source's value"
             ) from None
         raise RunError(
             f"target stream {stream.target_stream} cannot be created on {stream.target.label}: another stream there takes"

@@ -80,6 +80,22 @@ def test_target_is_created_with_every_key_of_its_block(rig: Rig) -> None:
     assert [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works] == []
 
 
+def test_target_is_created_with_the_other_values_of_each_key(rig: Rig) -> None:
+    stream = rig.make(storage="memory", max_msgs=9, discard="new", max_age=60 * 10**9)
+    rig.publish(stream, [Sent(b"x")])
+    block = {"storage": "file", "retention": "limits", "replicas": 1, "discard": "old", "compression": "s2"}
+    block |= {"max_age": -1, "max_bytes": "1GiB", "max_msgs": 0, "max_msgs_per_subject": 3, "max_msg_size": "unlimited"}
+    block |= {"duplicate_window": "3m", "allow_direct": True, "deny_delete": False, "deny_purge": False}
+    rig.add(stream, target=block)
+    rig.drain()
+    config = rig.info(stream, rig.target).config
+    expected = {"storage": "file", "retention": "limits", "num_replicas": 1, "discard": "old", "compression": "s2"}
+    expected |= {"max_age": 0, "max_bytes": 1 << 30, "max_msgs": -1, "max_msgs_per_subject": 3, "max_msg_size": -1}
+    expected |= {"duplicate_window": 180 * 10**9, "allow_direct": True, "deny_delete": False, "deny_purge": False}
+    assert {key: config.get(key, False) for key in expected} == expected
+    assert [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works] == []
+
+
 def test_check_names_each_key_that_drifts(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"x")])
@@ -87,7 +103,10 @@ def test_check_names_each_key_that_drifts(rig: Rig) -> None:
     rig.drain()
     rig.entries[0]["target"] = {"max_age": "2h", "compression": "none", "deny_purge": True, "max_msgs": 8}
     failed = [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works]
-    drift = "max_age 3600s, wanted 7200s; max_msgs unlimited, wanted 8; compression s2, wanted none; deny_purge False, wanted True"
+    drift = (
+        "max_age 3600s, wanted 7200s; max_msgs unlimited, wanted 8; compression s2, wanted none; deny_purge False,"
+        " wanted True"
+    )
     assert failed == [f"target stream {stream} has {drift}; change it, or the block target"]
 
 
@@ -95,7 +114,10 @@ def test_check_names_each_key_that_drifts(rig: Rig) -> None:
     ("block", "expected"),
     (
         ({"subjects": ["elsewhere.>"]}, "target.subjects elsewhere.> do not include"),
-        ({"duplicate_window": "5m"}, "the block target sets duplicate_window 300s; change the refused one"),
+        (
+            {"duplicate_window": "5m", "max_msgs": 5},
+            "the block target sets duplicate_window 300s; change it, or omit it for the source's value",
+        ),
     ),
 )
 def test_refused_key_of_a_new_target_is_named(rig: Rig, block: dict[str, Any], expected: str) -> None:
