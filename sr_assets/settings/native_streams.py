@@ -14,7 +14,19 @@ from sr_assets.settings.target import (
     Retention,
     Storage,
 )
-from sr_assets.settings.values import Flag, Positive, Size, Span, Text, Time, Value, choice, read_text, shown
+from sr_assets.settings.values import (
+    Flag,
+    NumberLimit,
+    Positive,
+    Size,
+    Span,
+    Text,
+    Time,
+    Value,
+    choice,
+    read_text,
+    shown,
+)
 
 #: Keys of a stream that are not settings, and JetStream's names that differ from ours.
 _NO_SETTINGS: Final = frozenset({"cluster", "stream", "placement", "mirror", "sources"})
@@ -79,6 +91,11 @@ class NativeStreamBlock(Block):
     compression: Annotated[Compression, choice(Compression)] | None = file_key("the compression", None)
     allow_direct: Flag | None = file_key("whether replicas serve messages", None)
     mirror_direct: Flag | None = file_key("whether a mirror serves its origin's messages", None)
+    deny_delete: Flag | None = file_key("whether the server refuses to delete messages; permanent", None)
+    deny_purge: Flag | None = file_key("whether the server refuses to purge the stream; permanent", None)
+    allow_rollup: Flag | None = file_key("whether a message with `Nats-Rollup` replaces earlier ones", None)
+    max_consumers: NumberLimit | None = file_key("maximum number of consumers; permanent", None)
+    sealed: Flag | None = file_key("whether the stream accepts no more messages and changes; permanent", None)
     metadata: dict[Text, Text] | None = file_key("names with text", None)
     mirror: UpstreamBlock | None = file_key("the [origin](#mirror-and-sources) of a mirror", None)
     sources: tuple[UpstreamBlock, ...] = file_key("the [origins](#mirror-and-sources) of a stream with sources", [])

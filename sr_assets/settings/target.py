@@ -23,7 +23,7 @@ Retention = Literal["limits", "interest", "workqueue"]
 Discard = Literal["old", "new"]
 Compression = Literal["none", "s2"]
 #: JetStream's names of settings that differ from ours.
-JETSTREAM_NAMES: Final = {"replicas": "num_replicas"}
+JETSTREAM_NAMES: Final = {"replicas": "num_replicas", "allow_rollup": "allow_rollup_hdrs"}
 #: JetStream's maximum of replicas.
 Replicas = Annotated[int, whole_number(1, 5)]
 

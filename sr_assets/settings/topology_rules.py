@@ -34,6 +34,10 @@ def _stream_contradictions(block: NativeStreamBlock) -> Iterator[tuple[bool, str
         ("mirror, duplicate_window: a mirror does not detect duplicates; remove duplicate_window"),
     )
     yield block.mirror is None and bool(block.mirror_direct), "mirror_direct: needs mirror"
+    yield (
+        bool(block.deny_purge and block.allow_rollup),
+        "deny_purge, allow_rollup: a rollup purges messages; set one of them to false",
+    )
     yield not (block.mirror or block.sources or block.subjects), "needs mirror, sources or subjects"
     window, age = block.duplicate_window, block.max_age
     yield bool(window and age) and window > age, "duplicate_window: must not be longer than max_age"  # type: ignore[operator]

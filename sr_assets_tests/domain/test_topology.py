@@ -52,6 +52,11 @@ def test_server_additions_are_no_drift() -> None:
         (SOURCED, {"storage": "memory"}, "storage", Remedy.NEEDS_RECREATE),
         (SOURCED, {"retention": "interest"}, "retention", Remedy.UPDATABLE),
         (SOURCED, {"retention": "workqueue"}, "retention", Remedy.NEEDS_RECREATE),
+        (SOURCED, {"deny_delete": True}, "deny_delete", Remedy.NEEDS_RECREATE),
+        (SOURCED, {"deny_purge": True}, "deny_purge", Remedy.NEEDS_RECREATE),
+        (SOURCED, {"allow_rollup_hdrs": True}, "allow_rollup", Remedy.UPDATABLE),
+        (SOURCED, {"max_consumers": 3}, "max_consumers", Remedy.NEEDS_RECREATE),
+        (SOURCED, {"sealed": True}, "sealed", Remedy.NEEDS_RECREATE),
         (SOURCED, {"sources": []}, "sources", Remedy.UPDATABLE),
         (SOURCED, {"sources": [{"name": "A", "opt_start_seq": 1}]}, "sources", Remedy.IGNORED),
         (MIRROR, {"mirror": {"name": "B"}}, "mirror", Remedy.NEEDS_RECREATE),
@@ -64,6 +69,14 @@ def test_manual_edit_is_drift_with_its_remedy(
     assert [(drift.key, drift.remedy) for drift in compare(wanted, own_stream(wanted, **edited), "ME", NEW)] == [
         (key, remedy)
     ]
+
+
+def test_sealing_is_an_update_and_its_effects_are_no_drift() -> None:
+    wanted = WantedStream("hub", "S", config={"subjects": ["a"], "max_age": 60, "sealed": True})
+    (drift,) = compare(wanted, own_stream(wanted), "ME", NEW)
+    assert (drift.key, drift.remedy) == ("sealed", Remedy.UPDATABLE)
+    effects = {"max_age": 0, "discard": "new", "deny_delete": True, "deny_purge": True}
+    assert compare(wanted, own_stream(wanted, sealed=True, **effects), "ME", NEW) == []
 
 
 def test_mirror_can_be_promoted_since_server_2_12() -> None:

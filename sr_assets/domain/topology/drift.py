@@ -8,14 +8,16 @@ from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets.domain.topology.found import FoundStream, upstream_identity
-from sr_assets.domain.topology.wanted import DEFAULTS, OWNER, WantedStream
+from sr_assets.domain.topology.wanted import DEFAULTS, OWNER, SET_BY_SEALING, WantedStream
 
 Version = tuple[int, int, int]
 
 #: Servers since this version can turn a mirror into a normal stream.
 _PROMOTION: Final[Version] = (2, 12, 0)
 #: JetStream's name of a setting → our name, if they differ.
-_OUR_NAMES: Final = {"num_replicas": "replicas"}
+_OUR_NAMES: Final = {"num_replicas": "replicas", "allow_rollup_hdrs": "allow_rollup"}
+#: Settings that a server never turns off.
+_PERMANENT: Final = frozenset({"deny_delete", "deny_purge", "sealed"})
 
 
 class Remedy(StrEnum):
@@ -58,6 +60,8 @@ def _settings(wanted: WantedStream, existing: FoundStream, *, owned: bool) -> It
         without_subjects: dict[str, Any] = {"subjects": []} if wanted.upstreams else {}
         settings = {**DEFAULTS, **without_subjects, **settings}
     metadata = settings.pop("metadata", {})
+    if settings.get("sealed") and existing.config.get("sealed"):
+        settings = {key: value for key, value in settings.items() if key not in SET_BY_SEALING}
     for key, value in settings.items():
         there = existing.config.get(key, DEFAULTS.get(key))
         if _comparable(value) != _comparable(there):
@@ -68,7 +72,11 @@ def _settings(wanted: WantedStream, existing: FoundStream, *, owned: bool) -> It
 
 
 def _remedy(key: str, wanted: object, existing: object) -> Remedy:
-    fixed = key == "storage" or (key == "retention" and "workqueue" in (wanted, existing))
+    fixed = (
+        key in ("storage", "max_consumers")
+        or (key == "retention" and "workqueue" in (wanted, existing))
+        or (key in _PERMANENT and not wanted)
+    )
     return Remedy.NEEDS_RECREATE if fixed else Remedy.UPDATABLE
 
 

@@ -20,7 +20,14 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "max_msg_size": -1,
     "discard": "old",
     "compression": "none",
+    "deny_delete": False,
+    "deny_purge": False,
+    "allow_rollup_hdrs": False,
+    "max_consumers": -1,
+    "sealed": False,
 }
+#: Settings that a server sets when it seals a stream.
+SET_BY_SEALING: Final = frozenset({"max_age", "discard", "deny_delete", "deny_purge", "allow_rollup_hdrs"})
 
 
 class Transform(NamedTuple):
@@ -97,8 +104,8 @@ class WantedStream:
         return (self.mirror,) if self.mirror else self.sources
 
     def whole(self, owner: str) -> dict[str, Any]:
-        """Return the configuration for its creation."""
-        made: dict[str, Any] = {"name": self.stream, **DEFAULTS, **self.config}
+        """Return the configuration for its creation; a server seals only existing streams."""
+        made: dict[str, Any] = {"name": self.stream, **DEFAULTS, **self.config, "sealed": False}
         if self.mirror:
             made["mirror"] = self.mirror.wire
         if self.sources:

@@ -208,3 +208,21 @@ def test_missing_permissions_are_reported_before_any_deletion(
         assert code == 1
         assert err.count("\n") == 1
         assert "the native streams are locked by run 7" in err
+
+
+def test_apply_creates_and_seals_a_stream_with_every_permission(
+    trio: NatsCluster, configure: Configure, command: Command
+) -> None:
+    server = trio.servers[0]
+    stream = {"stream": "KEYS", "subjects": ["keys.>"], "deny_delete": True, "allow_rollup": True, "max_consumers": 4}
+    topology = {"manage": "reconcile", "clusters": {"trio": {"url": trio.url}}, "streams": [stream]}
+    configure(topology=topology)
+    assert [(row["result"], row["detail"]) for row in rows(command, "apply")] == [("done", None)]
+    config = info(server, "KEYS")["config"]
+    keys = ("deny_delete", "deny_purge", "allow_rollup_hdrs", "max_consumers", "sealed")
+    assert [config.get(key, False) for key in keys] == [True, False, True, 4, False]
+    assert rows(command, "plan") == []
+    configure(topology={**topology, "streams": [{**stream, "sealed": True}]})
+    assert [(row["result"], row["detail"]) for row in rows(command, "apply")] == [("done", None)]
+    assert info(server, "KEYS")["config"]["sealed"] is True
+    assert rows(command, "plan") == []
