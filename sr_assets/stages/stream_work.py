@@ -25,6 +25,7 @@ from sr_assets.stages.replication.refill import HistoryRefill
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site
+from sr_assets.stages.source.position import note_source
 from sr_assets.stages.source.reading import Ends
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
@@ -187,12 +188,32 @@ class StreamWork(EntryWork):
         if self._announced_with_copies:
             busy = self._announce(self._context.clusters, self._stream.target, busy=False)
         self.report.paused = self._stream.stream in paused_streams(self._site.folder)
-        if Stage.REPLICA in self._stages and not self.report.paused:
-            busy |= self._replica.copy_next(ends)
+        if Stage.REPLICA in self._stages:
+            if self.report.paused:
+                self._note_waiting()
+            else:
+                busy |= self._replica.copy_next(ends)
         if keeps_history:
             busy |= self._snapshots.index_staged()
             busy |= self._refill.step(busy=busy)
         return busy
+
+    def _note_waiting(self) -> None:
+        """Count the messages that wait while a plain stream is paused, and commit a changed count."""
+        stream, store = self._stream, self._context.store
+        state = None if stream.tracked else store.load_stream(stream.stream)
+        if state is None or not state.has_position:
+            return
+        source = self._context.clusters.connect(stream.source).stream_info(stream.stream)
+        if source.created_ns != state.created_ns:
+            return
+        self._context.clock.set(source.ts_ns)
+        before = state.lag_messages, state.source_last_sequence
+        note_source(state, source)
+        self.report.state, self.report.lag_messages = state, state.lag_messages
+        if before != (state.lag_messages, state.source_last_sequence):
+            with store.transaction():
+                store.save_stream(state)
 
     def finish(self) -> None:
         """Send the last heartbeat of the run, and compact the history."""

@@ -87,6 +87,24 @@ def test_drain_continues_while_an_ended_batch_leaves_queued_copies(rig: Rig, mon
     assert assert_counters_add_up(rig)["queued_messages"] == 0
 
 
+def test_lag_counts_the_messages_that_wait_for_a_paused_stream(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"1")])
+    rig.add(stream)
+    rig.drain()
+    settings = rig.settings()
+    set_paused(settings, settings.streams[0], True)
+    rig.publish(stream, [Sent(b"x")] * 50)
+    (report,) = rig.drain().values()
+    row = rig.row("replication")
+    assert (row["paused"], row["lag_messages"], row["copied_messages"], report.lag_messages) == (True, 50, 1, 50)
+    assert row["lag_seconds"] > 0
+    set_paused(settings, settings.streams[0], False)
+    rig.drain()
+    row = rig.row("replication")
+    assert (row["paused"], row["lag_messages"], row["copied_messages"]) == (False, 0, 51)
+
+
 def test_pause_stops_only_copying(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     rig.add(stream, advisory={"subject": f"{advisories}.%s.%v", "reliable": True}, **TRACKED)
