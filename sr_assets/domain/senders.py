@@ -16,6 +16,16 @@ from sr_assets.domain.subjects import token
 
 MAX_SENDER_BYTES: Final = 255
 _SEPARATOR: Final = re.compile(r"(?<!\\)\.")
+_ESCAPED: Final = re.compile(r"\\([.#*?|@!{\[])")
+#: The parts of a gjson path that select several values or compute one, as unescaped text of a segment.
+_GJSON: Final = (
+    (re.compile(r"#"), "array query"),
+    (re.compile(r"[*?]"), "wildcard"),
+    (re.compile(r"\|"), "pipe"),
+    (re.compile(r"^@"), "modifier"),
+    (re.compile(r"^!"), "literal"),
+    (re.compile(r"^[{\[]"), "multipath"),
+)
 
 
 def refuse_constant(constant: str) -> NoReturn:
@@ -84,11 +94,19 @@ SenderExtractor = JsonField | HeaderName | SubjectToken
 
 
 def parse_path(text: str) -> tuple[str, ...]:
-    r"""Split a path such as `a.b\.c.0` at its dots into `a`, `b.c`, `0`. Raises ValueError for an empty segment."""
-    segments = tuple(segment.replace(r"\.", ".") for segment in _SEPARATOR.split(text))
+    r"""Split a path such as `a.b\.c.0` at its dots into `a`, `b.c`, `0`; a backslash makes a special character literal.
+
+    Raises ValueError for an empty segment and for gjson's queries, wildcards, pipes, modifiers, literals and multipaths.
+    """
+    segments = _SEPARATOR.split(text)
     if not all(segments):
         raise ValueError(f"{text!r} has an empty segment")
-    return segments
+    for segment in segments:
+        plain = _ESCAPED.sub("x", segment)
+        for pattern, kind in _GJSON:
+            if found := pattern.search(plain):
+                raise ValueError(f"{text!r} has the gjson {kind} {found[0]!r}")
+    return tuple(_ESCAPED.sub(r"\1", segment) for segment in segments)
 
 
 def needs_payload(extractor: SenderExtractor, force_path: tuple[str, ...] | None) -> bool:

@@ -128,9 +128,9 @@ def read_json_path(value: object) -> tuple[str, ...]:
     text = read_text(value)
     try:
         return parse_path(text)
-    except ValueError:
+    except ValueError as error:
         raise ValueError(
-            f"{shown(text)} has an empty segment; use a.b for b inside a, a\\.b for a key with a dot, a.0 for the "
+            f"{error}; use a.b for b inside a, a\\.b for a key with a dot or another special character, a.0 for the "
             "first element"
         ) from None
 

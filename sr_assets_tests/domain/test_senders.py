@@ -1,6 +1,7 @@
 """Sender extraction from JSON fields, headers and subjects; no message content raises."""
 
 import json
+import re
 
 import pytest
 from hypothesis import example, given
@@ -96,16 +97,42 @@ def test_empty_path_segment_is_refused(text: str) -> None:
         JsonField(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    (
+        ("a.#.b", "array query '#'"),
+        ("a.#(b==1).c", "array query '#'"),
+        ("a.*", "wildcard '*'"),
+        ("na?e", "wildcard '?'"),
+        ("@this", "modifier '@'"),
+        ("a.@reverse", "modifier '@'"),
+        ("a|b", "pipe '|'"),
+        ("!true", "literal '!'"),
+        ("{a,b}", "multipath '{'"),
+        ("[a]", "multipath '['"),
+    ),
+)
+def test_gjson_expression_is_refused_by_name(text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{text!r} has the gjson {expected}")):
+        JsonField(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"), ((r"a\#.\@b", ("a#", "@b")), (r"\*\?\|", ("*?|",)), ("a@b.c!", ("a@b", "c!")))
+)
+def test_escaped_special_character_is_literal(text: str, path: tuple[str, ...]) -> None:
+    assert parse_path(text) == path
+
+
 @example(["a\\\\", "b"], "v")
 @given(st.lists(TEXT, min_size=1, max_size=4), TEXT)
 def test_every_key_can_be_reached(keys: list[str], value: str) -> None:
-    # In a path, a backslash before a dot escapes the dot, so a key that ends in a backslash cannot be followed by
-    # another key.
-    keys = [key.rstrip("\\") or "k" for key in keys]
+    # In a path, a backslash before a special character escapes it, so no key can have a backslash there or at its end.
+    keys = [re.sub(r"\\+(?=[#*?|@!{\[]|$)", "", key) or "k" for key in keys]
     document: object = value
     for key in reversed(keys):
         document = {key: document}
-    path = ".".join(key.replace(".", r"\.") for key in keys)
+    path = ".".join(re.sub(r"[.#*?|@!{\[]", r"\\\g<0>", key) for key in keys)
     expected = value if len(value.encode()) <= 255 else None
     assert sender(path, json.dumps(document)) == expected
 
