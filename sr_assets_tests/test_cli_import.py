@@ -63,7 +63,11 @@ def test_import_maps_or_explains_every_key(old: Path, command: Command, monkeypa
     assert new.stat().st_mode & 0o777 == 0o600
     text = new.read_text()
     arguments = [line.removeprefix("open: ") for line in errors.splitlines()]
-    assert [line.partition(":")[0] for line in arguments] == ["topics.cmdb.stream", "topics.jobs.stream"]
+    assert [line.partition(":")[0] for line in arguments] == [
+        "name",
+        "topics.cmdb.stream",
+        "topics.jobs.stream",
+    ]
     comment = "\n".join(line for line in text.splitlines() if line.startswith("#"))
     assert all(question in comment for question in arguments)
     known = "debug verbose logfile state_dir tls topic source_cluster_id target_cluster_id workers queued queue_group"
@@ -100,6 +104,17 @@ def test_import_maps_or_explains_every_key(old: Path, command: Command, monkeypa
     assert (jobs.policy, jobs.target.tls) == (None, None)
     assert command("import", str(old), "-o", str(new))[0] == 2
     assert command("import", str(old))[1] == text
+
+
+def test_import_sets_the_name_and_makes_the_entries_distinct(old: Path, command: Command) -> None:
+    topic = {"topic": "a.>", "target_url": "nats://127.0.0.1:1", "name": "copy"}
+    topics = {"one": topic, "two": {**topic, "topic": "b.>"}, "three": {**topic, "topic": "c.>", "name": "copy_2"}}
+    old.write_text(yaml.safe_dump({"topics": topics}))
+    code, output, errors = command("import", str(old), "--name", "EAST")
+    document = yaml.safe_load(output)
+    assert (code, document["name"]) == (0, "EAST")
+    assert sorted(entry["name"] for entry in document["streams"]) == ["copy", "copy_2", "copy_3"]
+    assert "open: name" not in errors
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     type=FILE,
     help="Write to this new file (default: print).",
 )
+@click.option("--name", help="Name of this replicator, which no other replicator of a centre has.")
 @click.option("--connect", is_flag=True, help="Query the servers for the streams that take the topics' subjects.")
-def import_file(file: Path, output: Path | None, connect: bool) -> None:
+def import_file(file: Path, output: Path | None, name: str | None, connect: bool) -> None:
     """Convert FILE, an old replicator's configuration with `topics:`.
 
     Open questions go to stderr and into the file. An unknown stream becomes a placeholder, which `check` refuses.
@@ -33,7 +34,7 @@ def import_file(file: Path, output: Path | None, connect: bool) -> None:
     from sr_assets.settings.legacy import import_topics
 
     try:
-        made = import_topics(read_tree(file))
+        made = import_topics(read_tree(file), name)
     except ConfigurationError as error:
         text = str(error)
         raise ConfigurationError(text if text.startswith(str(file)) else f"{file}: {text}") from None

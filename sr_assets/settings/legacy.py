@@ -6,6 +6,7 @@ The old replicator copied channels of NATS Streaming.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from sr_assets.domain.errors import ConfigurationError
@@ -14,6 +15,8 @@ from sr_assets.settings.values import read_span, shown
 
 #: The old replicator's default.
 _SOURCE_URL: Final = "nats://localhost:4222"
+#: The name without `--name`.
+_REPLICATOR: Final = "STREAM_REPLICATOR"
 _TLS: Final = ("identity", "scheme", "ssl_dir", "ca", "cert", "key")
 _NO_CLUSTER: Final = "dropped: JetStream has no cluster id"
 _NO_GROUP: Final = (
@@ -34,9 +37,10 @@ class Imported:
     questions: list[str] = field(default_factory=list)
 
 
-def import_topics(tree: Mapping[Any, Any]) -> Imported:
+def import_topics(tree: Mapping[Any, Any], name: str | None = None) -> Imported:
     """Return the configuration of an old file's tree; raises ConfigurationError for another file.
 
+    Without `name`, the replicator's name is an open question: a centre distinguishes replicators by it.
     A stream replaces a channel; the old file does not name it, so it becomes a placeholder that `check` refuses.
     """
     old = {str(key).lower(): value for key, value in tree.items()}
@@ -45,8 +49,12 @@ def import_topics(tree: Mapping[Any, Any]) -> Imported:
     topics = old.pop("topics", None)
     if not isinstance(topics, dict) or not topics:
         raise ConfigurationError("has no topics; the old replicator's file has at least one")
-    made = Imported({"name": "STREAM_REPLICATOR"})
-    made.notes.append("name: STREAM_REPLICATOR, which has no key in the old file")
+    made = Imported({"name": name or _REPLICATOR})
+    made.notes.append(f"name: {name or _REPLICATOR}, which has no key in the old file")
+    if name is None:
+        made.questions.append(
+            f"name: which name is this replicator's alone? It replaces {_REPLICATOR}; import --name NAME sets it"
+        )
     _import_top(old, made)
     made.document["streams"] = []
     for label, topic in topics.items():
@@ -54,7 +62,21 @@ def import_topics(tree: Mapping[Any, Any]) -> Imported:
             raise ConfigurationError(f"topics.{shown(label)}: must be a mapping of keys to values")
         entry = _Topic(str(label), {str(key).lower(): value for key, value in topic.items()}, made)
         made.document["streams"].append(entry.imported())
+    _make_distinct(made)
     return made
+
+
+def _make_distinct(made: Imported) -> None:
+    """Append a number to each repeated name: entries with one name and stream would share a position."""
+    taken = {entry["name"] for entry in made.document["streams"]}
+    seen: set[str] = set()
+    for entry in made.document["streams"]:
+        name = entry["name"]
+        if name in seen:
+            entry["name"] = next(numbered for number in count(2) if (numbered := f"{name}_{number}") not in taken)
+            taken.add(entry["name"])
+            made.notes.append(f"{entry['filter_subject']}: became name {entry['name']}, because {name} appears twice")
+        seen.add(name)
 
 
 def _import_top(old: dict[str, Any], made: Imported) -> None:
