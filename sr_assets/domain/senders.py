@@ -104,8 +104,8 @@ def parse_path(text: str) -> tuple[str, ...]:
     for segment in segments:
         plain = _ESCAPED.sub("x", segment)
         for pattern, kind in _GJSON:
-            if found := pattern.search(plain):
-                raise ValueError(f"{text!r} has the gjson {kind} {found[0]!r}")
+            if special := pattern.search(plain):
+                raise ValueError(f"{text!r} has the gjson {kind} {special[0]!r}")
     return tuple(_ESCAPED.sub(r"\1", segment) for segment in segments)
 
 

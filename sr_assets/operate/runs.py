@@ -22,7 +22,7 @@ from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
 from sr_assets.operate.report import print_line, report_idle
 from sr_assets.settings import Entry, Settings
-from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership
+from sr_assets.stages.heartbeat_publisher import publisher_of
 
 #: The pause before an ended process of the due work is started again.
 _AGAIN_SECONDS: Final = 10.0
@@ -53,7 +53,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         contextlib.nullcontext() if once else notify_beside(settings),
         contextlib.nullcontext() if once else metrics_beside(settings, health) as metrics,
         contextlib.nullcontext() if once else watchdog_beside(health),
-        HeartbeatPublisher(None if once else settings.heartbeats, print_error, heartbeat_leadership(settings)),
+        contextlib.nullcontext() if once else publisher_of(settings, print_error),
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen) + 1)) as pool,
     ):
         if metrics:

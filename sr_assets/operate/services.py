@@ -222,7 +222,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
     """
     from sr_assets.adapters.spark.engine import stop_engine
     from sr_assets.stages.following import follow_checkpoints
-    from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership
+    from sr_assets.stages.heartbeat_publisher import publisher_of
     from sr_assets.stages.leadership import lead_all
 
     if ui and ui.auth_file:
@@ -244,7 +244,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
                 daemon_parts(open_instance, lambda: services.checked_at) as parts,
                 metrics_beside(settings, health := Health(settings, parts)) as metrics,
                 watchdog_beside(health),
-                HeartbeatPublisher(settings.heartbeats, print_error, heartbeat_leadership(settings)),
+                publisher_of(settings, print_error),
             ):
                 print_line(f"Dagster: {services.url or 'without the UI'}  (Ctrl-C stops it)")
                 if metrics:

@@ -8,9 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Self
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.state.heartbeat_counts import HeartbeatCounts, write_counts
 from sr_assets.domain.election import heartbeats_key, heartbeats_site
 from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SECOND_NS
@@ -22,6 +24,8 @@ from sr_assets.stages.leadership import Leadership
 _CLIENT: Final = "sr-assets heartbeats"
 #: Interval of the log lines about a persistent failure.
 _SAY_AGAIN_SECONDS: Final = 60.0
+#: Minimum pause between two saves of the counts.
+_COUNT_SECONDS: Final = 1.0
 
 
 class HeartbeatPublisher:
@@ -33,9 +37,16 @@ class HeartbeatPublisher:
     """
 
     def __init__(
-        self, settings: HeartbeatSettings | None, say: Callable[[str], None], leadership: Leadership | None = None
+        self,
+        settings: HeartbeatSettings | None,
+        say: Callable[[str], None],
+        leadership: Leadership | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self._settings, self._say, self._leadership = settings, say, leadership
+        """Count in `folder`, if given, for metrics."""
+        self._settings, self._say, self._leadership, self._folder = settings, say, leadership, folder
+        self._counts = HeartbeatCounts.read(folder) if folder else {}
+        self._count_at = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._said: dict[str, float] = {}
@@ -65,6 +76,12 @@ class HeartbeatPublisher:
                         self._publish(cluster, subject)
                     interval_seconds = subject.interval_ns / SECOND_NS
                     due[subject] = max(due[subject] + interval_seconds, time.monotonic())
+                self._save_counts()
+
+    def _save_counts(self) -> None:
+        if self._folder and time.monotonic() >= self._count_at:
+            self._count_at = time.monotonic() + _COUNT_SECONDS
+            write_counts(self._folder, self._counts)
 
     def _may_publish(self) -> bool:
         if self._leadership is None:
@@ -77,9 +94,12 @@ class HeartbeatPublisher:
         return self._leadership.campaigns and self._leadership.leads
 
     def _publish(self, cluster: Cluster, subject: HeartbeatSubject) -> None:
+        counts, started = self._counts.setdefault(subject.subject, HeartbeatCounts()), time.monotonic()
+        counts.published += 1
         try:
             publish_heartbeat(cluster, subject)
         except SrAssetsError as error:
+            counts.errors += 1
             if isinstance(error, TransientError):
                 cluster.close()
             if time.monotonic() - self._said.get(subject.subject, -_SAY_AGAIN_SECONDS) >= _SAY_AGAIN_SECONDS:
@@ -88,6 +108,13 @@ class HeartbeatPublisher:
         else:
             if self._said.pop(subject.subject, None) is not None:
                 self._say(f"heartbeat {subject.subject}: stored again")
+        counts.seconds += time.monotonic() - started
+
+
+def publisher_of(settings: Settings, say: Callable[[str], None]) -> HeartbeatPublisher:
+    """Return the publisher of a configuration's heartbeats."""
+    folder = settings.home / "sites" / heartbeats_site(settings.replicator)
+    return HeartbeatPublisher(settings.heartbeats, say, heartbeat_leadership(settings), folder)
 
 
 def heartbeat_leadership(settings: Settings) -> Leadership | None:

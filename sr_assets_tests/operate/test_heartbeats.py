@@ -14,11 +14,13 @@ import yaml
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.domain.exposition import labels
 from sr_assets.domain.messages import header_values
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.operate.metrics.heartbeats import heartbeat_lines
 from sr_assets.settings import load_settings
-from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership
+from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership, publisher_of
 from sr_assets_tests.rig import Command, address, wait_until
 
 pytestmark = pytest.mark.process
@@ -130,3 +132,35 @@ def test_only_the_leader_publishes_heartbeats(
                 first.__exit__()
                 wait_until(lambda: homes() == {b"first", b"second"}, "heartbeats of the second host")
     assert said == []
+
+
+def test_metrics_count_published_and_failed_heartbeats(
+    nats_server: NatsServer, tmp_path: Path, unique: Callable[[str], str]
+) -> None:
+    stream = unique("BEATS")
+    subjects = [{"subject": f"{stream}.a"}, {"subject": f"{stream}.b", "interval": "1h"}]
+    block = {"url": nats_server.url, "interval": "50ms", "subjects": subjects}
+    file = tmp_path / "replication.yaml"
+    file.write_text(yaml.safe_dump({"name": "EAST", "state_store": str(tmp_path / "home"), "heartbeats": block}))
+    settings = load_settings(file, {})
+
+    def metric(name: str, **named: str) -> float | None:
+        start = f"choria_stream_replicator_heartbeat_{name}{{{labels(**named)}}} "
+        lines = [line for line in heartbeat_lines(settings) if line.startswith(start)]
+        return float(lines[0].removeprefix(start)) if lines else None
+
+    a, b = ({"replicator": "EAST", "subject": f"{stream}.{token}"} for token in "ab")
+    assert (metric("subjects_count", replicator="EAST"), metric("published_count", **a)) == (2, 0)
+    said: list[str] = []
+    with publisher_of(settings, said.append), Cluster(address(nats_server), "test") as opened:
+        wait_until(lambda: (metric("published_error_count", **a) or 0) >= 1, "a failed heartbeat")
+        opened.create_stream({"name": stream, "subjects": [f"{stream}.>"]})
+        wait_until(
+            lambda: (metric("published_count", **a) or 0) > (metric("published_error_count", **a) or 0), "a stored one"
+        )
+    assert (metric("published_count", **b), metric("published_error_count", **b)) == (1, 1)
+    assert (metric("publish_time_sum", **a) or 0) > 0
+    assert metric("publish_time_count", **a) == metric("published_count", **a)
+    assert metric("paused", replicator="EAST", hostname=socket.gethostname()) == 0
+    with publisher_of(settings, said.append):
+        wait_until(lambda: (metric("published_count", **b) or 0) == 2, "the count of the next publisher")

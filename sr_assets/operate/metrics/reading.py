@@ -19,6 +19,7 @@ from sr_assets.adapters.state.status_file import STATUS_FILE, last_idle_poll, re
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.exposition import expose
 from sr_assets.operate.metrics.election import election_lines
+from sr_assets.operate.metrics.heartbeats import heartbeat_lines
 from sr_assets.operate.metrics.replicator import LEGACY, REPLICATOR
 from sr_assets.operate.metrics.stream import StreamNumbers
 from sr_assets.operate.metrics.stream_metrics import STREAM_METRICS
@@ -49,6 +50,7 @@ class Exposition:
         for metric in chain(STREAM_METRICS, REPLICATOR, legacy):
             yield from expose(metric.name, metric.kind, metric.text, metric.samples(streams, now))
         yield from election_lines(self._settings)
+        yield from heartbeat_lines(self._settings)
         rows = self._rows
         for table in TABLE_METRICS:
             yield from expose(table.name, table.kind, table.text, table.samples(rows.get(table.name, ()), now))
