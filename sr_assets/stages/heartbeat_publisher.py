@@ -24,8 +24,6 @@ from sr_assets.stages.leadership import Leadership
 _CLIENT: Final = "sr-assets heartbeats"
 #: Interval of the log lines about a persistent failure.
 _SAY_AGAIN_SECONDS: Final = 60.0
-#: Minimum pause between two saves of the counts.
-_COUNT_SECONDS: Final = 1.0
 
 
 class HeartbeatPublisher:
@@ -46,7 +44,6 @@ class HeartbeatPublisher:
         """Count in `folder`, if given, for metrics."""
         self._settings, self._say, self._leadership, self._folder = settings, say, leadership, folder
         self._counts = HeartbeatCounts.read(folder) if folder else {}
-        self._count_at = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._said: dict[str, float] = {}
@@ -76,12 +73,8 @@ class HeartbeatPublisher:
                         self._publish(cluster, subject)
                     interval_seconds = subject.interval_ns / SECOND_NS
                     due[subject] = max(due[subject] + interval_seconds, time.monotonic())
-                self._save_counts()
-
-    def _save_counts(self) -> None:
-        if self._folder and time.monotonic() >= self._count_at:
-            self._count_at = time.monotonic() + _COUNT_SECONDS
-            write_counts(self._folder, self._counts)
+                if self._folder:
+                    write_counts(self._folder, self._counts)
 
     def _may_publish(self) -> bool:
         if self._leadership is None:
