@@ -2,9 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from sr_assets.adapters.jetstream import ApiError, check_response, decode_response, encode_json
 from sr_assets.adapters.login import Login
@@ -21,8 +21,6 @@ from sr_assets.adapters.wire.frames import Frame
 from sr_assets.adapters.wire.link import VANISHED_MS, DeniedError, Link, RefusedError, WireError
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
-
-T = TypeVar("T")
 
 REQUEST_SECONDS: Final = 30.0
 RESEND_SECONDS: Final = 2.0
@@ -143,13 +141,9 @@ class Connection:
                 return []
 
     def answers(
-        self,
-        question: str,
-        timeout_seconds: float | None = None,
-        first: f.FirstParser[T] | None = None,
-        on_first: Callable[[list[T]], None] = lambda _: None,
+        self, question: str, timeout_seconds: float | None = None, first: f.DirectParser | None = None
     ) -> Iterator[Frame]:
-        """Yield messages as they arrive, without end; `on_first` gets those that `first` takes before them.
+        """Yield messages as they arrive, without end; `first` collects those that it takes before them.
 
         Raises SilenceError if none arrived within the timeout (default `request_seconds`).
         """
@@ -157,7 +151,7 @@ class Connection:
         while True:
             received = self.receive(seconds, first)
             if first and first.taken:
-                on_first(first.take())
+                first.collect()
             elif not received:
                 raise SilenceError(f"{self.address}: no answer to {question} within {seconds:g} s")
             yield from received

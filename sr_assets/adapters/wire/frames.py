@@ -148,7 +148,7 @@ class StoredParser(FirstParser[tuple[bytes, int]]):
 
 
 class DirectParser(FirstParser[Message]):
-    """Takes the messages of a batched direct get; `pending` is how many follow the last one.
+    """Takes the messages of a batched direct get into `messages`; `pending` is how many follow the last one.
 
     It stops at the end of the batch, at a message of another stream, and at headers that lack bytes.
     """
@@ -156,7 +156,12 @@ class DirectParser(FirstParser[Message]):
     def __init__(self, inbox: bytes, stream: bytes) -> None:
         super().__init__()
         self._inbox, self._stream = inbox, stream
+        self.messages: list[Message] = []
         self.pending = 0
+
+    def collect(self) -> None:
+        """Move what was taken to `messages`."""
+        self.messages += self.take()
 
     def parse(self, buffer: bytes) -> int:
         """Take the messages and return their end."""

@@ -218,10 +218,10 @@ def _direct_batch(
     """Return the messages of one batched direct get, and how many follow (404: none, without an end marker)."""
     inbox, asked = connection.new_inbox(), stream.encode()
     connection.send(f.encode_pub(connection.cluster.api(f"DIRECT.GET.{stream}"), inbox, b"", encode_json(request)))
-    messages: list[Message] = []
     damaged: list[int] = []
     parser = f.DirectParser(inbox, asked)
-    for frame in connection.answers(f"a direct get from {stream}", timeout_seconds, parser, messages.extend):
+    messages = parser.messages
+    for frame in connection.answers(f"a direct get from {stream}", timeout_seconds, parser):
         if frame.subject != inbox:
             continue
         answer = f.direct_get_message(frame)
