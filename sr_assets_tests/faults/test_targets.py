@@ -65,7 +65,8 @@ def test_run_without_its_target_does_everything_else_and_fails(
     rig.settings(run_budget=f"{BUDGET_SECONDS}s")
     started = time.monotonic()
     (line,) = [line for line in finish(start_run(rig), 1).splitlines() if line.startswith("error: ")]
-    assert time.monotonic() - started < BUDGET_SECONDS + 60
+    # It ends by its budget instead of waiting for the target; a busy machine takes most of a minute to start and stop it.
+    assert time.monotonic() - started < BUDGET_SECONDS + 180
     assert target.address in line
     row = rig.row("replication")
     assert (row["seen_messages"], row["lag_messages"], row["queued_messages"]) == (120, 0, 120)
