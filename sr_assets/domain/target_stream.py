@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.subjects import covers
+from sr_assets.domain.topology.wanted import DEFAULTS, OUR_NAMES
 
 #: The last sequence of no stream: every stream refuses a publish that expects it, with code 10071.
 IMPOSSIBLE_SEQUENCE: Final = 18446744073709551614
@@ -13,22 +14,9 @@ _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 #: Copied unchanged from the source's configuration; all other keys are omitted. A copy is larger than its original, so
 #: `max_msg_size` is not among them: the source has applied it.
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "discard")
-
-
 #: JetStream's values of settings that a server may omit.
-_OMITTED: Final[Mapping[str, Any]] = {
-    "max_age": 0,
-    "max_bytes": -1,
-    "max_msgs": -1,
-    "max_msgs_per_subject": -1,
-    "max_msg_size": -1,
-    "compression": "none",
-    "allow_direct": False,
-    "deny_delete": False,
-    "deny_purge": False,
-}
+_OMITTED: Final[Mapping[str, Any]] = {**DEFAULTS, "allow_direct": False}
 _DURATIONS: Final = ("max_age", "duplicate_window")
-_OUR_NAMES: Final = {"num_replicas": "replicas"}
 #: Words of nats-server's refusals of a new stream, by the refused setting.
 _REFUSAL_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "subjects": ("subject",),
@@ -67,7 +55,7 @@ class TargetOptions:
             if key == "placement":
                 there = {part: (there or {}).get(part) for part in wanted}
             if there != wanted and not (key == "subjects" and sorted(there or ()) == sorted(wanted)):
-                name = _OUR_NAMES.get(key, key)
+                name = OUR_NAMES.get(key, key)
                 differing.append(f"{name} {shown_setting(key, there)}, wanted {shown_setting(key, wanted)}")
         return differing
 
@@ -76,7 +64,7 @@ class TargetOptions:
         text = error.lower()
         named = {key: value for key, value in self.wanted.items() if any(map(text.count, _REFUSAL_WORDS.get(key, ())))}
         return ", ".join(
-            f"{_OUR_NAMES.get(key, key)} {shown_setting(key, value)}" for key, value in (named or self.wanted).items()
+            f"{OUR_NAMES.get(key, key)} {shown_setting(key, value)}" for key, value in (named or self.wanted).items()
         )
 
 
@@ -108,7 +96,7 @@ def target_config(
 
 def shown_setting(key: str, value: object) -> str:
     """Return a setting's value as text: durations in seconds, JetStream's numbers without a limit as a word."""
-    if isinstance(value, int) and not isinstance(value, bool) and value == _OMITTED.get(key):
+    if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
         return "unlimited"
     if isinstance(value, list):
         return ", ".join(map(str, value))

@@ -95,11 +95,7 @@ class NativeStreamBlock(Block):
     deny_purge: Flag | None = file_key("whether the server refuses to purge the stream; permanent", None)
     allow_rollup: Flag | None = file_key("whether a message with `Nats-Rollup` replaces earlier ones", None)
     max_consumers: NumberLimit | None = file_key("maximum number of consumers; permanent", None)
-    sealed: Flag | None = file_key(
-        "whether the stream accepts no more messages and changes; permanent. A server seals only existing streams: the"
-        " second `apply`, with `manage: reconcile`, seals a new one",
-        None,
-    )
+    sealed: Flag | None = file_key("whether the stream refuses all messages and changes; permanent", None)
     metadata: dict[Text, Text] | None = file_key("names with text", None)
     mirror: UpstreamBlock | None = file_key("the [origin](#mirror-and-sources) of a mirror", None)
     sources: tuple[UpstreamBlock, ...] = file_key("the [origins](#mirror-and-sources) of a stream with sources", [])

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import model_validator
 
 from sr_assets.domain.target_stream import TargetOptions, shown_setting
+from sr_assets.domain.topology.wanted import OUR_NAMES
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import Filter
 from sr_assets.settings.values import (
@@ -23,7 +24,7 @@ Retention = Literal["limits", "interest", "workqueue"]
 Discard = Literal["old", "new"]
 Compression = Literal["none", "s2"]
 #: JetStream's names of settings that differ from ours.
-JETSTREAM_NAMES: Final = {"replicas": "num_replicas", "allow_rollup": "allow_rollup_hdrs"}
+JETSTREAM_NAMES: Final = {ours: theirs for theirs, ours in OUR_NAMES.items()}
 #: JetStream's maximum of replicas.
 Replicas = Annotated[int, whole_number(1, 5)]
 

@@ -43,6 +43,7 @@ class StreamReport:
     copied: int = 0
     copied_bytes: int = 0
     found: int = 0
+    batched: int = 0
     parked: int = 0
     gap_messages: int = 0
     gap_rows: int = 0

@@ -143,7 +143,7 @@ class Connection:
     def answers(
         self, question: str, timeout_seconds: float | None = None, first: f.DirectParser | None = None
     ) -> Iterator[Frame]:
-        """Yield messages as they arrive, without end; `first` collects those that it takes before them.
+        """Yield messages as they arrive, without end; `first` collects the frames that it takes before them.
 
         Raises SilenceError if none arrived within the timeout (default `request_seconds`).
         """

@@ -8,14 +8,12 @@ from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets.domain.topology.found import FoundStream, upstream_identity
-from sr_assets.domain.topology.wanted import DEFAULTS, OWNER, SET_BY_SEALING, WantedStream
+from sr_assets.domain.topology.wanted import DEFAULTS, OUR_NAMES, OWNER, SET_BY_SEALING, WantedStream
 
 Version = tuple[int, int, int]
 
 #: Servers since this version can turn a mirror into a normal stream.
 _PROMOTION: Final[Version] = (2, 12, 0)
-#: JetStream's name of a setting → our name, if they differ.
-_OUR_NAMES: Final = {"num_replicas": "replicas", "allow_rollup_hdrs": "allow_rollup"}
 #: Settings that a server never turns off.
 _PERMANENT: Final = frozenset({"deny_delete", "deny_purge", "sealed"})
 
@@ -65,7 +63,7 @@ def _settings(wanted: WantedStream, existing: FoundStream, *, owned: bool) -> It
     for key, value in settings.items():
         there = existing.config.get(key, DEFAULTS.get(key))
         if _comparable(value) != _comparable(there):
-            yield Drift(_OUR_NAMES.get(key, key), _text(value), _text(there), _remedy(key, value, there))
+            yield Drift(OUR_NAMES.get(key, key), _text(value), _text(there), _remedy(key, value, there))
     for key, value in metadata.items():
         if existing.metadata.get(key) != value:
             yield Drift(f"metadata.{key}", value, existing.metadata.get(key), Remedy.UPDATABLE)
@@ -117,7 +115,7 @@ def updated(wanted: WantedStream, existing: FoundStream, drift: list[Drift]) -> 
     """Return the configuration of an update that fixes the updatable differences and changes nothing else."""
     mended = {difference.key for difference in drift if difference.remedy is Remedy.UPDATABLE}
     settings = {**DEFAULTS, "subjects": [], **wanted.config}
-    changed = {key: value for key, value in settings.items() if _OUR_NAMES.get(key, key) in mended}
+    changed = {key: value for key, value in settings.items() if OUR_NAMES.get(key, key) in mended}
     config = {
         **existing.config,
         **changed,

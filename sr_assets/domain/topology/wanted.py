@@ -26,6 +26,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "max_consumers": -1,
     "sealed": False,
 }
+#: JetStream's name of a setting → our name, if they differ.
+OUR_NAMES: Final[Mapping[str, str]] = {"num_replicas": "replicas", "allow_rollup_hdrs": "allow_rollup"}
 #: Settings that a server sets when it seals a stream.
 SET_BY_SEALING: Final = frozenset({"max_age", "discard", "deny_delete", "deny_purge", "allow_rollup_hdrs"})
 
@@ -104,7 +106,7 @@ class WantedStream:
         return (self.mirror,) if self.mirror else self.sources
 
     def whole(self, owner: str) -> dict[str, Any]:
-        """Return the configuration for its creation; a server seals only existing streams."""
+        """Return the configuration for its creation, which is not sealed yet: a server seals only existing streams."""
         made: dict[str, Any] = {"name": self.stream, **DEFAULTS, **self.config, "sealed": False}
         if self.mirror:
             made["mirror"] = self.mirror.wire

@@ -221,6 +221,7 @@ class Batch:
         report.copied += receipt.copied
         report.copied_bytes += receipt.copied_bytes
         report.found += receipt.found
+        report.batched += receipt.batched
         report.parked += len(receipt.parked)
         report.disordered += receipt.disordered
         report.gap_messages += sum(gap["messages"] for gap in gaps if gap["reason"] != "filtered")

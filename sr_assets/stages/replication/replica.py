@@ -137,7 +137,7 @@ class ReplicaStage:
                 self._note_caught_up(state, source)
             return False
         started = time.monotonic()
-        copied_before = report.copied
+        copied_before, batched_before = report.copied, report.batched
         self.batch_active = True
         try:
             Batch(self._context, source, state, copying, intent, target).run()
@@ -155,7 +155,8 @@ class ReplicaStage:
         queued = self._store.copy_queue(stream.stream).size()
         behind = max(0, source.last_sequence + 1 - state.next_sequence)
         self.caught_up = not queued and (stream.tracked or not behind)
-        text = f"{queued} queued, {behind} behind"
+        batched = report.batched - batched_before
+        text = f"{queued} queued, {behind} behind" + (f", {batched} in fast-ingest batches" if batched else "")
         covered = SequenceRange(intent.first, intent.next)
         done, left = (copied, queued) if stream.tracked else (len(covered), behind)
         self._progress.note(covered, copied, seconds, text, caught_up=self.caught_up, done=done, left=left)

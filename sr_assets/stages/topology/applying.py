@@ -77,7 +77,11 @@ def _execute(survey: Survey, step: Step, owner: str) -> Outcome:
         if step.action is Action.RECREATE:
             cluster.request_api(f"STREAM.DELETE.{name}")
             deleted = True
-        response = cluster.request_api(f"STREAM.{_OPERATIONS[step.action]}.{name}", dict(step.config or {}))
+        config, operation = dict(step.config or {}), _OPERATIONS[step.action]
+        response = cluster.request_api(f"STREAM.{operation}.{name}", config)
+        if operation == "CREATE" and step.wanted.config.get("sealed"):
+            # A server seals only existing streams.
+            response = cluster.request_api(f"STREAM.UPDATE.{name}", {**config, "sealed": True})
     except RunError as error:
         note = (
             "; the stream was deleted and no longer exists; run `topology apply` again to create it" if deleted else ""

@@ -222,7 +222,8 @@ def test_apply_creates_and_seals_a_stream_with_every_permission(
     keys = ("deny_delete", "deny_purge", "allow_rollup_hdrs", "max_consumers", "sealed")
     assert [config.get(key, False) for key in keys] == [True, False, True, 4, False]
     assert rows(command, "plan") == []
-    configure(topology={**topology, "streams": [{**stream, "sealed": True}]})
-    assert [(row["result"], row["detail"]) for row in rows(command, "apply")] == [("done", None)]
-    assert info(server, "KEYS")["config"]["sealed"] is True
+    closed = {"stream": "CLOSED", "subjects": ["closed.>"], "sealed": True}
+    configure(topology={**topology, "streams": [{**stream, "sealed": True}, closed]})
+    assert [(row["result"], row["detail"]) for row in rows(command, "apply")] == [("done", None)] * 2
+    assert all(info(server, name)["config"]["sealed"] is True for name in ("KEYS", "CLOSED"))
     assert rows(command, "plan") == []
