@@ -13,6 +13,7 @@ import dagster as dg
 import duckdb
 from dagster_duckdb import DuckDBResource
 
+from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.logs import note_run, open_log
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
@@ -42,6 +43,10 @@ class Platform(dg.ConfigurableResource[Settings]):
     """
 
     settings: dg.ResourceDependency[Settings]
+
+    def current(self) -> "Platform":
+        """Return the platform with the present dynamic values of its settings, for one run."""
+        return Platform(settings=current_settings(self.settings))
 
     def open_site(
         self, name: str, run_id: str, mode: str | None, sites_served: "Callable[[], int]" = lambda: 1

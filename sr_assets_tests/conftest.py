@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings.loading import VALUES_VARIABLE
 from sr_assets_tests.rig import Command, Rig
 
 _numbers = itertools.count(1)
@@ -73,13 +74,14 @@ def pytest_runtest_teardown() -> Generator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_dagster_home() -> Iterator[None]:
-    """Restore DAGSTER_HOME after a test that set it for its processes."""
-    before = os.environ.get("DAGSTER_HOME")
+def _own_variables() -> Iterator[None]:
+    """Restore the variables that a test set for its processes."""
+    before = {name: os.environ.get(name) for name in ("DAGSTER_HOME", VALUES_VARIABLE)}
     yield
-    os.environ.pop("DAGSTER_HOME", None)
-    if before is not None:
-        os.environ["DAGSTER_HOME"] = before
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.host_run import HostedRun, HostRun, Result, run_limit
 from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
+from sr_assets.domain.secrets import masked
 from sr_assets.resources import HOST_KEY, LINGER, MISCONFIGURED, MODE_TAG, NOTED, Platform
 from sr_assets.settings import Settings
 from sr_assets.stages.report import Stage, StreamReport
@@ -64,7 +65,7 @@ class Recorder:
     def __init__(self, site: Site, entries: Mapping[str, EntryAssets], run: RunRecord) -> None:
         self._site, self._entries, self._run = site, entries, run
         # Computed once: the digest covers the settings of all sites.
-        self._digest = dg.MetadataValue.text(site.settings.digest[:12])
+        self._common = {"settings_digest": dg.MetadataValue.text(site.settings.digest[:12]), **_dynamic(site.settings)}
         self._next_check_at = time.monotonic() + _FIRST_SECONDS
         self._recorded: dict[dg.AssetKey, Mapping[str, Any]] = {}
         self._evaluated: dict[dg.AssetCheckKey, bool] = {}
@@ -107,7 +108,7 @@ class Recorder:
             earlier = self._recorded.get(key)
             if key not in self._run.asset_keys or stage in report.failed or (earlier is not None and not ended):
                 continue
-            metadata = {**assets.metadata(stage, self._site, report), "settings_digest": self._digest}
+            metadata = {**assets.metadata(stage, self._site, report), **self._common}
             if earlier == metadata:
                 continue
             self._recorded[key] = metadata
@@ -132,6 +133,13 @@ class Recorder:
         yield check_result if earlier is None and not self._run.hosted else event
 
 
+def _dynamic(settings: Settings) -> dict[str, dg.MetadataValue[Any]]:
+    """Return the dynamic values of a run as metadata."""
+    origins = settings.loaded.dynamic if settings.loaded else {}
+    values = {label: masked(label, origin.value) for label, origin in origins.items()}
+    return {"data": dg.MetadataValue.json(values)} if values else {}
+
+
 def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
     """Return a site's assets with their checks.
 
@@ -143,6 +151,7 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
 
     @dg.multi_asset(name=f"{group}_site", specs=specs, check_specs=check_specs, can_subset=True)
     def site_assets(context: dg.AssetExecutionContext, platform: Platform) -> Iterator[Result]:
+        platform = platform.current()
         settings, run_id, mode = platform.settings, context.run.run_id, context.run.tags.get(MODE_TAG)
         run = RunRecord(context.instance, run_id, mode, context.selected_asset_keys, context.selected_asset_check_keys)
         limit, _ = run_limit(settings, context.instance)
@@ -162,6 +171,7 @@ def _specs(settings: Settings, name: str) -> tuple[list[dg.AssetSpec], list[dg.A
 
 def _serve(platform: Platform, run: RunRecord, name: str, hosted: HostedRun) -> Iterator[Result]:
     """Bring all assets of a queued site up to date in a host's `run`."""
+    platform = platform.current()
     specs, check_specs = _specs(platform.settings, name)
     keys, checks = {spec.key for spec in specs}, {spec.key for spec in check_specs}
     yield from _run_site(platform, name, replace(run, asset_keys=keys, check_keys=checks, hosted=True), hosted)

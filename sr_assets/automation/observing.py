@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.state.pausing import paused_streams
+from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.status_file import is_outdated, read_status, record_idle_poll, status_age_seconds
 from sr_assets.automation.decisions import (
     CAUGHT_UP,
@@ -112,7 +112,9 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
     with ExitStack() as connections:
-        return _Tick(settings, site, status, paused_streams(folder), connections, stream_infos).decide()
+        return _Tick(
+            settings, site, status, paused_entries(folder, settings.sites[site]), connections, stream_infos
+        ).decide()
 
 
 class _Tick:

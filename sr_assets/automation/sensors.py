@@ -4,18 +4,21 @@ Run slots: at most `concurrency` site runs on this host, longest-waiting site fi
 """
 
 import json
+import math
 import threading
 import time
 from typing import Final
 
 import dagster as dg
 
+from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queue_ttl_seconds, queued_sites
 from sr_assets.assets.host_run import run_limit
 from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.observing import StreamInfoCache, find_work
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.positions import SECOND_NS
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
 from sr_assets.stages.leadership import standby_line
@@ -42,7 +45,7 @@ class RunSlots:
         Also return False, without queueing the site, if a run of it has started or a host has just dequeued it.
         """
         settings, job = self._settings, site_job_name(site)
-        slots, _ = run_limit(settings, instance)
+        slots, _ = run_limit(current_settings(settings), instance)
         if len(settings.sites) <= slots:
             return True
         with self._guard:
@@ -84,6 +87,21 @@ class RunSlots:
         return jobs
 
 
+class _Polls:
+    """The last poll of a sensor with a dynamic interval."""
+
+    def __init__(self) -> None:
+        self._polled_at = -math.inf
+
+    def wait_seconds(self, settings: Settings) -> float:
+        """Return the time until the next poll; 0 begins one."""
+        wait_seconds = self._polled_at + settings.sensor.interval_ns / SECOND_NS - time.monotonic()
+        if wait_seconds > 0:
+            return wait_seconds
+        self._polled_at = time.monotonic()
+        return 0.0
+
+
 def build_lag_sensor(
     settings: Settings, site: str, stream_infos: StreamInfoCache, run_slots: RunSlots
 ) -> dg.SensorDefinition:
@@ -91,11 +109,14 @@ def build_lag_sensor(
 
     The sensors of all sites share `stream_infos` and `run_slots`.
     """
+    is_dynamic = any(key[:1] == ("sensor",) for key in settings.dynamic_keys)
+    polls = _Polls()
 
     @dg.sensor(
         name=f"{asset_name(site)}_lag",
         job_name=site_job_name(site),
-        minimum_interval_seconds=max(1, settings.sensor.interval_ns // 1_000_000_000),
+        # With a dynamic interval, each evaluation of the daemon reads it.
+        minimum_interval_seconds=1 if is_dynamic else max(1, settings.sensor.interval_ns // SECOND_NS),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=(
             f"Runs site {site} when a source is ahead, a deadline has passed, copies are queued or advisories can be"
@@ -103,28 +124,42 @@ def build_lag_sensor(
         ),
     )
     def lag_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        if line := standby_line(settings, site):
-            return dg.SensorResult(skip_reason=line, cursor=context.cursor)
-        owner = lock_owner(settings.home / "sites" / site)
-        active, cursor = _active_run(context, site_job_name(site), holds_lock=owner is not None)
-        if owner or active:
-            return dg.SensorResult(skip_reason=f"a run is active: {owner or active}", cursor=cursor)
-        try:
-            reason, skip = find_work(settings, site, stream_infos)
-        except RunError as error:
-            # Dagster logs a failed tick with a long traceback, every time.
-            reason, skip = None, str(error)
-        if reason is None:
-            return dg.SensorResult(skip_reason=skip, cursor=cursor)
-        if not run_slots.acquire(site, context.instance):
-            runs, limit = run_limit(settings, context.instance)
-            skip = f"queued for an active run: all {runs} run slots are in use ({limit}): {reason}"
-            return dg.SensorResult(skip_reason=skip, cursor=cursor)
-        return dg.SensorResult(
-            run_requests=[dg.RunRequest(tags={MODE_TAG: LINGER, "sr_assets/reason": reason[:200]})], cursor=cursor
-        )
+        current = current_settings(settings)
+        if is_dynamic and (wait_seconds := polls.wait_seconds(current)):
+            return dg.SensorResult(skip_reason=f"next poll in {wait_seconds:.0f} s", cursor=context.cursor)
+        return _evaluate(context, current, site, stream_infos, run_slots)
 
     return lag_sensor
+
+
+def _evaluate(
+    context: dg.SensorEvaluationContext,
+    settings: Settings,
+    site: str,
+    stream_infos: StreamInfoCache,
+    run_slots: RunSlots,
+) -> dg.SensorResult:
+    """Request a run of a site if it needs one, or return why not."""
+    if line := standby_line(settings, site):
+        return dg.SensorResult(skip_reason=line, cursor=context.cursor)
+    owner = lock_owner(settings.home / "sites" / site)
+    active, cursor = _active_run(context, site_job_name(site), holds_lock=owner is not None)
+    if owner or active:
+        return dg.SensorResult(skip_reason=f"a run is active: {owner or active}", cursor=cursor)
+    try:
+        reason, skip = find_work(settings, site, stream_infos)
+    except RunError as error:
+        # Dagster logs a failed tick with a long traceback, every time.
+        reason, skip = None, str(error)
+    if reason is None:
+        return dg.SensorResult(skip_reason=skip, cursor=cursor)
+    if not run_slots.acquire(site, context.instance):
+        runs, limit = run_limit(settings, context.instance)
+        skip = f"queued for an active run: all {runs} run slots are in use ({limit}): {reason}"
+        return dg.SensorResult(skip_reason=skip, cursor=cursor)
+    return dg.SensorResult(
+        run_requests=[dg.RunRequest(tags={MODE_TAG: LINGER, "sr_assets/reason": reason[:200]})], cursor=cursor
+    )
 
 
 def _active_run(context: dg.SensorEvaluationContext, job: str, *, holds_lock: bool) -> tuple[str | None, str]:

@@ -131,10 +131,12 @@ def lag(settings: "Settings", form: Format) -> int:
 
 def _paused_labels(settings: "Settings") -> frozenset[str]:
     """Return the paused streams, as name/stream."""
-    from sr_assets.adapters.state.pausing import paused_streams
+    from sr_assets.adapters.state.pausing import paused_entries
 
     return frozenset(
-        f"{site}/{stream}" for site in settings.sites for stream in paused_streams(settings.home / "sites" / site)
+        f"{site}/{stream}"
+        for site, entries in settings.sites.items()
+        for stream in paused_entries(settings.home / "sites" / site, entries)
     )
 
 
@@ -165,3 +167,5 @@ def resume(settings: "Settings", name: str) -> None:
     if changed:
         note_action(settings, "resume", stream.label)
     click.echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'not paused'}")
+    if stream.paused:
+        click.echo(f"{stream.label}: stays paused: `paused` of the configuration is true")

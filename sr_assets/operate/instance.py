@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.connection_file import remove_connections
+from sr_assets.adapters.data import keep_values
 from sr_assets.adapters.home import open_home, refuse_foreign_home
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.settings import Settings
+from sr_assets.settings.loading import VALUES_VARIABLE, hand_down
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -154,8 +156,11 @@ def open_instance() -> DagsterInstance:
     return DagsterInstance.get()
 
 
-def mark_start() -> None:
-    """Give child processes a new start id: each start copies ephemeral streams again."""
+def mark_start(settings: Settings) -> None:
+    """Give child processes a new start id, with which each start copies ephemeral streams again, and our static values."""
     from sr_assets.stages.source.position import START_VARIABLE
 
     os.environ[START_VARIABLE] = uuid.uuid4().hex
+    if settings.loaded and settings.loaded.static:
+        os.environ[VALUES_VARIABLE] = hand_down(settings)
+    keep_values(settings)

@@ -21,6 +21,7 @@ from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_o
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
 from sr_assets.operate.report import print_line, report_idle
+from sr_assets.operate.static_values import static_values_watched
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.heartbeat_publisher import publisher_of
 
@@ -37,7 +38,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     wrong. After Ctrl-C or SIGTERM the next run repeats open batches.
     """
     folder = prepare_instance(settings)
-    mark_start()
+    mark_start(settings)
     prepare_storage(folder)
     is_whole = len(streams) == len(settings.entries)
     chosen: dict[str, list[str]] = defaultdict(list)
@@ -54,6 +55,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         contextlib.nullcontext() if once else metrics_beside(settings, health) as metrics,
         contextlib.nullcontext() if once else watchdog_beside(health),
         contextlib.nullcontext() if once else publisher_of(settings, print_error),
+        contextlib.nullcontext() if once else static_values_watched(settings),
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen) + 1)) as pool,
     ):
         if metrics:

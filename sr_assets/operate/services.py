@@ -26,6 +26,7 @@ from sr_assets.operate.metrics import metrics_beside, page_url
 from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
 from sr_assets.operate.report import print_line
+from sr_assets.operate.static_values import static_values_watched
 from sr_assets.operate.ui_access import read_logins, refuse_open_ui
 from sr_assets.settings import Settings
 
@@ -228,7 +229,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
     if ui and ui.auth_file:
         read_logins(ui.auth_file)
     prepare_instance(settings)
-    mark_start()
+    mark_start(settings)
     with open_private(settings.home / "up.lock") as file:
         if not lock(file):
             raise RunError(
@@ -245,6 +246,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
                 metrics_beside(settings, health := Health(settings, parts)) as metrics,
                 watchdog_beside(health),
                 publisher_of(settings, print_error),
+                static_values_watched(settings),
             ):
                 print_line(f"Dagster: {services.url or 'without the UI'}  (Ctrl-C stops it)")
                 if metrics:

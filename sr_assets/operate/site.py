@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.errors import SrAssetsError, StandbyError
+from sr_assets.domain.positions import SECOND_NS
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import recorded_signals
 from sr_assets.operate.report import print_line, report_run
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
 
 _STANDBY_SECONDS: Final = 0.2
+#: A changed interval takes effect within this time.
+_INTERVAL_SECONDS: Final = 5.0
 
 
 def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:
@@ -55,11 +59,22 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
             code = report_run(streams, result)
             if once:
                 return code
-            while leadership.leads and not _has_work(settings, site):
+            while leadership.leads and not _has_work(current_settings(settings), site):
                 record_alive(folder)
-                poll_at = time.monotonic() + settings.sensor.interval_ns / 1e9
-                while leadership.leads and time.monotonic() < poll_at:
-                    time.sleep(min(_STANDBY_SECONDS, settings.sensor.interval_ns / 1e9))
+                _await_poll(settings, leadership)
+
+
+def _await_poll(settings: Settings, leadership: Leadership) -> None:
+    """Wait for the interval of the sensor, which may change meanwhile."""
+    began = time.monotonic()
+    while leadership.leads:
+        interval_seconds = current_settings(settings).sensor.interval_ns / SECOND_NS
+        left_seconds = began + interval_seconds - time.monotonic()
+        if left_seconds <= 0:
+            return
+        ends = time.monotonic() + min(left_seconds, _INTERVAL_SECONDS)
+        while leadership.leads and time.monotonic() < ends:
+            time.sleep(min(_STANDBY_SECONDS, left_seconds))
 
 
 def _await_leadership(leadership: Leadership, folder: Path, *, once: bool) -> bool:

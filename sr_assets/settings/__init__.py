@@ -7,10 +7,11 @@ The file format is the Stream Replicator's, with additional keys. Anything that 
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.settings.blocks import DailySettings, HealthSettings, MetricsSettings, SensorSettings, SparkSettings
 from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.data import SourceSettings
 from sr_assets.settings.deployment import Settings
 from sr_assets.settings.entries import FeedSettings, Kind, OnSourceReset, Start
 from sr_assets.settings.heartbeats import HeartbeatSettings, HeartbeatSubject
-from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings
+from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings, load_sources, reload_dynamic
 from sr_assets.settings.names import asset_name
 from sr_assets.settings.notify import EmailSettings, NotifySettings
 from sr_assets.settings.streams import AdvisorySettings, Entry, OnPoison, OnTargetReset, Order, StreamSettings
@@ -38,6 +39,7 @@ __all__ = [
     "Order",
     "SensorSettings",
     "Settings",
+    "SourceSettings",
     "SparkSettings",
     "Start",
     "StreamSettings",
@@ -47,6 +49,8 @@ __all__ = [
     "asset_name",
     "load_cluster",
     "load_settings",
+    "load_sources",
     "parse_cluster",
     "parse_duration",
+    "reload_dynamic",
 ]

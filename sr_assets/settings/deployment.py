@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, Field, InstanceOf, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
@@ -20,6 +20,7 @@ from sr_assets.settings.blocks import (
     SparkSettings,
 )
 from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
+from sr_assets.settings.data import Locks, LockTtl, SourceSettings, refuse_unusable_locks
 from sr_assets.settings.digest import digest_of
 from sr_assets.settings.election import CheckpointSettings, ElectionSettings, Member
 from sr_assets.settings.entries import FeedSettings
@@ -28,6 +29,7 @@ from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import SiteName
 from sr_assets.settings.notify import NotifySettings, refuse_unknown_sites
+from sr_assets.settings.references import Loaded
 from sr_assets.settings.streams import CatchUp, Entry, StreamSettings
 from sr_assets.settings.topology import TopologySettings
 from sr_assets.settings.values import Duration, File, FileMode, Port, Positive, Span, Value, choice, shown
@@ -39,7 +41,7 @@ LogFormat = Literal["text", "json"]
 
 #: Settings that differ between hosts and do not affect a run.
 _WITHOUT_EFFECT: Final = frozenset(
-    {"home", "logfile", "log_format", "named_concurrency", "metrics", "health", "notify"}
+    {"home", "logfile", "log_format", "named_concurrency", "metrics", "health", "notify", "data", "lock_timeout_ns"}
 )
 
 
@@ -83,6 +85,10 @@ class Settings(Block):
         None,
         default_text="that block's defaults with an election, else no store",
     )
+    data: dict[str, SourceSettings] = file_key("[sources](#data-sources) of values", {}, default_text="none")
+    locks: Locks = file_key("default of all entries: [locks](#locks) that a run holds", [], default_text="none")
+    lock_timeout_ns: Span = file_key("how long a run waits for its locks", "60s", name="lock_timeout")
+    lock_ttl_ns: LockTtl = file_key("how long the locks of a killed run remain", "10s", name="lock_ttl")
     sensor: SensorSettings = file_key("[polling](#block-sensor)", {})
     spark: SparkSettings = file_key("[the Spark engine](#block-spark)", {})
     snapshots: RetentionSettings = file_key("[retention](#retention-blocks) of the Parquet history", {})
@@ -111,6 +117,9 @@ class Settings(Block):
     )
     topology: TopologySettings | None = file_key("[native mirrors and sources](#native-mirrors-and-sources)", None)
 
+    #: The file and the origins of its values.
+    loaded: InstanceOf[Loaded] | None = Field(None, repr=False)
+
     @model_validator(mode="after")
     def _complete(self) -> Self:
         """Check the entries against each other and fill in the inherited keys."""
@@ -122,6 +131,7 @@ class Settings(Block):
         if names or not (self.heartbeats or self.topology):
             refuse_same_names(names)
         refuse_unknown_sites(self.notify, {name for name, _ in names})
+        refuse_unusable_locks(self.data, [self.locks, *(entry.locks or () for entry in self.entries)])
         return self.changed(
             streams=tuple(map(self._filled_in, self.streams)),
             feeds=tuple(map(self._filled_in, self.feeds)),
@@ -141,6 +151,11 @@ class Settings(Block):
             return topology.within(self)
         except ValueError as error:
             raise ValueError(f"topology: {error}") from None
+
+    @property
+    def dynamic_keys(self) -> list[tuple[str | int, ...]]:
+        """The locations of the keys with dynamic values."""
+        return [loc for loc, origin in (self.loaded.origins if self.loaded else {}).items() if origin.reference.dynamic]
 
     @property
     def linger_ns(self) -> int:
@@ -183,7 +198,8 @@ class Settings(Block):
             (self.profiling, "profiling has no effect: there is no profiler"),
             (patient, f"target_initiated has no effect ({', '.join(patient)}); copying always tolerates latency"),
         )
-        return tuple(note for condition, note in notes if condition) + self._verified()
+        of_data = self.loaded.warnings if self.loaded else ()
+        return tuple(note for condition, note in notes if condition) + self._verified() + of_data
 
     def _verified(self) -> tuple[str, ...]:
         """Return a warning about the links with `choria` whose server the Stream Replicator would not verify."""

@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.composer.ComposerError(
-                        None, None, f"key {shown(key.value)} appears twice", key.start_mark
+                        None, None, f"key {shown(key.value)} appears twice; rename or remove one", key.start_mark
                     )
                 seen.add(key.value)
         return node
@@ -142,6 +142,11 @@ def _look_up(name: str | None, environ: Mapping[str, str], refuse: Callable[[str
     if name not in environ:
         refuse(f"environment variable {name} is not set")
     return environ[name]
+
+
+def key_path(loc: Location) -> str:
+    """Return a location without its indexes, such as `streams.batch_messages`."""
+    return ".".join(part.lower() for part in loc if isinstance(part, str))
 
 
 def refuse(path: Path, tree: Any, loc: Location, problem: str) -> NoReturn:

@@ -6,11 +6,12 @@ from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.settings.clusters import Url
+from sr_assets.settings.data import Locks, LockTtl
 from sr_assets.settings.election import Member
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
-from sr_assets.settings.values import Duration, Flag, Natural, Positive, Size, Time, choice
+from sr_assets.settings.values import Duration, Flag, Natural, Positive, Size, Span, Time, choice
 
 Kind = Literal["stream", "feed"]
 OnSourceReset = Literal["stop", "recopy", "skip_to_now"]
@@ -47,6 +48,18 @@ class TopLevel(Protocol):
     def leader_election_name(self) -> str | None:
         """The default of all entries."""
 
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """The default of all entries."""
+
+    @property
+    def lock_timeout_ns(self) -> int:
+        """The default of all entries."""
+
+    @property
+    def lock_ttl_ns(self) -> int:
+        """The default of all entries."""
+
 
 class CommonKeys(Block):
     """The keys that streams and feeds have in common."""
@@ -71,6 +84,15 @@ class CommonKeys(Block):
         "this member's name in the [election](#block-leader_election); `false`: no election",
         None,
         default_text="the top level's",
+    )
+    locks: Locks | None = file_key(
+        "[locks](#locks) that the run of its site holds; `[]`: none", None, default_text="the top level's"
+    )
+    lock_timeout_ns: Span | None = file_key(
+        "how long a run waits for its locks", None, name="lock_timeout", default_text="the top level's"
+    )
+    lock_ttl_ns: LockTtl | None = file_key(
+        "how long the locks of a killed run remain", None, name="lock_ttl", default_text="the top level's"
     )
 
     @property
@@ -102,6 +124,9 @@ class CommonKeys(Block):
             tls=self.tls or top.tls,
             choria=self.choria or top.choria,
             leader_election_name=member or None,
+            locks=top.locks if self.locks is None else self.locks,
+            lock_timeout_ns=top.lock_timeout_ns if self.lock_timeout_ns is None else self.lock_timeout_ns,
+            lock_ttl_ns=self.lock_ttl_ns or top.lock_ttl_ns,
         )
         _ = entry.clusters
         return entry
@@ -121,6 +146,7 @@ class FeedSettings(CommonKeys):
     advisory: ClassVar[None] = None
     advisory_cluster: ClassVar[None] = None
     ephemeral: ClassVar[bool] = False
+    paused: ClassVar[bool] = False
 
     url: Url = file_key("the cluster; see [URLs and TLS](#urls-and-tls)")
     domain: Domain | None = file_key("as `source_domain` of a stream", None, default_text="the server's own")

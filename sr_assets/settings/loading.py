@@ -1,40 +1,218 @@
 """Loading the Settings: the only reader of the file and the environment."""
 
+import contextlib
+import importlib
+import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from pydantic import ValidationError
 
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.secrets import masked
 from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.data import MISSING, SourceSettings
 from sr_assets.settings.deployment import Settings
-from sr_assets.settings.document import read_tree, refuse, with_environment
+from sr_assets.settings.document import Location, read_tree, refuse, with_environment
 from sr_assets.settings.links import TlsBlock, with_security
+from sr_assets.settings.problems import problem_of
+from sr_assets.settings.references import Fixed, Loaded, Origin, Reader, Resolver, sources_of
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
+#: The static values that `up` and `run` read at their start, for their child processes.
+VALUES_VARIABLE: Final = "SR_ASSETS_DATA_VALUES"
+#: The reader of sources: its module is imported only for a file with references, because it opens connections.
+_READER: Final = "sr_assets.adapters.data"
 
 
 def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Read and check the configuration: `path`, else SR_ASSETS_CONFIG, else `conf/replication.yaml`.
 
     Raises ConfigurationError in one line with the file, the stream, the key and the allowed values; of several errors
-    it shows the first and counts the others. It shows no URL and no part of one.
+    it shows the first and counts the others. It shows no URL and no part of one. Raises RunError if a source of `data`
+    is unavailable and its value was never read before.
     """
     path = path or Path(environ.get("SR_ASSETS_CONFIG") or DEFAULT_CONFIG)
-    tree = read_tree(path)
-    try:
-        settings = Settings.model_validate(
-            with_environment(tree, environ, lambda loc, problem: refuse(path, tree, loc, problem))
+    written = read_tree(path)
+    tree = with_environment(written, environ, partial(refuse, path, written))
+    return _load(path, written, tree, environ.get("SR_ASSETS_HOME"), handed_down(environ))
+
+
+class Sources(NamedTuple):
+    """The home and the sources of a configuration whose other values are not read."""
+
+    home: Path
+    data: Mapping[str, SourceSettings]
+
+
+def load_sources(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Sources:
+    """Read only the sources, for a configuration that waits for a value in one of them. Raises as `load_settings`."""
+    path = path or Path(environ.get("SR_ASSETS_CONFIG") or DEFAULT_CONFIG)
+    written = read_tree(path)
+    refuse_at = partial(refuse, path, written)
+    tree = with_environment(written, environ, refuse_at)
+    resolver = Resolver(sources_of(tree, refuse_at), _reader(), refuse_at, handed_down(environ))
+    resolver.home = _home(resolver, tree, environ.get("SR_ASSETS_HOME"))
+    return Sources(resolver.home, {name: resolver.source(name, ("data", name)) for name in resolver.sources})
+
+
+def reload_dynamic(settings: Settings) -> Settings:
+    """Return Settings with the dynamic values that their sources hold now; all other values stay."""
+    loaded = settings.loaded
+    if loaded is None or not loaded.dynamic:
+        return settings
+    fixed = {(label, False): value_of(origin) for label, origin in loaded.static.items()}
+    latest = loaded.latest[-1] if loaded.latest else settings
+    return _load(loaded.path, loaded.written, loaded.tree, str(settings.home), fixed, latest)
+
+
+def changed_static(settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the old and the new value of each static value, by `source/key`, that its source now holds differently.
+
+    A value that cannot be read now has not changed.
+    """
+    loaded = settings.loaded
+    if loaded is None:
+        return {}
+    refuse_at = partial(refuse, loaded.path, loaded.written)
+    resolver = Resolver(sources_of(loaded.tree, refuse_at), _reader(), refuse_at, {})
+    changed = {}
+    for loc, origin in loaded.origins.items():
+        reference = origin.reference
+        if reference.dynamic:
+            continue
+        written = {"data": reference.label} | ({} if reference.default is MISSING else {"default": reference.default})
+        with contextlib.suppress(ConfigurationError, RunError):
+            if (now := resolver.filled(written, loc)) != origin.value:
+                changed[reference.label] = origin.value, now
+    return changed
+
+
+def value_of(origin: Origin) -> Any:
+    """Return the value that a source held, MISSING if the default took its place."""
+    return MISSING if origin.kind == "default" else origin.value
+
+
+def hand_down(settings: Settings) -> str:
+    """Return the text of VALUES_VARIABLE for child processes: the static values of `settings`."""
+    origins = settings.loaded.static.items() if settings.loaded else ()
+    return json.dumps({label: [] if value_of(o) is MISSING else [o.value] for label, o in origins})
+
+
+def handed_down(environ: Mapping[str, str]) -> Fixed:
+    """Return the static values that the parent process read at its start."""
+    values = json.loads(environ.get(VALUES_VARIABLE) or "{}")
+    return {(label, False): value[0] if value else MISSING for label, value in values.items()}
+
+
+def _load(
+    path: Path, written: Any, tree: dict[Any, Any], home: str | None, fixed: Fixed, latest: Settings | None = None
+) -> Settings:
+    """Return the Settings of a tree; of `latest`, if the dynamic values are the same, only the origins are new."""
+    refuse_at = partial(refuse, path, written)
+    sources = sources_of(tree, refuse_at)
+    warnings: dict[str, None] = {}
+    known = dict(fixed)
+    while True:
+        resolver = Resolver(sources, _reader(), refuse_at, known)
+        filled = _filled(resolver, tree, home)
+        warnings |= resolver.warnings
+        loaded = Loaded(path, written, tree, resolver.origins, tuple(warnings))
+        if latest is not None and latest.loaded is not None and latest.loaded.values == loaded.values:
+            return latest.changed(loaded=loaded)
+        try:
+            settings = Settings.model_validate(filled)
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_input=False)
+            found = _replaced(resolver, problems, known)
+            if found is None:
+                _refuse_first(resolver, problems)
+            warnings |= found
+            continue
+        settings = settings.changed(home=Path.cwd() / Path(home).expanduser() if home else Path.cwd() / settings.home)
+        return settings.changed(loaded=loaded)
+
+
+def _filled(resolver: Resolver, tree: dict[Any, Any], home: str | None) -> dict[Any, Any]:
+    """Return the tree with all values; the home comes first, because it holds the last known values."""
+    resolver.home = _home(resolver, tree, home)
+    names = {str(key).lower(): key for key in tree}
+    filled = {
+        key: resolver.filled(value, (str(key).lower(),)) for key, value in tree.items() if key != names.get("data")
+    }
+    if resolver.sources:
+        for name in resolver.sources:
+            resolver.source(name, ("data", name))
+        filled["data"] = {name: resolver.source_tree(name) for name in resolver.sources}
+    return filled
+
+
+def _home(resolver: Resolver, tree: dict[Any, Any], home: str | None) -> Path:
+    """Return the home: `home`, else the file's, which may be a reference."""
+    for key, value in tree.items():
+        if not home and str(key).lower() == "state_store" and (named := resolver.filled(value, ("state_store",))):
+            home = named if isinstance(named, str) else None
+    return Path.cwd() / Path(home or ".sr_assets").expanduser()
+
+
+def _replaced(resolver: Resolver, problems: list[Any], known: dict[Any, Any]) -> dict[str, None] | None:
+    """Put the last known value in place of a bad dynamic one; return the warning, or None if that is impossible."""
+    for problem in problems:
+        loc, origin = _origin_at(resolver, problem["loc"])
+        if origin is None or not origin.reference.dynamic or (origin.reference.label, True) in known:
+            continue
+        label = origin.reference.label
+        earlier = resolver.reader.earlier(resolver.home, label) if resolver.home else None
+        if earlier is None:
+            return None
+        known[label, True] = earlier.value
+        key = ".".join(map(str, loc))
+        text = (
+            f"{problem_of(problem)}; put a valid value; using {masked(label, earlier.value)!r}, read {earlier.age} ago"
         )
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        refuse(path, tree, problems[0]["loc"], _problem(problems[0]) + more)
-    home = environ.get("SR_ASSETS_HOME") or settings.home
-    return settings.changed(home=Path.cwd() / Path(home).expanduser())
+        return {f"{key}: data {label}: {_masked_problem(label, origin, text)}": None}
+    return None
+
+
+def _masked_problem(label: str, origin: Origin, text: str) -> str:
+    """Return a problem without a value that looks like a secret."""
+    value = str(origin.value)
+    return text.replace(value, "***") if masked(label, value) != value else text
+
+
+def _origin_at(resolver: Resolver, loc: tuple[Any, ...]) -> tuple[Location, Origin | None]:
+    """Return the origin of the value at a location or around it."""
+    for end in range(len(loc), 0, -1):
+        at = tuple(part.lower() if isinstance(part, str) else part for part in loc[:end])
+        if at in resolver.origins:
+            return at, resolver.origins[at]
+    return loc, None
+
+
+def _refuse_first(resolver: Resolver, problems: list[Any]) -> NoReturn:
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    text = problem_of(problems[0]) + more
+    _, origin = _origin_at(resolver, problems[0]["loc"])
+    if origin is not None:
+        label = origin.reference.label
+        where = "the default" if origin.kind == "default" else origin.source
+        text = f"data {label}: {_masked_problem(label, origin, text)}; change it in {where}"
+    resolver.refuse(problems[0]["loc"], text)
+
+
+def _reader() -> Reader:
+    return _Late()
+
+
+class _Late:
+    """The reader of sources, whose module is imported at its first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(_READER).READER, name)
 
 
 def load_cluster(
@@ -56,20 +234,4 @@ def load_cluster(
     try:
         return with_security(cluster, [TlsBlock.model_validate(dict(tls))])
     except ValidationError as error:
-        raise ConfigurationError(f"--ca, --cert, --key: {_problem(error.errors(include_url=False)[0])}") from None
-
-
-def _problem(error: Mapping[str, Any]) -> str:
-    """Return the message for a value that pydantic refused; messages of our validators stay unchanged."""
-    match error["type"]:
-        case "value_error":
-            return str(error["ctx"]["error"])
-        case "missing":
-            return "is required"
-        case "tuple_type":
-            return "must be a list, each entry beginning with '- '"
-        case "too_short":
-            return "is empty; add at least one entry"
-        case "dict_type":
-            return "must be a mapping of keys to values"
-    return str(error["msg"])
+        raise ConfigurationError(f"--ca, --cert, --key: {problem_of(error.errors(include_url=False)[0])}") from None

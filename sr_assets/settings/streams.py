@@ -146,6 +146,7 @@ class StreamSettings(CommonKeys):
     target_choria: ChoriaBlock | None = file_key("as `choria`, for one link", None, default_text="`choria`")
     disable_source_tls: Flag = file_key("ignore every `tls` block for this link", False)
     disable_target_tls: Flag = file_key("ignore every `tls` block for this link", False)
+    paused: Flag = file_key("pause copying, as the command `pause` does; also [dynamic](data.md#dynamic-values)", False)
     target_initiated: Flag = file_key("accepted with a warning: copying always tolerates latency", False)
     #: The top-level `name`, and the top-level `catch_up_messages`.
     replicator: str = ""

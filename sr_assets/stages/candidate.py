@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sr_assets.adapters.election import ElectionBucket, Entry, close_all
+from sr_assets.adapters.bucket import Entry, close_all
+from sr_assets.adapters.election import ElectionBucket
 from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.adapters.state.status_file import boot_id
 from sr_assets.domain.election import election_key

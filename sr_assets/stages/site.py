@@ -15,7 +15,7 @@ from sr_assets.adapters.published.publishing import PublishedStream, publish_sit
 from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.adapters.state.pausing import paused_streams
+from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.status_file import note_closed_state, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
@@ -160,7 +160,7 @@ class Site:
     def _paused(self) -> frozenset[str]:
         """Return the paused streams; an unreadable marker fails the copying, not the publishing."""
         try:
-            return paused_streams(self.folder)
+            return paused_entries(self.folder, self.entries)
         except RunError:
             return frozenset()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sr_assets.adapters.state.counters import COPYING, Counter
-from sr_assets.adapters.state.pausing import paused_streams
+from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
@@ -187,7 +187,7 @@ class StreamWork(EntryWork):
             self._replica.compare_again()
         if self._announced_with_copies:
             busy = self._announce(self._context.clusters, self._stream.target, busy=False)
-        self.report.paused = self._stream.stream in paused_streams(self._site.folder)
+        self.report.paused = self._stream.stream in paused_entries(self._site.folder, [self._stream])
         if Stage.REPLICA in self._stages:
             if self.report.paused:
                 self._note_waiting()

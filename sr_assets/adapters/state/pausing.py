@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
-    from sr_assets.settings import Settings, StreamSettings
+    from sr_assets.settings import Entry, Settings, StreamSettings
 
 _MARKER: Final = "paused.json"
 
@@ -64,6 +64,11 @@ def paused_streams(folder: Path) -> frozenset[str]:
         raise RunError(
             f"{file} cannot be read ({error}); delete it and pause the streams again that must stay paused"
         ) from None
+
+
+def paused_entries(folder: Path, entries: Iterable[Entry]) -> frozenset[str]:
+    """Return the streams among a site's entries that the command or the configuration pauses. Raises as `paused_streams`."""
+    return paused_streams(folder) | {entry.stream for entry in entries if entry.paused}
 
 
 @contextmanager

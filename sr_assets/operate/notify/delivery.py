@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import open_private, own_folder
@@ -83,6 +84,7 @@ class _Delivery:
         pause_seconds = 0.0
         while not ended.wait(pause_seconds):
             # Lock for each attempt: another process, such as a single run, may release it at any time.
+            self._read_dynamic()
             with self._locked() as locked:
                 started = time.monotonic()
                 succeeded = not locked or self._deliver()
@@ -90,6 +92,10 @@ class _Delivery:
                 pause_seconds = max(_POLL_SECONDS, (time.monotonic() - started) / _POLL_SHARE)
             else:
                 pause_seconds = _pause_seconds(self._failures)
+
+    def _read_dynamic(self) -> None:
+        self._settings = current_settings(self._settings)
+        self._target = next((each for each in self._settings.notify if each.name == self._target.name), self._target)
 
     def run_once(self, ended: threading.Event) -> None:
         """Deliver all pending events in a few attempts."""

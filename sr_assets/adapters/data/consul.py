@@ -1,0 +1,104 @@
+"""The data source `consul`: the key-value store of Consul's HTTP API."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from sr_assets.adapters.data.source import Change, Json, Source
+from sr_assets.adapters.security import tls_context
+from sr_assets.domain.clusters import TlsSettings
+from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.settings.references import MissingValueError
+
+if TYPE_CHECKING:
+    from sr_assets.settings import SourceSettings
+
+_SECONDS: Final = 5.0
+#: How long Consul holds a request for a change.
+_WAIT_SECONDS: Final = 30
+_PAUSE_SECONDS: Final = 0.5
+
+
+class ConsulSource(Source):
+    """Consul's key-value store below `prefix`. Consul keeps no history."""
+
+    def __init__(self, name: str, settings: SourceSettings) -> None:
+        super().__init__(name, settings)
+        files = settings.tls.files if settings.tls else (None, None, None)
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if (settings.url or "").startswith("https"):
+            handlers.append(urllib.request.HTTPSHandler(context=tls_context(TlsSettings(*files))))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def get(self, key: str) -> Json:
+        """Return a value."""
+        return self._request("GET", key, "raw")[0].decode("utf-8", "replace")
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with a prefix, sorted."""
+        try:
+            keys = json.loads(self._request("GET", prefix, "keys")[0])
+        except MissingValueError:
+            return []
+        return sorted(key.removeprefix(self.settings.prefix) for key in keys)
+
+    def put(self, key: str, value: Json) -> None:
+        """Write a value."""
+        text = value if isinstance(value, str) else json.dumps(value)
+        if self._request("PUT", key, body=text.encode())[0].strip() != b"true":
+            raise RunError(f"{self.settings.label}{key}: Consul did not store the value; see its log")
+
+    def delete(self, key: str) -> None:
+        """Delete a key."""
+        self.get(key)
+        self._request("DELETE", key)
+
+    def watch(self, key: str) -> Iterator[Change]:
+        """Yield the value of a key, and each later change, by Consul's blocking queries."""
+        index, before = 0, None
+        while True:
+            query = f"raw&index={index}&wait={_WAIT_SECONDS}s" if index else "raw"
+            try:
+                body, index = self._request("GET", key, query)
+                value: str | None = body.decode("utf-8", "replace")
+            except MissingValueError:
+                value, index = None, 0
+                time.sleep(_PAUSE_SECONDS)
+            if value != before:
+                before = value
+                yield Change(key, value, time.time_ns(), deleted=value is None)
+
+    def _request(self, method: str, key: str, query: str = "", body: bytes | None = None) -> tuple[bytes, int]:
+        """Return the body of a response and its `X-Consul-Index`."""
+        settings = self.settings
+        url = f"{(settings.url or '').rstrip('/')}/v1/kv/{quote(settings.prefix + key)}" + (
+            f"?{query}" if query else ""
+        )
+        headers = {"X-Consul-Token": settings.token} if settings.token else {}
+        seconds = _SECONDS + (_WAIT_SECONDS * 1.1 if "index=" in query else 0)
+        request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310  the settings allow http and https
+        try:
+            with self._opener.open(request, timeout=seconds) as response:
+                return response.read(), int(response.headers.get("X-Consul-Index") or 0)
+        except urllib.error.HTTPError as error:
+            raise self._refused(key, error) from None
+        except (urllib.error.URLError, OSError, ssl.SSLError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise TransientError(f"{settings.label} is unavailable: {reason}") from None
+
+    def _refused(self, key: str, error: urllib.error.HTTPError) -> RunError:
+        match error.code:
+            case HTTPStatus.NOT_FOUND:
+                return MissingValueError(f"{self.settings.label} has no key {key!r}; put it")
+            case HTTPStatus.FORBIDDEN | HTTPStatus.UNAUTHORIZED:
+                return RunError(f"{self.settings.label}{key}: Consul denies it ({error.code}); set a token that may")
+        lines = error.read().decode("utf-8", "replace").strip().splitlines() or [error.reason]
+        return TransientError(f"{self.settings.label}{key}: Consul answered {error.code}: {lines[0]}")

@@ -1,0 +1,80 @@
+"""The interface of a source of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+
+from sr_assets.domain.errors import RunError
+
+if TYPE_CHECKING:
+    from sr_assets.settings import SourceSettings
+
+
+#: A value as YAML or JSON has it.
+Json = Any
+
+
+class Change(NamedTuple):
+    """One value of a key over time: its time (unix ns), its revision if the source counts them, or its deletion."""
+
+    key: str
+    value: Any
+    at_ns: int
+    revision: int | None = None
+    deleted: bool = False
+
+
+class Source:
+    """One source through its own connection, which opens with the first call; a context manager.
+
+    Every method raises RunError in one line if the source is unavailable or refuses, and MissingValueError if the
+    bucket, the file or the key does not exist.
+    """
+
+    def __init__(self, name: str, settings: SourceSettings) -> None:
+        self.name, self.settings = name, settings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; do nothing if it is not open."""
+
+    def get(self, key: str) -> Json:
+        """Return a value."""
+        raise NotImplementedError
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with a prefix, sorted."""
+        raise NotImplementedError
+
+    def put(self, key: str, value: Json) -> None:  # noqa: ARG002  the interface
+        """Write a value."""
+        self._refuse_writing(key)
+
+    def delete(self, key: str) -> None:
+        """Delete a key."""
+        self._refuse_writing(key)
+
+    def history(self, key: str) -> list[Change]:
+        """Return the stored revisions of a key, oldest first."""
+        raise RunError(
+            f"{self.name}/{key}: a source of type {self.settings.type} keeps no history; use a source of type kv"
+        )
+
+    def watch(self, key: str) -> Iterator[Change]:
+        """Yield the value of a key, and each later change, without end."""
+        raise NotImplementedError
+
+    def _refuse_writing(self, key: str) -> NoReturn:
+        kind = self.settings.type
+        raise RunError(
+            f"{self.name}/{key}: a source of type {kind} is read-only; use a source of type kv, file or consul"
+        )

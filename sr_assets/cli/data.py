@@ -1,0 +1,175 @@
+"""The commands `data get`, `put`, `delete`, `watch` and `list`."""
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from sr_assets.cli.base import cli, form_option, note_action
+from sr_assets.cli.render import Format, show
+from sr_assets.domain.errors import ConfigurationError, SrAssetsError
+from sr_assets.domain.secrets import as_text, masked
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.data import Change, Source
+
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask; required without a terminal.")
+_reveal_option = click.option("--reveal", is_flag=True, help="Show values that look like secrets.")
+
+
+@cli.group()
+def data() -> None:
+    """Read and change the values of the sources in the block `data`."""
+
+
+@data.command("get")
+@click.argument("label", metavar="SOURCE/KEY")
+@click.option("--history", is_flag=True, help="List the revisions that the bucket keeps, oldest first.")
+@_reveal_option
+@form_option
+def get(label: str, history: bool, reveal: bool, form: Format) -> None:
+    """Print a value."""
+    source, key = _opened(label)
+    with source:
+        if not history:
+            click.echo(_shown(label, source.get(key), reveal=reveal))
+            return
+        _show(label, source.history(key), form, reveal=reveal)
+
+
+@data.command("list")
+@click.argument("label", metavar="SOURCE[/PREFIX]")
+@_reveal_option
+@form_option
+def list_keys(label: str, reveal: bool, form: Format) -> None:
+    """List the keys of a source with their values."""
+    from sr_assets.adapters.data import source_named
+    from sr_assets.settings import load_sources
+    from sr_assets.settings.references import MissingValueError
+
+    name, _, prefix = label.partition("/")
+    rows = []
+    with source_named(load_sources().data, name) as source:
+        for key in source.keys(prefix):
+            try:
+                rows.append((f"{name}/{key}", _shown(f"{name}/{key}", source.get(key), reveal=reveal)))
+            except MissingValueError:  # deleted since it was listed
+                continue
+    show(("key", "value"), rows, form)
+
+
+@data.command("watch")
+@click.argument("label", metavar="SOURCE/KEY")
+@_reveal_option
+def watch(label: str, reveal: bool) -> None:
+    """Print a value and each change of it, until Ctrl-C."""
+    source, key = _opened(label)
+    with source:
+        for change in source.watch(key):
+            text = "deleted" if change.deleted else _shown(label, change.value, reveal=reveal)
+            click.echo(f"{_time(change).isoformat(timespec='milliseconds')} {label} {text}")
+            sys.stdout.flush()
+
+
+@data.command("put")
+@click.argument("label", metavar="SOURCE/KEY")
+@click.argument("value")
+@_yes_option
+def put(label: str, value: str, yes: bool) -> None:
+    """Write a value."""
+    source, key = _opened(label)
+    _refuse_memory(source, label)
+    with source:
+        before = _before(source, key)
+        new = _shown(label, value)
+        _confirm(
+            f"{label}: replace {_shown(label, before)!r} by {new!r}?" if before else f"{label}: write {new!r}?", yes=yes
+        )
+        source.put(key, value)
+    _note("data put", label, f"{_shown(label, before)} -> {new}" if before else new)
+    click.echo(f"{label}: {new}")
+
+
+@data.command("delete")
+@click.argument("label", metavar="SOURCE/KEY")
+@_yes_option
+def delete(label: str, yes: bool) -> None:
+    """Delete a key."""
+    source, key = _opened(label)
+    _refuse_memory(source, label)
+    with source:
+        before = _shown(label, source.get(key))
+        _confirm(f"{label}: delete {before!r}?", yes=yes)
+        source.delete(key)
+    _note("data delete", label, before)
+    click.echo(f"{label}: deleted")
+
+
+def _opened(label: str) -> "tuple[Source, str]":
+    """Return the source and the key of `SOURCE/KEY`; raises ConfigurationError for a malformed or unknown one."""
+    from sr_assets.adapters.data import source_named
+    from sr_assets.settings import load_sources
+    from sr_assets.settings.data import split_label
+
+    try:
+        name, key = split_label(label)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    return source_named(load_sources().data, name), key
+
+
+def _note(action: str, label: str, detail: str) -> None:
+    """Record an action, also if the configuration cannot be loaded: the action may be its repair."""
+    from sr_assets.adapters.published.actions import record_action
+    from sr_assets.settings import load_settings, load_sources
+
+    try:
+        note_action(load_settings(), action, label, detail)
+    except SrAssetsError:
+        record_action(load_sources().home, action, label, detail)
+
+
+def _refuse_memory(source: "Source", label: str) -> None:
+    if source.settings.type == "memory":
+        raise ConfigurationError(
+            f"{label}: a memory source ends with its process; set data.{source.name}.values instead"
+        )
+
+
+def _before(source: "Source", key: str) -> object:
+    """Return the present value, or None."""
+    from sr_assets.settings.references import MissingValueError
+
+    try:
+        return source.get(key)
+    except MissingValueError:
+        return None
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal; without one, require `--yes`."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question.partition('?')[0]}: needs --yes without a terminal")
+    click.confirm(question, abort=True, err=True)
+
+
+def _shown(label: str, value: object, *, reveal: bool = False) -> str:
+    """Return a value as text; a secret is masked unless `reveal`."""
+    return as_text(value) if reveal else masked(label, value)
+
+
+def _time(change: "Change") -> datetime:
+    return datetime.fromtimestamp(change.at_ns / 1e9, UTC)
+
+
+def _show(label: str, changes: "list[Change]", form: Format, *, reveal: bool) -> None:
+    rows = [
+        (change.revision, _time(change), "delete", None)
+        if change.deleted
+        else (change.revision, _time(change), "put", _shown(label, change.value, reveal=reveal))
+        for change in changes
+    ]
+    show(("revision", "at", "operation", "value"), rows, form)
