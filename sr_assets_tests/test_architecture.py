@@ -64,6 +64,7 @@ PACKAGE_ORDER = {
         "progress",
         "candidate",
         "leadership",
+        "locks",
         "heartbeat_publisher",
         "members",
         "checkpointing",

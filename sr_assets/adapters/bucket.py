@@ -22,6 +22,7 @@ from sr_assets.domain.messages import Message
 _INSTANCE: Final = "Sr-Assets-Instance"
 _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 _DELETED: Final = re.compile(rb"(?mi)^(KV-Operation: *(DEL|PURGE)|Nats-Marker-Reason:)")
+_EXPIRED: Final = re.compile(rb"(?mi)^Nats-Marker-Reason: *MaxAge")
 #: Servers report a wrong revision of a key by either code.
 _WRONG_REVISION: Final = frozenset({WRONG_LAST_SEQUENCE, 10164})
 CONNECT_SECONDS: Final = 5.0
@@ -29,13 +30,17 @@ CONNECT_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message of a key: its value, revision and stored time, and the instance of one of our members."""
+    """A message of a key: its value, revision and stored time, and the instance of one of our members.
+
+    `expired`: it is the server's marker after the end of a TTL.
+    """
 
     value: str
     revision: int
     stored_ns: int
     instance: str | None
     deleted: bool
+    expired: bool = False
 
 
 class KeyBucket:
@@ -188,6 +193,7 @@ def _entry(message: Message) -> Entry:
         message.stored_ns,
         instance[1] if instance else None,
         bool(_DELETED.search(message.headers)),
+        bool(_EXPIRED.search(message.headers)),
     )
 
 

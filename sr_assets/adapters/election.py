@@ -119,6 +119,45 @@ class ElectionBucket(KeyBucket):
         }
 
 
+class LockBucket(ElectionBucket):
+    """The bucket of a data source with locks, each key with a TTL of its own; never created here."""
+
+    def __init__(self, cluster: ClusterSettings, bucket: str, instance: str, ttl_seconds: float) -> None:
+        super().__init__(cluster, bucket, instance, creates=False)
+        self._key_ttl_seconds = ttl_seconds
+
+    def _check(self, connection: wire.Connection) -> None:
+        super()._check(connection)
+        if self._missing:
+            raise RunError(
+                f"{connection.address}: bucket {self.bucket} of the locks does not exist; create it:"
+                f" nats kv add {self.bucket} --marker-ttl 1m"
+            )
+
+    def keep_record(self, site: str, record: Mapping[str, Any]) -> None:
+        """Write nothing: the value of a lock names its holder."""
+
+    def forget_record(self, site: str) -> None:
+        """Delete nothing."""
+
+    def record(self, site: str, instance: str) -> dict[str, Any] | None:  # noqa: ARG002  as of an election
+        """Return None."""
+        return None
+
+    def _ttl_seconds(self, server: str, config: Mapping[str, Any]) -> float:
+        return lock_ttl_seconds(server, self.bucket, config, self._key_ttl_seconds or 0.0)
+
+
+def lock_ttl_seconds(server: str, bucket: str, config: Mapping[str, Any], ttl_seconds: float) -> float:
+    """Return the TTL of locks in a bucket; raises RunError unless the bucket allows per-message TTL."""
+    if not config.get("allow_msg_ttl"):
+        raise RunError(
+            f"{server}: bucket {bucket} does not allow a TTL per message, which locks need; allow it with nats-server 2.11 or"
+            f" later: nats stream edit KV_{bucket} --allow-msg-ttl"
+        )
+    return ttl_seconds
+
+
 def created_seconds_ago(info: Mapping[str, Any]) -> float:
     """Return the age of a stream by the server's clock; infinite for a server before 2.10, which sends no time."""
     return (parse_rfc3339_ns(info["ts"]) - parse_rfc3339_ns(info["created"])) / SECOND_NS if "ts" in info else math.inf

@@ -22,3 +22,8 @@ def record_key(site: str, instance: str) -> str:
     """Return the key of a member's record about a site; the instance `*` matches all members."""
     # A key has no '%', and an instance is one token.
     return f"sr_assets.{quote(site, safe='').replace('%', '=').replace('.', '=2E')}.{instance}"
+
+
+def lock_key(name: str) -> str:
+    """Return the key of a lock in its source's bucket, distinct from the keys of values."""
+    return f"lock.{name}"

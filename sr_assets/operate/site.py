@@ -59,6 +59,8 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
             code = report_run(streams, result)
             if once:
                 return code
+            if code:
+                _await_poll(settings, leadership)
             while leadership.leads and not _has_work(current_settings(settings), site):
                 record_alive(folder)
                 _await_poll(settings, leadership)

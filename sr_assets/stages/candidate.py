@@ -7,20 +7,16 @@ deadline, are in docs/decisions/0023-leadership.md.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.bucket import Entry, close_all
 from sr_assets.adapters.election import ElectionBucket
-from sr_assets.adapters.state.lease import Lease, boot_seconds
-from sr_assets.adapters.state.status_file import boot_id
+from sr_assets.adapters.state.lease import Lease, boot_seconds, instance_of
 from sr_assets.domain.election import election_key
 from sr_assets.domain.errors import RunError
 
@@ -41,18 +37,30 @@ _NOBODY: Final = Entry("", 0, 0, None, deleted=True)
 
 
 class Key(NamedTuple):
-    """The key of an entry, this member's name in it, and its cluster."""
+    """A key, the value that this member writes into it, and the cluster and bucket with the key; `label` is a lock's name."""
 
     key: str
     member: str
     cluster: ClusterSettings
+    bucket: str
+    label: str = ""
+
+    @property
+    def location(self) -> tuple[ClusterSettings, str]:
+        """The cluster and the bucket."""
+        return self.cluster, self.bucket
 
 
 def election_keys(settings: Settings, site: str) -> list[Key]:
     """Return the keys of a site's entries with an election, in the order in which every member takes them."""
     return sorted(
         (
-            Key(election_key(entry.name, entry.stream), entry.leader_election_name, settings.election_cluster(entry))
+            Key(
+                election_key(entry.name, entry.stream),
+                entry.leader_election_name,
+                settings.election_cluster(entry),
+                settings.leader_election.bucket,
+            )
             for entry in settings.sites[site]
             if entry.leader_election_name
         ),
@@ -71,9 +79,10 @@ class Candidate:
         self._site, self._folder = site, settings.home / "sites" / site
         self._lease = before = Lease.read(self._folder)
         self._instance = instance_of(self._folder)
-        bucket = settings.leader_election.bucket
-        self._buckets = {key.cluster: ElectionBucket(key.cluster, bucket, self._instance) for key in self.keys}
-        self._records = self._buckets[self.keys[0].cluster]
+        self._buckets = {key.location: self._bucket(settings, key) for key in self.keys}
+        self._records = self._buckets[self.keys[0].location]
+        #: The key that another member held last.
+        self._contested = self.keys[0]
         #: The revision of each key while this member holds all of them.
         self._held: dict[str, int] = {}
         self._since_ns: int | None = None
@@ -125,7 +134,7 @@ class Candidate:
             for key in self.keys:
                 entry = self._read(key)
                 if entry is not None and self._is_ours(entry):
-                    self._buckets[key.cluster].delete(key.key, entry.revision)
+                    self._buckets[key.location].delete(key.key, entry.revision)
             self._records.forget_record(self._site)
         self._held, self._since_ns = {}, None
         rests_until = boot_seconds() + 2 * self.ttl_seconds if rest else self._lease.rests_until
@@ -141,17 +150,18 @@ class Candidate:
         """Take all keys in order; if one is held by another member, release the others and return its last message."""
         held: dict[str, int] = {}
         for key in self.keys:
-            revision, before = self._buckets[key.cluster].create(key.key, key.member)
+            revision, before = self._buckets[key.location].create(key.key, key.member)
             if revision is None:
                 # Taken in a campaign whose response was lost, or before a crash of this home's process.
                 if before is not None and self._is_ours(before):
                     held[key.key] = before.revision
                     continue
                 self._give_back(held)
+                self._contested = key
                 return before or _NOBODY
             # A leader of our kind stops its work before it deletes its keys.
             if before is not None and before.instance is None:
-                self._waits_until = boot_seconds() + _NOTICE_SECONDS
+                self._waits_until = boot_seconds() + self._notice_seconds(before)
             held[key.key] = revision
         self._held = held
         return None
@@ -161,8 +171,8 @@ class Candidate:
         pending = self.keys
         # The second attempt is for keys whose earlier renewal succeeded although its response was lost.
         for _ in range(2):
-            for cluster, bucket in self._buckets.items():
-                keys = [key for key in pending if key.cluster == cluster]
+            for location, bucket in self._buckets.items():
+                keys = [key for key in pending if key.location == location]
                 revisions = bucket.put({key.key: (key.member, self._held[key.key]) for key in keys})
                 renewed = {key.key: revision for key, revision in zip(keys, revisions, strict=True) if revision}
                 self._held |= renewed
@@ -185,21 +195,28 @@ class Candidate:
         for key in self.keys:
             entry = self._read(key)
             if entry is not None and self._is_ours(entry):
-                self._buckets[key.cluster].delete(key.key, held[key.key])
+                self._buckets[key.location].delete(key.key, held[key.key])
             elif entry is not None:
-                lost = entry
+                lost, self._contested = entry, key
         return lost
+
+    def _notice_seconds(self, before: Entry) -> float:  # noqa: ARG002  a lock's depends on it
+        """Return how long another leader may work on after its key was deleted."""
+        return _NOTICE_SECONDS
+
+    def _bucket(self, settings: Settings, key: Key) -> ElectionBucket:  # noqa: ARG002  a lock's TTL is a setting
+        return ElectionBucket(key.cluster, key.bucket, self._instance)
 
     def _give_back(self, held: dict[str, int]) -> None:
         for key in self.keys:
             if key.key in held:
-                self._buckets[key.cluster].delete(key.key, held[key.key])
+                self._buckets[key.location].delete(key.key, held[key.key])
 
     def _is_ours(self, entry: Entry) -> bool:
         return entry.instance == self._instance and not entry.deleted
 
     def _read(self, key: Key) -> Entry | None:
-        return self._buckets[key.cluster].read(key.key)
+        return self._buckets[key.location].read(key.key)
 
     # ------------------------------------------------------------------------------------------------------- the role
 
@@ -279,11 +296,3 @@ class Candidate:
         self._lease = lease
         lease.write(self._folder)
         return lease
-
-
-def instance_of(folder: Path) -> str:
-    """Return the id of a site's folder on this machine since its boot: a copy of the home elsewhere has another."""
-    folder.mkdir(parents=True, exist_ok=True)
-    status = folder.stat()
-    text = f"{boot_id()} {socket.gethostname()} {os.path.realpath(folder)} {status.st_dev} {status.st_ino}"
-    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -116,7 +116,7 @@ def heartbeat_leadership(settings: Settings) -> Leadership | None:
     if block is None or not block.leader_election:
         return None
     where = settings.heartbeat_election_cluster(block)
-    key = Key(heartbeats_key(settings.replicator), socket.gethostname(), where)
+    key = Key(heartbeats_key(settings.replicator), socket.gethostname(), where, settings.leader_election.bucket)
     return Leadership(settings, heartbeats_site(settings.replicator), patient=True, keys=[key])
 
 

@@ -38,8 +38,10 @@ class Leadership:
 
     Inside it, a thread campaigns and renews, unless another process of this home already does. Its end releases the
     leadership, so all work must have ended before. Entering raises RunError for an unusable bucket; with `patient`, an
-    unreachable server is only logged. `keys` are those of the site's entries unless given.
+    unreachable server is only logged. `keys` are those of the site's entries unless given; `locks` must be held too.
     """
+
+    _kind = Candidate
 
     def __init__(
         self, settings: Settings, site: str, *, patient: bool = False, keys: Sequence[Key] | None = None
@@ -53,6 +55,7 @@ class Leadership:
         self._ended = threading.Event()
         self._logged = ""
         self._showing: threading.Thread | None = None
+        self.locks: Leadership | None = None
 
     def __enter__(self) -> Self:
         self.begin()
@@ -70,7 +73,7 @@ class Leadership:
         if not lock(self._file, _POLL_SECONDS):
             self._file.close()
             return
-        self._candidate = Candidate(self._settings, self._site, self._keys)
+        self._candidate = self._kind(self._settings, self._site, self._keys)
         try:
             self._campaign(self._candidate)
         except RunError as error:
@@ -108,7 +111,7 @@ class Leadership:
     @property
     def leads(self) -> bool:
         """Whether this home leads the site now."""
-        return not self._elects or self.lease.holds
+        return (not self._elects or self.lease.holds) and (self.locks is None or self.locks.leads)
 
     @property
     def is_new(self) -> bool:
@@ -122,20 +125,22 @@ class Leadership:
         return Lease.read(self._folder)
 
     @property
-    def lease_folder(self) -> Path | None:
-        """The folder of the lease for tasks of this machine, or None without an election."""
-        return self._folder if self._elects else None
+    def lease_folders(self) -> tuple[Path, ...]:
+        """The folders of the leases for tasks of this machine: of an election, and of locks."""
+        return (*((self._folder,) if self._elects else ()), *(self.locks.lease_folders if self.locks else ()))
 
     @property
     def vanished_ms(self) -> int | None:
-        """How long sent data may stay unacknowledged by a server: at most a TTL; None without an election."""
-        seconds = self.lease.ttl_seconds if self._elects else 0
-        return math.floor(seconds * 1000) or None
+        """How long sent data may stay unacknowledged by a server: at most a TTL; None without an election and locks."""
+        leases = [Lease.read(folder).ttl_seconds for folder in self.lease_folders]
+        return math.floor(min(leases, default=0) * 1000) or None
 
     def ensure(self) -> None:
         """Raise LeadershipLostError unless this home leads now."""
         if self._elects:
             self._guard()
+        if self.locks is not None:
+            self.locks.ensure()
 
     def require(self) -> None:
         """Wait while this member holds the keys but its predecessor may still work; raise StandbyError if another leads."""
@@ -188,10 +193,14 @@ class Leadership:
         if line != self._logged:
             self._logged = line
             logger.info("%s: %s", self._site, line)
-            # In another thread: a publication may hold the file's lock for longer than a lease lasts.
-            shown = (self._settings.home, self._settings.sites)
-            self._showing = threading.Thread(target=show_leaders, args=shown, name="leaders", daemon=True)
-            self._showing.start()
+            self._show()
+
+    def _show(self) -> None:
+        """Show the leader in the published tables."""
+        # In another thread: a publication may hold the file's lock for longer than a lease lasts.
+        shown = (self._settings.home, self._settings.sites)
+        self._showing = threading.Thread(target=show_leaders, args=shown, name="leaders", daemon=True)
+        self._showing.start()
 
     def _close(self, candidate: Candidate) -> None:
         if self._showing is not None:

@@ -88,6 +88,9 @@ class SiteRun:
                     stack.callback(work.close)
                     stack.callback(work.note_end)
                     stack.callback(work.join, time.monotonic() + _COPY_SECONDS)
+        # Unlike a new leader, nobody continues the work of a run that lost its lock.
+        if (locks := self._site.leadership.locks) is not None:
+            locks.ensure()
 
     def _do_rounds(self) -> Iterator[bool]:
         """Let each entry take steps, in rounds, until no work or no time is left."""

@@ -25,6 +25,7 @@ from sr_assets.stages.checkpointing import Checkpoints, restore_newer
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
 from sr_assets.stages.leadership import Leadership
+from sr_assets.stages.locks import Locks
 
 #: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.06
@@ -67,6 +68,7 @@ class Site:
         self.run_id = run_id
         self.clock = Clock(self.folder)
         self.leadership = Leadership(settings, name)
+        self._locks = Locks(settings, name, run_id)
         self.clusters = Clusters(name, self.leadership)
         reachable = [cluster for entry in self.entries for cluster in entry.clusters]
         self.files = ConnectionFiles(self.folder, reachable)
@@ -87,6 +89,7 @@ class Site:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._lock)
             stack.enter_context(self.leadership).require()
+            self.leadership.locks = stack.enter_context(self._locks).acquired()
             stack.callback(self.files.remove)
             restore_newer(self.settings, self.name)
             stack.callback(note_closed_state, self.folder)

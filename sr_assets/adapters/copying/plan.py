@@ -30,8 +30,8 @@ class CopyPlan:
     - `cutoff_ns`: messages stored before this time (unix ns) are not copied but counted as too old
     - `on_poison`: `park` or `stop`
     - `staging`: the folder for the Parquet rows of the copies; None disables staging
-    - `lease`: the site's folder with the lease of an election, on this machine; None without one. `vanished_ms`: how long
-      sent copies may stay unacknowledged by the target before the kernel drops them
+    - `leases`: the folders with the site's leases (of an election, of locks), on this machine. `vanished_ms`: how long sent
+      copies may stay unacknowledged by the target before the kernel drops them
     - `batched`: whether to publish in fast-ingest batches where the target accepts them
     - `fence`: on a cluster, the target's consumer that permits the batch's writers to write (`fence`)
     """
@@ -62,7 +62,7 @@ class CopyPlan:
     on_poison: str = "park"
     staging: str | None = None
     fence: str | None = None
-    lease: str | None = None
+    leases: tuple[str, ...] = ()
     vanished_ms: int | None = None
     batched: bool = False
 
@@ -79,12 +79,18 @@ class CopyPlan:
     def decode(cls, options: Mapping[str, str]) -> Self:
         """Read the option of a write."""
         fields = json.loads(options["plan"])
-        return cls(**{**fields, "subjects": tuple(fields["subjects"]), "adopted": tuple(fields["adopted"])})
+        return cls(**fields | {name: tuple(fields[name]) for name in ("subjects", "adopted", "leases")})
 
     @property
     def guard(self) -> Guard:
         """The guard of the copies: it raises LeadershipLostError if another member may lead the site."""
-        return guard_of(Path(self.lease)) if self.lease else lambda: None
+        guards = [guard_of(Path(folder)) for folder in self.leases]
+
+        def ensure() -> None:
+            for guard in guards:
+                guard()
+
+        return ensure
 
     def check_batch(self) -> None:
         """Raise RunError if a later run has started another batch: a task may outlive its run."""

@@ -41,7 +41,7 @@ def read_remotely(session: SparkSession, options: Mapping[str, str]) -> pa.Table
 def copy_remotely(session: SparkSession, frame: DataFrame, plan: CopyPlan) -> Receipt:
     """Copy the messages in `rows` on the cluster; the staged files are written to the plan's folder here."""
     # The lease is a file of this machine; on a cluster, the fence decides.
-    job = CopyJob(replace(plan, lease=None), pack_connection(plan.source_connection), pack_connection(plan.connection))
+    job = CopyJob(replace(plan, leases=()), pack_connection(plan.source_connection), pack_connection(plan.connection))
     rows = _run(session, frame, job, COPIED_SCHEMA)
     return take_result(rows, Path(plan.staging) if plan.staging else None)
 

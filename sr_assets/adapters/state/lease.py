@@ -4,8 +4,10 @@ The process that campaigns for the site writes it; runs, tasks of this machine, 
 is a time of CLOCK_BOOTTIME, which all processes of a machine share and which also advances while the machine sleeps.
 """
 
+import hashlib
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -35,7 +37,7 @@ class Lease:
     `leader` is None if no leader is known, and `problem` says why. `leader_host` is None for a Stream Replicator.
     `since_ns` is the begin of the leader's term (unix ns). This member leads before `deadline`, and does not campaign
     before `rests_until` (both `boot_seconds`). `campaigns` counts by state, for metrics; `keys` maps each key to the
-    member's name.
+    member's name. `locks` names the lock of a lease that is not a leadership.
     """
 
     leader: str | None = None
@@ -48,6 +50,7 @@ class Lease:
     interval_seconds: float = 0.0
     campaigns: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    locks: str = ""
 
     @property
     def holds(self) -> bool:
@@ -56,12 +59,12 @@ class Lease:
 
     @property
     def line(self) -> str:
-        """Return `MEMBER on HOST leads since T`, or why no leader is known."""
+        """Return `MEMBER on HOST leads since T`, also of the holder of a lock, or why no leader is known."""
         if self.leader is None:
             return self.problem or "no leader is known yet"
         host = f" on {self.leader_host}" if self.leader_host else ""
         since = f" since {format_rfc3339_ns(self.since_ns)[:19]}Z" if self.since_ns else ""
-        return f"{self.leader}{host} leads{since}"
+        return f"{self.leader}{host} {f'holds {self.locks}' if self.locks else 'leads'}{since}"
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -88,8 +91,21 @@ def guard_of(folder: Path) -> Guard:
     def ensure() -> None:
         lease = Lease.read(folder)
         if not lease.holds:
+            if lease.locks:
+                raise LeadershipLostError(
+                    f"{folder.parent.name}: the run lost its lock ({lease.line}) and stops before its next commit; the next run"
+                    " continues"
+                )
             raise LeadershipLostError(
                 f"{folder.name}: this member no longer leads ({lease.line}); it stops, and the next leader continues"
             )
 
     return ensure
+
+
+def instance_of(folder: Path) -> str:
+    """Return the id of a site's folder on this machine since its boot: a copy of the home elsewhere has another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    status = folder.stat()
+    text = f"{boot_id()} {socket.gethostname()} {os.path.realpath(folder)} {status.st_dev} {status.st_ino}"
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -104,7 +104,7 @@ class Writers:
         # The message that proves the source unchanged: the last one read for decided messages, else the source's last
         # one when the batch was planned.
         decided = (intent.folded or intent.resend) and state.mark_sequence is not None
-        covered, lease = SequenceRange(intent.first, intent.next), context.clusters.leadership.lease_folder
+        covered = SequenceRange(intent.first, intent.next)
         staging = staging_folder(context.folder, stream, covered, self._mark)
         if staged := stream.tracked and not intent.resend:
             # It may have had more writers, each with its own file.
@@ -138,7 +138,7 @@ class Writers:
             batch=self._attempt,
             receipt=receipt_file,
             staging=str(staging) if staged else None,
-            lease=str(lease) if lease else None,
+            leases=tuple(map(str, context.clusters.leadership.lease_folders)),
             vanished_ms=context.clusters.leadership.vanished_ms,
         )
 

@@ -1,0 +1,155 @@
+"""Locks: one run at a time holds them, they outlive no killed holder, and a lost one ends the work before its next commit."""
+
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters.bucket import KeyBucket
+from sr_assets.adapters.state.lease import boot_seconds
+from sr_assets.domain.errors import LeadershipLostError, RunError
+from sr_assets.settings import Settings
+from sr_assets.stages.locks import Locks
+from sr_assets.stages.site import Site
+from sr_assets_tests.rig import SITE, Rig, Sent, address, wait_until
+from sr_assets_tests.sourced import kv, make_data_bucket
+
+
+@pytest.fixture
+def stream(rig: Rig) -> str:
+    name = rig.make()
+    rig.add(name, target_stream=rig.unique("T"), target_subject_prefix=rig.unique("copy"))
+    return name
+
+
+@pytest.fixture
+def bucket(rig: Rig, stream: str) -> str:
+    return make_data_bucket(rig)
+
+
+def top(rig: Rig, bucket: str, **more: Any) -> dict[str, Any]:
+    keys = {"data": {"ops": kv(rig, bucket)}, "locks": ["ops/maintenance"], "lock_ttl": "2s", "lock_timeout": "0s"}
+    return {**keys, **more}
+
+
+def homes(rig: Rig, folder: Path, document: dict[str, Any]) -> tuple[Settings, Settings]:
+    """Return the same configuration for two homes."""
+    settings = rig.settings(**document)
+    return settings.changed(home=folder / "a"), settings.changed(home=folder / "b")
+
+
+@pytest.fixture
+def keys(rig: Rig, bucket: str) -> Iterator[KeyBucket]:
+    with contextlib.closing(KeyBucket(address(rig.source), bucket, client="test")) as opened:
+        yield opened
+
+
+def test_lock_names_its_holder_and_frees_itself_at_the_end(
+    rig: Rig, keys: KeyBucket, bucket: str, tmp_path: Path
+) -> None:
+    first, second = homes(rig, tmp_path, top(rig, bucket))
+    with Site(first, SITE, owner="test", run_id="r1"):
+        entry = keys.read("lock.maintenance")
+        assert entry is not None
+        value = json.loads(entry.value)
+        assert value["holder"].startswith(f"{SITE}/{SITE} on {socket.gethostname()} (pid ")
+        text = rf"^{SITE}: lock ops/maintenance: {re.escape(value['holder'])} holds ops/maintenance since 20[^;]*; waited 0s"
+        with pytest.raises(RunError, match=text), Site(second, SITE, owner="test", run_id="r2"):
+            pass
+    with Site(second, SITE, owner="test", run_id="r2"):
+        pass
+
+
+def test_run_waits_for_the_end_of_the_holder(rig: Rig, bucket: str, tmp_path: Path) -> None:
+    first, second = homes(rig, tmp_path, top(rig, bucket, lock_timeout="60s"))
+    holder = Locks(first, SITE, "r1")
+    with holder:
+        holder.acquired()
+        waiting = Locks(second, SITE, "r2")
+        waiting.__enter__()
+        assert not waiting.leads
+    try:
+        wait_until(lambda: waiting.leads, "the waiting run to hold the lock")
+    finally:
+        waiting.__exit__()
+
+
+def test_lock_of_a_killed_holder_expires(rig: Rig, keys: KeyBucket, bucket: str, stream: str, tmp_path: Path) -> None:
+    rig.publish(stream, [Sent()])
+    rig.settings(**top(rig, bucket))
+    holder = rig.start(**top(rig, bucket, linger="1m"))
+    try:
+        wait_until(lambda: keys.read("lock.maintenance") is not None, "the run to take the lock")
+    finally:
+        holder.kill()
+        holder.communicate()
+    _, second = homes(rig, tmp_path, top(rig, bucket, lock_timeout="60s"))
+    with Site(second, SITE, owner="test", run_id="r2") as site:
+        assert site.leadership.leads
+
+
+def test_lost_lock_ends_the_run_before_its_next_commit(rig: Rig, keys: KeyBucket, bucket: str, stream: str) -> None:
+    rig.publish(stream, [Sent()])
+    with rig.open(**top(rig, bucket)) as site:
+        keys.put({"lock.maintenance": ("another program", None)})
+        wait_until(lambda: not site.leadership.leads, "the run to notice that its lock was taken")
+        text = f"^{SITE}: the run lost its lock .another program holds ops/maintenance since 20"
+        with pytest.raises(LeadershipLostError, match=text), site.state.transaction():
+            pass
+        with pytest.raises(LeadershipLostError, match=text):
+            site.leadership.ensure()
+
+
+def test_suspended_holder_commits_nothing_after_its_deadline(
+    rig: Rig, keys: KeyBucket, bucket: str, tmp_path: Path
+) -> None:
+    first, _ = homes(rig, tmp_path, top(rig, bucket))
+    locks = Locks(first, SITE, "r1")
+    with locks:
+        locks.acquired()
+        deadline = locks.lease.deadline
+        assert deadline < boot_seconds() + 2.0
+        locks._ended.set()  # the thread renews no more, as in a suspended process
+        wait_until(lambda: boot_seconds() > locks.lease.deadline, "the lease to end")
+        assert keys.read("lock.maintenance") is not None
+        with pytest.raises(LeadershipLostError):
+            locks.ensure()
+
+
+def test_run_does_not_start_without_its_lock(rig: Rig, keys: KeyBucket, bucket: str, stream: str) -> None:
+    rig.publish(stream, [Sent()])
+    keys.put({"lock.maintenance": ("deploy 17", None)})
+    with pytest.raises(
+        RunError, match=r"lock ops/maintenance: deploy 17 holds .*sr-assets data delete ops/lock.maintenance"
+    ):
+        rig.run(**top(rig, bucket))
+    keys.delete("lock.maintenance", None)
+    (report,) = rig.run(**top(rig, bucket, lock_timeout="60s")).values()
+    assert report.copied == 1
+
+
+def test_bucket_without_per_message_ttl_is_refused(rig: Rig, stream: str) -> None:
+    bucket = make_data_bucket(rig, per_message_ttl=False)
+    text = f"bucket {bucket} does not allow a TTL per message.*nats stream edit KV_{bucket} --allow-msg-ttl"
+    with pytest.raises(RunError, match=text):
+        rig.run(**top(rig, bucket))
+
+
+def test_missing_bucket_of_a_lock_is_refused(rig: Rig, stream: str) -> None:
+    with pytest.raises(RunError, match="bucket NONE of the locks does not exist; create it: nats kv add NONE"):
+        rig.run(**top(rig, "NONE"))
+
+
+def test_entry_may_have_other_locks(rig: Rig, keys: KeyBucket, bucket: str, stream: str) -> None:
+    rig.entries[0]["locks"] = ["ops/deploy"]
+    with rig.open(**top(rig, bucket)):
+        assert keys.read("lock.maintenance") is None
+        assert keys.read("lock.deploy") is not None
+    rig.entries[0]["locks"] = []
+    with rig.open(**top(rig, bucket)) as site:
+        assert site.leadership.locks is None
