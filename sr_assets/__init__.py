@@ -1,6 +1,6 @@
 """Copy streams between JetStream clusters, sample and track their senders, publish advisories, query the fleet.
 
-`read` is the public Python API. It is loaded at its first use, so that importing the package stays fast.
+`read` and `data` are the public Python API. They are loaded at their first use, so that importing the package stays fast.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sr_assets.api import read
+    from sr_assets.api import data, read
 
-__all__ = ["read"]
+__all__ = ["data", "read"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "read":
-        from sr_assets.api import read
+    if name in __all__:
+        from sr_assets import api
 
-        return read
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

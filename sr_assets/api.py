@@ -1,4 +1,4 @@
-"""The public Python API: the published tables as pandas DataFrames.
+"""The public Python API: the published tables as pandas DataFrames, and the sources of `data`.
 
 Add a function for notebooks and scripts here.
 """
@@ -10,9 +10,10 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 
+from sr_assets.adapters.data import Source, source_named
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
-from sr_assets.settings import load_settings
+from sr_assets.settings import load_settings, load_sources
 
 #: Integers and booleans keep their type if values are missing.
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
@@ -36,6 +37,15 @@ def read(
             raise RunError(f"table {table} cannot be read: {str(error).strip().partition(chr(10))[0]}") from None
     frame: pd.DataFrame = rows.to_pandas(types_mapper=_NULLABLE.get)
     return frame
+
+
+def data(source: str, *, config: str | os.PathLike[str] | None = None) -> Source:
+    """Return a source of the block `data`; its connection opens with its first use and closes at the end of `with`.
+
+    The configuration is the file `config`, else SR_ASSETS_CONFIG, else `conf/replication.yaml`. `get(key)` raises
+    MissingValueError for a missing key, unless it has a default. Raises ConfigurationError for an unknown source.
+    """
+    return source_named(load_sources(None if config is None else Path(config)).data, source)
 
 
 def _refuse_unknown(table: str, connection: duckdb.DuckDBPyConnection) -> None:

@@ -18,15 +18,15 @@ from sr_assets.automation.observing import share_stream_infos
 from sr_assets.automation.old_runs import build_retention_schedule, retention
 from sr_assets.automation.sensors import RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
-from sr_assets.resources import FleetTables, Platform, spark_resource
+from sr_assets.resources import DataSources, FleetTables, Platform, spark_resource
 from sr_assets.settings import Settings, load_settings
 
 
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Return the definitions of the platform.
 
-    The resources are `platform` for the platform's assets, `spark` for the daily tables and users' assets, and `fleet_tables` for
-    users' assets. `resources` replaces resources by name or adds more.
+    The resources are `platform` for the platform's assets, `spark` for the daily tables and users' assets, and `fleet_tables` and
+    `data` for users' assets. `resources` replaces resources by name or adds more.
     """
     provided = {**_build_resources(settings), **(resources or {})}
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
@@ -81,6 +81,7 @@ def _site_parts(
 def _build_resources(settings: Settings) -> dict[str, Any]:
     return {
         "platform": Platform(settings=settings),
+        "data": DataSources(settings=settings),
         "fleet_tables": FleetTables(database=str(settings.home / "fleet.duckdb")),
         "spark": spark_resource(settings),
     }

@@ -1,4 +1,4 @@
-"""Dagster resources: `platform`, `fleet_tables` and `spark`, and the names of the runs' tags and metadata.
+"""Dagster resources: `platform`, `fleet_tables`, `data` and `spark`, and the names of the runs' tags and metadata.
 
 The class of `spark` is in `spark_engine`, because it imports pyspark. This module has no `from __future__ import annotations`:
 Dagster reads the annotations of a resource's class.
@@ -13,7 +13,7 @@ import dagster as dg
 import duckdb
 from dagster_duckdb import DuckDBResource
 
-from sr_assets.adapters.data import current_settings
+from sr_assets.adapters.data import Source, current_settings, source_named
 from sr_assets.adapters.logs import note_run, open_log
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
@@ -86,6 +86,19 @@ class FleetTables(DuckDBResource):
             for option, value in self.connection_config.items():
                 connection.execute(f"SET {option} = ?", [value])
             yield connection
+
+
+class DataSources(dg.ConfigurableResource[Settings]):
+    """The sources of `data`, for users' assets: `data.source("ops").get("cadence")`.
+
+    As in `Platform`, the settings are a resource dependency.
+    """
+
+    settings: dg.ResourceDependency[Settings]
+
+    def source(self, name: str) -> Source:
+        """Return a source, which is a context manager. Raises ConfigurationError for an unknown name."""
+        return source_named(self.settings.data, name)
 
 
 def spark_resource(settings: Settings) -> dg.ResourceDefinition:

@@ -1,7 +1,8 @@
 """The README and `docs/`: examples work, links resolve, and the reference is complete.
 
 The first line of a fenced block names its kind: `yaml` (a whole configuration), `yaml fragment` (some keys of one), `sql`
-(queries on the published tables), `console` (commands after `$`), `python` (a script), `python asset` (a Dagster module).
+(queries on the published tables), `console` (commands after `$`), `python` (a script), `python asset` (a Dagster module),
+`python data` (an asset that reads a data source).
 """
 
 import re
@@ -19,6 +20,7 @@ import duckdb
 import pytest
 import yaml
 
+from sr_assets.adapters.data import SourceReader
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.assets.columns import COLUMN_TYPES, table_schema
 from sr_assets.cli.base import cli
@@ -26,6 +28,7 @@ from sr_assets.operate.documents import anchor
 from sr_assets.settings import load_settings, mapping
 from sr_assets.settings.entries import CommonKeys
 from sr_assets.settings.reference import key_table
+from sr_assets.settings.references import Known
 from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publish_nodes
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +37,8 @@ CONTRACT = (ROOT / "docs" / "contract.md").read_text()
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: The keys that every entry needs.
 _ENTRY = {"stream": "S", "source_url": "a:1", "target_url": "b:1"}
+#: The values of the sources in the examples.
+_VALUES = {"cadence": "1m", "paused": "false", "SOURCE": "nats://a:1", "orders.interval": "2h"}
 _PRIVATE_TABLE = "latest_snapshots"
 
 
@@ -93,6 +98,7 @@ def test_every_block_has_a_known_kind() -> None:
         "console",
         "python",
         "python asset",
+        "python data",
         "python spark",
         "mermaid",
         "text",
@@ -109,7 +115,8 @@ def test_every_block_has_a_known_kind() -> None:
 
 
 @pytest.mark.parametrize("block", blocks("yaml", "yaml fragment"), ids=str)
-def test_configuration_loads(block: Block, tmp_path: Path) -> None:
+def test_configuration_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SourceReader, "read", lambda _self, _name, _source, key: Known(_VALUES[key], 1))
     text = block.text
     if block.info == "yaml fragment":
         keys = yaml.safe_load(text)
@@ -287,6 +294,26 @@ def test_script_runs(
     configure(tmp_path, home, monkeypatch)
     exec(compile(block.text, str(block), "exec"), {})
     assert re.search("web2|timeout", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("block", blocks("python data"), ids=str)
+def test_data_source_is_read(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sr_assets.definitions import build
+
+    file = tmp_path / "replication.yaml"
+    sources = {"ops": {"type": "memory", "values": {"cadence": "2h", "recipients": "on-call"}}}
+    file.write_text(yaml.safe_dump({"name": "X", "streams": [_ENTRY], "data": sources}))
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+    module = ModuleType("my_report")
+    exec(compile(block.text, str(block), "exec"), module.__dict__)
+    assert module.cadence == "2h"
+    settings = load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})
+    job = dg.define_asset_job("report", [module.report])
+    definitions = dg.Definitions.merge(build(settings), dg.Definitions(assets=[module.report], jobs=[job]))
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = definitions.resolve_job_def("report").execute_in_process(instance=instance)
+    (recorded,) = result.asset_materializations_for_node("report")
+    assert recorded.metadata["recipients"].value == "on-call"
 
 
 @pytest.mark.parametrize("block", blocks("python asset"), ids=str)

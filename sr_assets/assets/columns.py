@@ -172,7 +172,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "user": "User of the operating system who ran the command.",
         "host": "Host of the command.",
         "action": "Words of the command, such as `pause` or `topology apply`.",
-        "subject": "Stream as `name/stream`, site, or native stream.",
+        "subject": "Stream as `name/stream`, site, native stream, or `source/key`.",
         "detail": "Result or options; empty if there is nothing to add.",
     },
     "global_availability": {"name": "Site of the node; NULL if the advisory has none."},

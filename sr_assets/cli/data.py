@@ -139,12 +139,7 @@ def _refuse_memory(source: "Source", label: str) -> None:
 
 def _before(source: "Source", key: str) -> object:
     """Return the present value, or None."""
-    from sr_assets.settings.references import MissingValueError
-
-    try:
-        return source.get(key)
-    except MissingValueError:
-        return None
+    return source.get(key, None)
 
 
 def _confirm(question: str, *, yes: bool) -> None:

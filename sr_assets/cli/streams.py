@@ -19,15 +19,22 @@ _NO_COPY = "a feed makes no copies, so it cannot be paused"
 
 @cli.command()
 @click.option("--connect", is_flag=True, help="Test every connection and permission without changing anything.")
+@click.option("--explain", metavar="KEY", help="Show the value of a key, such as inspect_duration, and its origin.")
 @form_option
 @configured
-def check(settings: "Settings", connect: bool, form: Format) -> int:
+def check(settings: "Settings", connect: bool, explain: str | None, form: Format) -> int:
     """Validate the configuration and print the planned work."""
     from sr_assets.operate import check_home
 
     warn(settings)
     hint(settings)
     check_home(settings.home)
+    if explain:
+        from sr_assets.cli.explaining import Explained
+        from sr_assets.cli.explaining import explain as rows_of
+
+        show(Explained._fields, rows_of(settings, explain), form)
+        return 0
     if connect:
         return _check_connectivity(settings, form)
     paused = _paused_labels(settings)

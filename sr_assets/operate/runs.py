@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -51,11 +51,7 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     with (
         contextlib.closing(children),
         signals_as_interrupt(),
-        contextlib.nullcontext() if once else notify_beside(settings),
-        contextlib.nullcontext() if once else metrics_beside(settings, health) as metrics,
-        contextlib.nullcontext() if once else watchdog_beside(health),
-        contextlib.nullcontext() if once else publisher_of(settings, print_error),
-        contextlib.nullcontext() if once else static_values_watched(settings),
+        contextlib.nullcontext() if once else _services_beside(settings, health) as metrics,
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen) + 1)) as pool,
     ):
         if metrics:
@@ -75,6 +71,19 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         write_textfile_once(settings)
         notify_once(settings)
     return 2 if 2 in codes else int(any(codes))
+
+
+@contextlib.contextmanager
+def _services_beside(settings: Settings, health: Health) -> Iterator[str | None]:
+    """Run everything that `--follow` needs beside the sites inside the block; yield the URL of the metrics, if served."""
+    with (
+        notify_beside(settings),
+        metrics_beside(settings, health) as metrics,
+        watchdog_beside(health),
+        publisher_of(settings, print_error),
+        static_values_watched(settings),
+    ):
+        yield metrics
 
 
 class _Children:

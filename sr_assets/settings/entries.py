@@ -86,7 +86,7 @@ class CommonKeys(Block):
         default_text="the top level's",
     )
     locks: Locks | None = file_key(
-        "[locks](#locks) that the run of its site holds; `[]`: none", None, default_text="the top level's"
+        "[locks](data.md#locks) that the run of its site holds; `[]`: none", None, default_text="the top level's"
     )
     lock_timeout_ns: Span | None = file_key(
         "how long a run waits for its locks", None, name="lock_timeout", default_text="the top level's"

@@ -128,10 +128,10 @@ def _load(
             settings = Settings.model_validate(filled)
         except ValidationError as error:
             problems = error.errors(include_url=False, include_input=False)
-            found = _replaced(resolver, problems, known)
-            if found is None:
+            warning = _replaced(resolver, problems, known)
+            if warning is None:
                 _refuse_first(resolver, problems)
-            warnings |= found
+            warnings |= warning
             continue
         settings = settings.changed(home=Path.cwd() / Path(home).expanduser() if home else Path.cwd() / settings.home)
         return settings.changed(loaded=loaded)

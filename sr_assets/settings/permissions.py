@@ -9,15 +9,16 @@ from itertools import chain
 from typing import Final, Literal
 
 from sr_assets.domain.clusters import OWN_API, ClusterSettings
-from sr_assets.domain.election import election_key, heartbeats_key, heartbeats_site, record_key
+from sr_assets.domain.election import election_key, heartbeats_key, heartbeats_site, lock_key, record_key
 from sr_assets.domain.permissions import USER_INFO, Action
 from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.settings.data import split_label
 from sr_assets.settings.deployment import Settings
 from sr_assets.settings.election import CheckpointSettings
 from sr_assets.settings.streams import Entry, StreamSettings
 from sr_assets.settings.topology import TopologySettings
 
-Role = Literal["source", "target", "feed", "topology", "election", "checkpoint", "heartbeats"]
+Role = Literal["source", "target", "feed", "topology", "election", "checkpoint", "heartbeats", "data"]
 
 #: Operations of JetStream's API on a stream, with their purposes.
 _READ: Final = {
@@ -50,6 +51,7 @@ _OBJECTS: Final = {
     "STREAM.PURGE.{}": "delete the previous checkpoint",
     "CONSUMER.CREATE.{}": "read a checkpoint",
 }
+_VALUES: Final = {"STREAM.MSG.GET.{}": "read values", "STREAM.INFO.{}": "list keys, and check the bucket of locks"}
 _FIND: Final = {"STREAM.NAMES": "find the streams that take a subject"}
 _SURVEY: Final = {"INFO": "read the domain and API level", "STREAM.LIST": "list the streams"}
 
@@ -101,6 +103,7 @@ def needed_permissions(
     for site in dict.fromkeys(entry.name for entry in chosen):
         if (store := settings.checkpoint_store(site)) is not None:
             needs += _of_store(store, site)
+    needs += _of_sources(settings, chosen)
     if entries is None:
         if settings.topology is not None:
             needs += _of_topology(settings, settings.topology)
@@ -109,10 +112,8 @@ def needed_permissions(
             cluster = settings.heartbeats.cluster
             needs += _publishes(cluster, "heartbeats", settings.replicator, subjects, "publish heartbeats")
             if settings.heartbeats.leader_election:
-                where, key = (
-                    settings.heartbeat_election_cluster(settings.heartbeats),
-                    heartbeats_key(settings.replicator),
-                )
+                where = settings.heartbeat_election_cluster(settings.heartbeats)
+                key = heartbeats_key(settings.replicator)
                 records = heartbeats_site(settings.replicator)
                 needs += _of_election(settings, where, settings.replicator, key, records)
     roles = dict.fromkeys((need.cluster, need.role, need.about) for need in needs)
@@ -173,11 +174,14 @@ def _of_election(
 ) -> Iterator[Permission]:
     """Yield the permissions of a campaign for a key; `records` names the records of the members."""
     bucket = settings.leader_election.bucket
-    subjects = [f"$KV.{bucket}.{each}" for each in (key, record_key(records, "*"))]
-    if cluster.api_prefix != OWN_API:
-        subjects = [cluster.api(subject) for subject in subjects]
+    subjects = _key_subjects(cluster, bucket, (key, record_key(records, "*")))
     yield from _requests(cluster, "election", about, _BUCKET, f"KV_{bucket}")
     yield from _publishes(cluster, "election", about, subjects, "campaign, and describe this member")
+
+
+def _key_subjects(cluster: ClusterSettings, bucket: str, keys: Iterable[str]) -> list[str]:
+    subjects = [f"$KV.{bucket}.{key}" for key in keys]
+    return subjects if cluster.api_prefix == OWN_API else list(map(cluster.api, subjects))
 
 
 def _of_target(settings: Settings, stream: StreamSettings, facts: StreamFacts) -> Iterator[Permission]:
@@ -221,6 +225,17 @@ def _of_store(store: CheckpointSettings, site: str) -> Iterator[Permission]:
     yield from _publishes(cluster, "checkpoint", site, subjects, "store checkpoints")
     flow = [f"$JS.FC.OBJ_{bucket}.>"]
     yield from _publishes(cluster, "checkpoint", site, flow, "confirm the flow of a checkpoint that is read")
+
+
+def _of_sources(settings: Settings, entries: Iterable[Entry]) -> Iterator[Permission]:
+    """Yield the permissions to read values and to hold the entries' locks."""
+    locks = {lock for entry in entries for lock in entry.locks or ()}
+    for name, source in ((name, source) for name, source in settings.data.items() if source.type == "kv"):
+        cluster, about = source.cluster, f"data {name}"
+        yield from _requests(cluster, "data", about, _VALUES, f"KV_{source.bucket}")
+        keys = sorted(lock_key(key) for owner, key in map(split_label, locks) if owner == name)
+        subjects = _key_subjects(cluster, str(source.bucket), keys)
+        yield from _publishes(cluster, "data", about, subjects, "take, renew and release a lock")
 
 
 def _of_topology(settings: Settings, topology: TopologySettings) -> Iterator[Permission]:

@@ -24,7 +24,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import AdvisorySettings, Entry, HeartbeatSettings, Settings, StreamSettings
-from sr_assets.stages.election_check import probe_election, probe_key, probe_store
+from sr_assets.stages.election_check import probe_election, probe_key, probe_locks, probe_store
 from sr_assets.stages.permissions.check import probe_permissions
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.replication.target import (
@@ -55,6 +55,7 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
         made += [probe for probes in elections for probe in probes]
         if settings.topology is not None:
             made += probe_topology(settings.topology, pool)
+    made += probe_locks(settings)
     for site in settings.sites:
         made += probe_store(settings, site)
     if settings.heartbeats is not None:

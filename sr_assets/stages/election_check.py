@@ -1,18 +1,20 @@
-"""The probes of `check --connect` about the leader election and the store of checkpoints.
+"""The probes of `check --connect` about the leader election, locks and the store of checkpoints.
 
-They concern the bucket, its keys, the duplicate windows of streams, and each site's checkpoint.
+They concern the buckets, their keys, the duplicate windows of streams, and each site's checkpoint.
 """
 
 from contextlib import closing
 
-from sr_assets.adapters.election import BUCKET_TTL_NS, bucket_ttl_seconds
+from sr_assets.adapters.election import BUCKET_TTL_NS, bucket_ttl_seconds, lock_ttl_seconds
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.domain.election import election_key
+from sr_assets.domain.election import election_key, lock_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.settings import ClusterSettings, Entry, Settings, StreamSettings
+from sr_assets.settings.data import split_label
 from sr_assets.stages.checkpointing import find_checkpoint
+from sr_assets.stages.locks import site_locks
 from sr_assets.stages.probes import Probe, Probes
 from sr_assets.stages.topology.applying import probe_update
 
@@ -60,6 +62,27 @@ def probe_store(settings: Settings, site: str) -> list[Probe]:
             lambda: find_checkpoint(settings, site),
             lambda newest: "holds a checkpoint" if newest else "holds no checkpoint yet",
         )
+    return probes.made
+
+
+def probe_locks(settings: Settings) -> list[Probe]:
+    """Probe the bucket and the key of each lock; nothing is stored."""
+    locks = sorted({lock for site in settings.sites for lock in site_locks(settings, site)})
+    return [probe for lock in locks for probe in _probe_lock(settings, lock)]
+
+
+def _probe_lock(settings: Settings, lock: str) -> list[Probe]:
+    probes, (name, key) = Probes(f"lock {lock}"), split_label(lock)
+    bucket, ttl_seconds = settings.data[name].bucket or "", settings.lock_ttl_ns / SECOND_NS
+    with closing(Cluster(settings.data[name].cluster, _CLIENT)) as cluster:
+
+        def ttl() -> float:
+            info = cluster.stream_info(f"KV_{bucket}")
+            return lock_ttl_seconds(cluster.settings.label, bucket, info.config, ttl_seconds)
+
+        if probes.attempt(cluster, f"bucket {bucket}", ttl, lambda _: "allows a TTL per message"):
+            subject, allowed = f"$KV.{bucket}.{lock_key(key)}", "allowed; no key was stored"
+            probes.attempt(cluster, f"publish {subject}", lambda: cluster.try_publishing(subject), lambda _: allowed)
     return probes.made
 
 

@@ -18,7 +18,16 @@ from sr_assets.settings.references import Known, MissingValueError
 if TYPE_CHECKING:
     from sr_assets.settings import Settings, SourceSettings
 
-__all__ = ["READER", "Change", "Source", "current_settings", "keep_values", "open_source", "source_named"]
+__all__ = [
+    "READER",
+    "Change",
+    "Source",
+    "SourceReader",
+    "current_settings",
+    "keep_values",
+    "open_source",
+    "source_named",
+]
 
 logger = logging.getLogger(__name__)
 

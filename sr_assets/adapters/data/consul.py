@@ -38,7 +38,7 @@ class ConsulSource(Source):
             handlers.append(urllib.request.HTTPSHandler(context=tls_context(TlsSettings(*files))))
         self._opener = urllib.request.build_opener(*handlers)
 
-    def get(self, key: str) -> Json:
+    def read(self, key: str) -> Json:
         """Return a value."""
         return self._request("GET", key, "raw")[0].decode("utf-8", "replace")
 
@@ -58,7 +58,7 @@ class ConsulSource(Source):
 
     def delete(self, key: str) -> None:
         """Delete a key."""
-        self.get(key)
+        self.read(key)
         self._request("DELETE", key)
 
     def watch(self, key: str) -> Iterator[Change]:

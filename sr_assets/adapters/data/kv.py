@@ -40,7 +40,7 @@ class KvSource(Source):
         with self._guard:
             self._bucket.close()
 
-    def get(self, key: str) -> Json:
+    def read(self, key: str) -> Json:
         """Return a value."""
         entry = self._ask(key, lambda bucket: bucket.read(key))
         if entry is None or entry.deleted:
@@ -69,7 +69,7 @@ class KvSource(Source):
 
     def delete(self, key: str) -> None:
         """Delete a key; its history stays."""
-        self.get(key)
+        self.read(key)
         self._ask(key, lambda bucket: bucket.delete(key, None))
 
     def history(self, key: str) -> list[Change]:

@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.5
 class MappingSource(Source):
     """A source whose values are a mapping that this process holds or reads anew at each use."""
 
-    def get(self, key: str) -> Json:
+    def read(self, key: str) -> Json:
         """Return a value."""
         values = self._values()
         if key not in values:
@@ -62,7 +62,7 @@ class MemorySource(MappingSource):
 
     def delete(self, key: str) -> None:
         """Delete a value for this process."""
-        self.get(key)
+        self.read(key)
         del self._held[key]
 
     def _values(self) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ class EnvironmentSource(MappingSource):
 class FileSource(MappingSource):
     """A YAML or JSON file; the key `a.b` is the key `b` in the mapping `a`, unless the file has the key `a.b` itself."""
 
-    def get(self, key: str) -> Json:
+    def read(self, key: str) -> Json:
         """Return a value."""
         value: Json = self._read()
         if key in value:
@@ -105,7 +105,7 @@ class FileSource(MappingSource):
 
     def delete(self, key: str) -> None:
         """Delete a value in the file."""
-        self.get(key)
+        self.read(key)
         *parents, last = self._parts(key)
         tree = inner = self._read()
         for part in parents:

@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from sr_assets.domain.errors import RunError
+from sr_assets.settings.data import MISSING
+from sr_assets.settings.references import MissingValueError
 
 if TYPE_CHECKING:
     from sr_assets.settings import SourceSettings
@@ -47,8 +49,17 @@ class Source:
     def close(self) -> None:
         """Close the connection; do nothing if it is not open."""
 
-    def get(self, key: str) -> Json:
-        """Return a value."""
+    def get(self, key: str, default: Json = MISSING) -> Json:
+        """Return a value, or `default` if it is given and the bucket, the file or the key does not exist."""
+        try:
+            return self.read(key)
+        except MissingValueError:
+            if default is MISSING:
+                raise
+            return default
+
+    def read(self, key: str) -> Json:
+        """Return a value as the source stores it."""
         raise NotImplementedError
 
     def keys(self, prefix: str = "") -> list[str]:
