@@ -170,11 +170,12 @@ def _replaced(resolver: Resolver, problems: list[Any], known: dict[Any, Any]) ->
         if earlier is None:
             return None
         known[label, True] = earlier.value
-        key = ".".join(map(str, loc))
-        text = (
-            f"{problem_of(problem)}; put a valid value; using {masked(label, earlier.value)!r}, read {earlier.age} ago"
-        )
-        return {f"{key}: data {label}: {_masked_problem(label, origin, text)}": None}
+        bad = _masked_problem(label, origin, problem_of(problem))
+        use = f"put a valid value; using {masked(label, earlier.value)!r}, read {earlier.age} ago"
+        try:
+            resolver.refuse(loc, f"data {label}: {bad}; {use}")
+        except ConfigurationError as error:
+            return {str(error): None}
     return None
 
 

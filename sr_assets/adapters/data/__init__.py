@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -67,6 +67,7 @@ class SourceReader:
 
 #: The reader of this process.
 READER: Final = SourceReader()
+#: The problems of the last reading, which are logged already.
 _logged: set[str] = set()
 
 
@@ -81,19 +82,21 @@ def current_settings(settings: Settings) -> Settings:
     try:
         current = reload_dynamic(settings)
     except (ConfigurationError, RunError) as error:
-        _log_once(str(error))
+        _log_new([str(error)])
         return loaded.latest[-1] if loaded.latest else settings
-    for warning in current.loaded.warnings if current.loaded else ():
-        _log_once(warning)
+    _log_new(current.loaded.warnings if current.loaded else ())
     keep_values(current)
     loaded.latest[:] = [current]
     return current
 
 
-def _log_once(line: str) -> None:
-    if line not in _logged:
-        _logged.add(line)
-        logger.warning("%s", line)
+def _log_new(lines: Iterable[str]) -> None:
+    """Log each line that the last reading did not have; the age of a value does not make a new line."""
+    now = {line.rpartition(", read ")[0] or line: line for line in lines}
+    for key in now.keys() - _logged:
+        logger.warning("%s", now[key])
+    _logged.clear()
+    _logged.update(now)
 
 
 def source_named(sources: Mapping[str, SourceSettings], name: str) -> Source:

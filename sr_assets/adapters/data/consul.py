@@ -89,7 +89,8 @@ class ConsulSource(Source):
             with self._opener.open(request, timeout=seconds) as response:
                 return response.read(), int(response.headers.get("X-Consul-Index") or 0)
         except urllib.error.HTTPError as error:
-            raise self._refused(key, error) from None
+            with error:
+                raise self._refused(key, error) from None
         except (urllib.error.URLError, OSError, ssl.SSLError) as error:
             reason = getattr(error, "reason", None) or error
             raise TransientError(f"{settings.label} is unavailable: {reason}") from None

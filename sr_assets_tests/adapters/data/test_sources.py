@@ -1,0 +1,142 @@
+"""Every source that can be written keeps the same contract; NATS KV also keeps a history."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.data import Source, open_source
+from sr_assets.adapters.data.source import Change
+from sr_assets.domain.errors import RunError
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import SourceSettings
+from sr_assets.settings.references import MissingValueError
+from sr_assets_tests.consul import BINARY, real_consul, stand_in
+from sr_assets_tests.rig import Rig, cluster
+from sr_assets_tests.sourced import kv, make_data_bucket
+
+pytestmark = pytest.mark.process
+Opened = Callable[..., Source]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    with contextlib.ExitStack() as stack:
+        yield lambda **block: stack.enter_context(open_source("ops", SourceSettings.model_validate(block)))
+
+
+@pytest.fixture(params=["kv", "file", "memory", "consul", "real consul"])
+def source(request: pytest.FixtureRequest, rig: Rig, tmp_path: Path, opened: Opened) -> Iterator[Source]:
+    kind = request.param
+    if kind == "real consul" and BINARY is None:
+        pytest.skip("the host has no consul; install its package")
+    with contextlib.ExitStack() as stack:
+        match kind:
+            case "kv":
+                yield opened(**kv(rig, make_data_bucket(rig)))
+            case "file":
+                yield opened(type="file", path=str(tmp_path / "values.yaml"))
+            case "memory":
+                yield opened(type="memory")
+            case "consul":
+                yield opened(type="consul", url=stack.enter_context(stand_in()), prefix="sites/")
+            case _:
+                url = stack.enter_context(real_consul(tmp_path))
+                yield opened(type="consul", url=url, prefix="sites/")
+
+
+def test_source_stores_lists_and_deletes_values(source: Source) -> None:
+    source.put("cadence", "1h")
+    source.put("site.london", "on")
+    assert source.get("cadence") == "1h"
+    assert source.keys() == ["cadence", "site.london"]
+    assert source.keys("site.") == ["site.london"]
+    source.put("cadence", "2h")
+    assert source.get("cadence") == "2h"
+    source.delete("cadence")
+    assert source.keys() == ["site.london"]
+
+
+def test_missing_key_is_one_line_or_the_default(source: Source) -> None:
+    source.put("other", "x")
+    with pytest.raises(MissingValueError, match="has no key 'cadence'") as caught:
+        source.get("cadence")
+    assert "\n" not in str(caught.value)
+    assert source.get("cadence", "1h") == "1h"
+    with pytest.raises(MissingValueError):
+        source.delete("cadence")
+
+
+def test_watch_yields_the_value_and_each_change(source: Source) -> None:
+    source.put("cadence", "1h")
+    changes = source.watch("cadence")
+    seen: list[Change] = [next(changes)]
+    source.put("cadence", "2h")
+    seen.append(next(changes))
+    source.delete("cadence")
+    seen.append(next(changes))
+    assert [(change.value, change.deleted) for change in seen] == [("1h", False), ("2h", False), (None, True)]
+
+
+def test_kv_keeps_the_history_of_its_bucket(rig: Rig, opened: Opened) -> None:
+    source = opened(**kv(rig, make_data_bucket(rig)))
+    for number in range(7):
+        source.put("cadence", f"{number}h")
+    source.delete("cadence")
+    changes = source.history("cadence")
+    assert [change.value for change in changes] == ["3h", "4h", "5h", "6h", None]
+    assert [change.revision for change in changes] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("operation", ("get", "put", "keys"))
+def test_missing_bucket_is_one_line_with_the_remedy(rig: Rig, opened: Opened, operation: str) -> None:
+    source = opened(**kv(rig, "NONE"))
+    arguments = {"get": ["x"], "put": ["x", "1"], "keys": []}[operation]
+    with pytest.raises(MissingValueError, match=r"bucket NONE on .* does not exist; create it: nats kv add NONE"):
+        getattr(source, operation)(*arguments)
+
+
+def test_bucket_without_permission_is_one_line(tmp_path: Path, opened: Opened) -> None:
+    users = 'authorization: {users: [{user: u, password: p, permissions: {publish: ["$SYS.>"]}}]}'
+    with NatsServer(tmp_path / "n", "n", config=users) as server:
+        source = opened(type="kv", url=f"nats://u:p@{server.address}", bucket="OPS")
+        with pytest.raises(RunError, match=r"bucket OPS on .*[Pp]ermission") as caught:
+            source.get("x")
+    assert "\n" not in str(caught.value)
+
+
+def test_kv_reads_again_after_its_server_returned(tmp_path: Path, opened: Opened) -> None:
+    folder = tmp_path / "n"
+    with NatsServer(folder, "n") as server:
+        with cluster(server) as opened_cluster:
+            opened_cluster.create_stream({"name": "KV_OPS", "subjects": ["$KV.OPS.>"]})
+        source = opened(type="kv", url=server.url, bucket="OPS")
+        source.put("x", "1")
+        server.kill()
+        with pytest.raises(RunError, match=r"bucket OPS on .* is unavailable"):
+            source.get("x")
+        server.start()
+        assert source.get("x") == "1"
+
+
+def test_unavailable_consul_is_one_line(opened: Opened) -> None:
+    source = opened(type="consul", url="http://127.0.0.1:1")
+    with pytest.raises(RunError, match=r"consul http://127.0.0.1:1/v1/kv/ is unavailable: .*refused"):
+        source.get("x")
+
+
+def test_consul_without_permission_is_one_line(opened: Opened) -> None:
+    with stand_in() as url:
+        source = opened(type="consul", url=url, token="wrong")
+        with pytest.raises(RunError, match=r"Consul denies it \(403\); set a token") as caught:
+            source.get("x")
+    assert "wrong" not in str(caught.value)
+
+
+def test_environment_is_read_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SITE_CADENCE", "1h")
+    source = opened(type="environment", prefix="SITE_")
+    assert (source.get("CADENCE"), source.keys()) == ("1h", ["CADENCE"])
+    with pytest.raises(RunError, match="ops/CADENCE: a source of type environment is read-only"):
+        source.put("CADENCE", "2h")

@@ -1,0 +1,244 @@
+"""References to data sources in the configuration: resolution, defaults, mistakes, last known values and dynamic values."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sr_assets.adapters.data import current_settings, keep_values
+from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
+from sr_assets.settings import Settings, load_settings
+from sr_assets.settings.loading import VALUES_VARIABLE, changed_static, hand_down, load_sources
+
+ENTRY = {"stream": "S", "source_url": "a:1", "target_url": "b:1"}
+NOBODY = {"type": "kv", "url": "nats://user:secret-word@127.0.0.1:1", "bucket": "OPS"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> Path:
+    """The file of the source `rules`."""
+    return tmp_path / "rules.yaml"
+
+
+def load(home: Path, data: dict[str, Any], entry: dict[str, Any] | None = None, **top: Any) -> Settings:
+    file = home.parent / "replication.yaml"
+    document = {"name": "L", "state_store": str(home), "streams": [{**ENTRY, **(entry or {})}], "data": data, **top}
+    file.write_text(yaml.safe_dump(document))
+    return load_settings(file, top.pop("environ", {}))
+
+
+def mistake(home: Path, data: dict[str, Any], entry: dict[str, Any] | None = None, **top: Any) -> str:
+    """Return the error of a configuration, which must be one line."""
+    with pytest.raises(SrAssetsError) as caught:
+        load(home, data, entry, **top)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def memory(**values: Any) -> dict[str, Any]:
+    return {"ops": {"type": "memory", "values": values}}
+
+
+def rules(values: Path, **content: Any) -> dict[str, Any]:
+    values.write_text(yaml.safe_dump(content))
+    return {"rules": {"type": "file", "path": str(values)}}
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "read"),
+    (
+        ("5s", "interval_ns", 5_000_000_000),
+        ("7", "lag_messages", 7),
+        (8, "lag_messages", 8),
+    ),
+)
+def test_text_and_numbers_are_read_as_in_the_file(home: Path, value: object, key: str, read: int) -> None:
+    name = key.removesuffix("_ns")
+    settings = load(home, memory(x=value), sensor={name: {"data": "ops/x"}})
+    assert getattr(settings.sensor, key) == read
+
+
+def test_json_text_of_the_environment_is_a_list(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SITE_FACTS", '["role", "country"]')
+    data = {"host": {"type": "environment", "prefix": "SITE_"}}
+    assert load(home, data, inventory={"facts": {"data": "host/FACTS"}}).inventory.facts == ("role", "country")
+
+
+def test_file_is_read_by_dotted_keys(home: Path, values: Path) -> None:
+    data = rules(values, orders={"interval": "2h"})
+    entry = {"inspect_field": "x", "inspect_duration": {"data": "rules/orders.interval"}}
+    (stream,) = load(home, data, entry).streams
+    assert stream.inspect_duration_ns == 7_200 * 10**9
+
+
+def test_value_may_be_a_reference(home: Path, values: Path) -> None:
+    data = {**memory(a={"data": "rules/b"}), **rules(values, b="9s")}
+    assert load(home, data, sensor={"interval": {"data": "ops/a"}}).sensor.interval_ns == 9 * 10**9
+
+
+def test_key_of_a_source_may_be_a_reference(home: Path, values: Path) -> None:
+    data = {**rules(values, b="9s"), **memory(path=str(values))}
+    data["rules"]["path"] = {"data": "ops/path"}
+    assert load(home, data, sensor={"interval": {"data": "rules/b"}}).sensor.interval_ns == 9 * 10**9
+
+
+def test_missing_key_counts_as_the_default_with_a_warning(home: Path) -> None:
+    settings = load(home, memory(), sensor={"interval": {"data": "ops/cadence", "default": "3s"}})
+    assert settings.sensor.interval_ns == 3 * 10**9
+    assert settings.warnings == ("data ops/cadence: memory has no key 'cadence'; put it; using the default '3s'",)
+
+
+@pytest.mark.parametrize(
+    ("data", "reference", "text"),
+    (
+        (memory(), "ops/x", "sensor.interval: data ops/x: memory has no key 'x'; put it, or set default"),
+        (memory(), "opps/x", "sensor.interval: source 'opps' is not configured; did you mean 'ops'? add it to data"),
+        (memory(), "x", "sensor.interval: data 'x': is not a reference; use SOURCE/KEY"),
+        (memory(x="fast"), "ops/x", "sensor.interval: data ops/x: 'fast' is not a duration"),
+        (memory(x="1ms"), "ops/x", "sensor: interval: must be at least 1s"),
+        (memory(x=[1]), "ops/x", "sensor.interval: data ops/x: [1] is not a duration"),
+        (memory(x={"data": "ops/y"}, y={"data": "ops/x"}), "ops/x", "refers to itself (ops/x -> ops/y -> ops/x)"),
+        ({"f": {"type": "file", "path": "/nowhere.yaml"}}, "f/x", "data f/x: /nowhere.yaml does not exist; create it"),
+        ({"ops": NOBODY}, "ops/x", "data ops/x: bucket OPS on 127.0.0.1:1 is unavailable"),
+        ({"ops": {"type": "kv", "bucket": "B"}}, "ops/x", "data.ops: type kv needs url"),
+        ({"ops": {"type": "memory", "bucket": "B"}}, "ops/x", "data.ops: bucket: is not a key of type memory"),
+        ({"ops": {"type": "redis"}}, "ops/x", "data.ops.type: 'redis' is not one of kv, file"),
+        ({"ops": {"type": "consul", "url": "nats://h"}}, "ops/x", "data.ops: url: is not a Consul URL"),
+        ({**memory(), "OPS": {"type": "memory"}}, "ops/x", "has the name of source"),
+        ({"my ops": {"type": "memory"}}, "ops/x", "data: 'my ops' is not a name of a source"),
+    ),
+)
+def test_mistake_is_one_line_with_its_remedy(home: Path, data: dict[str, Any], reference: str, text: str) -> None:
+    line = mistake(home, data, sensor={"interval": {"data": reference}})
+    assert text in line
+    assert "secret-word" not in line
+
+
+def test_two_sources_of_one_name_are_refused(home: Path) -> None:
+    file = home.parent / "replication.yaml"
+    file.write_text("name: L\ndata:\n  ops: {type: memory}\n  ops: {type: memory}\nstreams: []\n")
+    with pytest.raises(ConfigurationError, match="key 'ops' appears twice; rename or remove one"):
+        load_settings(file, {})
+
+
+def test_circle_of_sources_is_refused(home: Path) -> None:
+    data = {"a": {**NOBODY, "url": {"data": "b/url"}}, "b": {"type": "file", "path": {"data": "a/path"}}}
+    assert "refers to itself" in mistake(home, data, sensor={"interval": {"data": "a/x"}})
+
+
+def test_bad_secret_value_is_not_shown(home: Path) -> None:
+    line = mistake(home, memory(password="secret-word"), sensor={"interval": {"data": "ops/password"}})
+    assert "secret-word" not in line
+    assert "data ops/password: " in line
+
+
+@pytest.mark.parametrize("key", ("inspect_duration", "warn_duration", "max_age", "target_stream", "filter_subject"))
+def test_dynamic_value_of_a_deciding_key_is_refused(home: Path, key: str) -> None:
+    line = mistake(home, memory(x="1h"), {"inspect_field": "s", key: {"data": "ops/x", "dynamic": True}})
+    assert f"{key}: dynamic: cannot be used here: a replay must decide with the same value" in line
+
+
+def test_unavailable_source_is_replaced_by_its_last_known_value(home: Path, values: Path) -> None:
+    top = {"sensor": {"interval": {"data": "rules/cadence", "default": "1m"}}}
+    keep_values(load(home, rules(values, cadence="5s"), **top))
+    assert (home / "data.json").stat().st_mode & 0o777 == 0o600
+    values.write_text("{")
+    data = {"rules": {"type": "file", "path": str(values)}}
+    settings = load(home, data, **top)
+    assert settings.sensor.interval_ns == 5 * 10**9
+    (warning,) = settings.warnings
+    assert warning.startswith(f"data rules/cadence: {values}: is not valid YAML")
+    assert "; using the value '5s', read " in warning
+    (home / "data.json").unlink()
+    with pytest.raises(RunError, match=r"data rules/cadence: .* no earlier value is known"):
+        load(home, data, **top)
+
+
+def test_children_use_the_static_values_of_their_parent(home: Path, values: Path) -> None:
+    top = {"sensor": {"interval": {"data": "rules/cadence"}, "lag_messages": {"data": "rules/lag", "default": 4}}}
+    parent = load(home, rules(values, cadence="5s"), **top)
+    values.write_text("cadence: 6s")
+    file = home.parent / "replication.yaml"
+    child = load_settings(file, {VALUES_VARIABLE: hand_down(parent)})
+    assert (child.sensor.interval_ns, child.sensor.lag_messages) == (5 * 10**9, 4)
+    assert child.digest == parent.digest
+    assert load_settings(file, {}).sensor.interval_ns == 6 * 10**9
+    assert changed_static(parent) == {"rules/cadence": ("5s", "6s")}
+
+
+def dynamic(home: Path, values: Path, **content: Any) -> Settings:
+    entry = {"paused": {"data": "rules/paused", "default": False, "dynamic": True}}
+    return load(home, rules(values, **content), entry, run_budget={"data": "rules/budget", "dynamic": True})
+
+
+def test_dynamic_value_is_read_again_and_its_change_recorded(home: Path, values: Path) -> None:
+    settings = dynamic(home, values, paused=True, budget="1m")
+    assert current_settings(settings).streams[0].paused
+    values.write_text("budget: 2m\n")
+    current = current_settings(settings)
+    assert (current.streams[0].paused, current.run_budget_ns) == (False, 120 * 10**9)
+    assert (settings.streams[0].paused, settings.run_budget_ns) == (True, 60 * 10**9)
+    rows = [json.loads(line) for line in (home / "actions" / "actions.jsonl").read_text().splitlines()]
+    changes = {(row["action"], row["subject"], row["detail"]) for row in rows}
+    assert changes == {
+        ("data change", "rules/paused", "true -> false"),
+        ("data change", "rules/budget", "1m -> 2m"),
+    }
+
+
+def test_bad_dynamic_value_is_logged_once_and_the_previous_one_kept(
+    home: Path, values: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = dynamic(home, values, paused=True, budget="1m")
+    current_settings(settings)
+    values.write_text("paused: perhaps\nbudget: 2m\n")
+    for _ in range(3):
+        current = current_settings(settings)
+        assert (current.streams[0].paused, current.run_budget_ns) == (True, 120 * 10**9)
+    lines = [line for line in caplog.messages if "perhaps" in line]
+    assert len(lines) == 1
+    assert "stream 'S': paused: data rules/paused: 'perhaps' is neither true nor false; put a valid value" in lines[0]
+    values.write_text("paused: false\nbudget: 2m\n")
+    assert not current_settings(settings).streams[0].paused
+
+
+def test_unavailable_dynamic_value_stays(home: Path, values: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = dynamic(home, values, paused=True, budget="1m")
+    keep_values(settings)
+    values.write_text("{")
+    assert current_settings(settings).streams[0].paused
+    assert any("data rules/paused: " in line for line in caplog.messages)
+
+
+def test_unchanged_dynamic_values_are_not_validated_again(home: Path, values: Path) -> None:
+    settings = dynamic(home, values, paused=True, budget="1m")
+    assert current_settings(settings).streams is settings.streams
+
+
+def test_sources_are_read_although_a_value_is_missing(home: Path) -> None:
+    assert "no key" in mistake(home, memory(), sensor={"interval": {"data": "ops/x"}})
+    sources = load_sources(home.parent / "replication.yaml", {})
+    assert (sources.home, list(sources.data)) == (home, ["ops"])
+
+
+@pytest.mark.parametrize(
+    ("lock", "text"),
+    (
+        ("ops/x", "locks: ops/x: source 'ops' is of type memory; use a source of type kv"),
+        ("opps/x", "locks: opps/x: source 'opps' is not configured; did you mean 'ops'?"),
+        ("x", "locks.0: data 'x': is not a reference"),
+        ("ops/a b", "locks.0: data 'ops/a b': is not a reference"),
+        ("ops/*", "locks.0: 'ops/*': is not a lock"),
+    ),
+)
+def test_unusable_lock_is_refused(home: Path, lock: str, text: str) -> None:
+    assert text in mistake(home, memory(), locks=[lock])
