@@ -46,7 +46,8 @@ class Platform(dg.ConfigurableResource[Settings]):
 
     def current(self) -> "Platform":
         """Return the platform with the present dynamic values of its settings, for one run."""
-        return Platform(settings=current_settings(self.settings))
+        settings = current_settings(self.settings)
+        return self if settings is self.settings else Platform(settings=settings)
 
     def open_site(
         self, name: str, run_id: str, mode: str | None, sites_served: "Callable[[], int]" = lambda: 1

@@ -104,7 +104,7 @@ def test_missing_key_counts_as_the_default_with_a_warning(home: Path) -> None:
         (memory(), "opps/x", "sensor.interval: source 'opps' is not configured; did you mean 'ops'? add it to data"),
         (memory(), "x", "sensor.interval: data 'x': is not a reference; use SOURCE/KEY"),
         (memory(x="fast"), "ops/x", "sensor.interval: data ops/x: 'fast' is not a duration"),
-        (memory(x="1ms"), "ops/x", "sensor: interval: must be at least 1s"),
+        (memory(x="1ms"), "ops/x", "sensor: data ops/x: interval: must be at least 1s; change '1ms' in memory"),
         (memory(x=[1]), "ops/x", "sensor.interval: data ops/x: [1] is not a duration"),
         (memory(x={"data": "ops/y"}, y={"data": "ops/x"}), "ops/x", "refers to itself (ops/x -> ops/y -> ops/x)"),
         ({"f": {"type": "file", "path": "/nowhere.yaml"}}, "f/x", "data f/x: /nowhere.yaml does not exist; create it"),
@@ -133,6 +133,13 @@ def test_two_sources_of_one_name_are_refused(home: Path) -> None:
 def test_circle_of_sources_is_refused(home: Path) -> None:
     data = {"a": {**NOBODY, "url": {"data": "b/url"}}, "b": {"type": "file", "path": {"data": "a/path"}}}
     assert "refers to itself" in mistake(home, data, sensor={"interval": {"data": "a/x"}})
+
+
+def test_mistake_elsewhere_in_an_entry_names_no_source(home: Path) -> None:
+    entry = {"source_url": {"data": "ops/x"}, "inspect_field": "s", "inspect_duration": "1h", "warn_duration": "2h"}
+    line = mistake(home, memory(x="a:1"), entry)
+    assert "warn_duration: 7200s must be shorter than inspect_duration" in line
+    assert "data ops/x" not in line
 
 
 def test_bad_secret_value_is_not_shown(home: Path) -> None:
@@ -209,6 +216,19 @@ def test_bad_dynamic_value_is_logged_once_and_the_previous_one_kept(
     assert "stream 'S': paused: data rules/paused: 'perhaps' is neither true nor false; put a valid value" in lines[0]
     values.write_text("paused: false\nbudget: 2m\n")
     assert not current_settings(settings).streams[0].paused
+
+
+def test_dynamic_value_out_of_bounds_is_replaced_at_a_start(home: Path, values: Path) -> None:
+    top: dict[str, Any] = {"sensor": {"interval": {"data": "rules/cadence", "dynamic": True}}}
+    keep_values(load(home, rules(values, cadence="5s"), **top))
+    settings = load(home, rules(values, cadence="1ms"), **top)
+    assert settings.sensor.interval_ns == 5 * 10**9
+    (warning,) = settings.warnings
+    assert (
+        "sensor.interval: data rules/cadence: interval: must be at least 1s; put a valid value; using '5s'" in warning
+    )
+    (home / "data.json").unlink()
+    assert "must be at least 1s; change '1ms' in" in mistake(home, rules(values, cadence="1ms"), **top)
 
 
 def test_unavailable_dynamic_value_stays(home: Path, values: Path, caplog: pytest.LogCaptureFixture) -> None:

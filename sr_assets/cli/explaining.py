@@ -60,7 +60,7 @@ class _Explainer:
         self._tree = _lower(loaded.tree) if loaded else {}
 
     def keys_of(self, block: Block, loc: Location, path: str) -> Iterator[Explained]:
-        """Yield the keys of a block at a location; `path` is its beginning of the keys' paths."""
+        """Yield the keys of a block at a location; `path` is the prefix of their paths."""
         for key, name in block.keys().items():
             at = (*loc, key)
             parts = [] if at in self._origins else _parts(getattr(block, name))

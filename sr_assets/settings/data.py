@@ -102,7 +102,7 @@ class SourceSettings(Block):
 
 
 def _consul_url(url: str) -> str:
-    """Return the beginning of Consul's URLs; errors show no part of it."""
+    """Return the URL of Consul without a final slash; errors show no part of the URL."""
     try:
         parts, _ = urlsplit(url), urlsplit(url).port
     except ValueError:

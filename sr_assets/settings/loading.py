@@ -160,23 +160,22 @@ def _home(resolver: Resolver, tree: dict[Any, Any], home: str | None) -> Path:
 
 
 def _replaced(resolver: Resolver, problems: list[Any], known: dict[Any, Any]) -> dict[str, None] | None:
-    """Put the last known value in place of a bad dynamic one; return the warning, or None if that is impossible."""
+    """Replace bad dynamic values by the last known ones; return the warnings, or None if that is impossible."""
+    warnings: dict[str, None] = {}
     for problem in problems:
-        loc, origin = _origin_at(resolver, problem["loc"])
-        if origin is None or not origin.reference.dynamic or (origin.reference.label, True) in known:
-            continue
-        label = origin.reference.label
-        earlier = resolver.reader.earlier(resolver.home, label) if resolver.home else None
-        if earlier is None:
-            return None
-        known[label, True] = earlier.value
-        bad = _masked_problem(label, origin, problem_of(problem))
-        use = f"put a valid value; using {masked(label, earlier.value)!r}, read {earlier.age} ago"
-        try:
-            resolver.refuse(loc, f"data {label}: {bad}; {use}")
-        except ConfigurationError as error:
-            return {str(error): None}
-    return None
+        for loc, origin in _origins_at(resolver, problem["loc"]):
+            label = origin.reference.label
+            earlier = resolver.reader.earlier(resolver.home, label) if resolver.home else None
+            if not origin.reference.dynamic or (label, True) in known or earlier is None:
+                continue
+            known[label, True] = earlier.value
+            bad = _masked_problem(label, origin, problem_of(problem))
+            use = f"put a valid value; using {masked(label, earlier.value)!r}, read {earlier.age} ago"
+            try:
+                resolver.refuse(loc, f"data {label}: {bad}; {use}")
+            except ConfigurationError as error:
+                warnings[str(error)] = None
+    return warnings or None
 
 
 def _masked_problem(label: str, origin: Origin, text: str) -> str:
@@ -185,24 +184,29 @@ def _masked_problem(label: str, origin: Origin, text: str) -> str:
     return text.replace(value, "***") if masked(label, value) != value else text
 
 
-def _origin_at(resolver: Resolver, loc: tuple[Any, ...]) -> tuple[Location, Origin | None]:
-    """Return the origin of the value at a location or around it."""
-    for end in range(len(loc), 0, -1):
-        at = tuple(part.lower() if isinstance(part, str) else part for part in loc[:end])
-        if at in resolver.origins:
-            return at, resolver.origins[at]
-    return loc, None
+def _origins_at(resolver: Resolver, loc: tuple[Any, ...]) -> list[tuple[Location, Origin]]:
+    """Return the origin of the value at a location or around it, else those of the values inside."""
+    at = tuple(part.lower() if isinstance(part, str) else part for part in loc)
+    for end in range(len(at), 0, -1):
+        if at[:end] in resolver.origins:
+            return [(at[:end], resolver.origins[at[:end]])]
+    return [(inner, origin) for inner, origin in resolver.origins.items() if inner[: len(at)] == at]
 
 
 def _refuse_first(resolver: Resolver, problems: list[Any]) -> NoReturn:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     text = problem_of(problems[0]) + more
-    _, origin = _origin_at(resolver, problems[0]["loc"])
-    if origin is not None:
+    loc = problems[0]["loc"]
+    for inner, origin in _origins_at(resolver, loc):
+        # An error about a block begins with the key that it is about.
+        if len(inner) > len(loc) and not text.startswith(f"{inner[-1]}:"):
+            continue
         label = origin.reference.label
         where = "the default" if origin.kind == "default" else origin.source
-        text = f"data {label}: {_masked_problem(label, origin, text)}; change it in {where}"
-    resolver.refuse(problems[0]["loc"], text)
+        value = masked(label, origin.value)
+        text = f"data {label}: {_masked_problem(label, origin, text)}; change {value!r} in {where}"
+        break
+    resolver.refuse(loc, text)
 
 
 def _reader() -> Reader:

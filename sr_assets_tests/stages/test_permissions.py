@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.wire import Outgoing, Publisher
 from sr_assets.domain.permissions import Action
 from sr_assets.domain.subjects import covers
 from sr_assets.embedded.nats_server import NatsServer
@@ -20,7 +21,7 @@ from sr_assets.stages.permissions.check import probe_permissions
 from sr_assets.stages.permissions.facts import ask_servers
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.replication.retrying import request_parked
-from sr_assets_tests.rig import SITE, Command, Rig, Sent, cluster
+from sr_assets_tests.rig import SITE, Command, Rig, Sent, cluster, connection
 
 pytestmark = pytest.mark.process
 
@@ -85,6 +86,9 @@ def guarded(tmp_path: Path, engine_home: Path, unique: Callable[[str], str]) -> 
             rig.create(name, server, subjects=["adv.>", "sr_assets.observer_alive.>"])
         rig.publish("REG", [Sent(json.dumps({"sender": node}).encode(), node) for node in NODES * 2])
         rig.publish("BIG", [Sent(b"x" * 900), Sent(b"small")])
+        rig.create("KV_OPS", subjects=["$KV.OPS.>"], allow_msg_ttl=True)
+        with connection(source) as opened:
+            assert list(Publisher(opened).publish_all([Outgoing(1, "$KV.OPS.linger", b"", b"2s")]))
         tracked = {"inspect_field": "sender", "inspect_duration": "1h", "advisory": {"subject": "adv.%s.%v"}}
         rig.add("REG", **urls, **tracked, target_stream="COPY", target_subject_prefix="copy")
         rig.add("ADV", **urls, target_stream="CENTRE")
@@ -95,6 +99,9 @@ def guarded(tmp_path: Path, engine_home: Path, unique: Callable[[str], str]) -> 
         yield Guarded(
             rig,
             {
+                "data": {"ops": {"type": "kv", "url": at_source, "bucket": "OPS"}},
+                "linger": {"data": "ops/linger"},
+                "locks": ["ops/job"],
                 "leader_election_name": "member",
                 "checkpoint": {"interval": "1s"},
                 "heartbeats": {"url": at_source, "subjects": [{"subject": "REG.beat"}]},
