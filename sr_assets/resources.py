@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MODE_TAG = "sr_assets/mode"
 LINGER = "linger"
 ONCE = "once"
+#: Tag of a run: its dynamic values, as JSON.
+DATA_TAG = "sr_assets/data"
 #: Metadata of a hosted site's materialisation: the host run that recorded it.
 HOST_KEY = "sr_assets/host"
 #: Metadata of a failure: true if only a change of the configuration can help.

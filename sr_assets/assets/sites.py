@@ -4,6 +4,7 @@ A run lingers for minutes after it has caught up. It records its results before 
 assets as in progress. It records them again when a check result changes, and at the end.
 """
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -22,7 +23,7 @@ from sr_assets.assets.host_run import HostedRun, HostRun, Result, run_limit
 from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
 from sr_assets.domain.secrets import masked
-from sr_assets.resources import HOST_KEY, LINGER, MISCONFIGURED, MODE_TAG, NOTED, Platform
+from sr_assets.resources import DATA_TAG, HOST_KEY, LINGER, MISCONFIGURED, MODE_TAG, NOTED, Platform
 from sr_assets.settings import Settings
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
@@ -65,7 +66,9 @@ class Recorder:
     def __init__(self, site: Site, entries: Mapping[str, EntryAssets], run: RunRecord) -> None:
         self._site, self._entries, self._run = site, entries, run
         # Computed once: the digest covers the settings of all sites.
-        self._common = {"settings_digest": dg.MetadataValue.text(site.settings.digest[:12]), **_dynamic(site.settings)}
+        self._common: dict[str, Any] = {"settings_digest": dg.MetadataValue.text(site.settings.digest[:12])}
+        if values := _dynamic_values(site.settings):
+            self._common["data"] = dg.MetadataValue.json(values)
         self._next_check_at = time.monotonic() + _FIRST_SECONDS
         self._recorded: dict[dg.AssetKey, Mapping[str, Any]] = {}
         self._evaluated: dict[dg.AssetCheckKey, bool] = {}
@@ -133,11 +136,10 @@ class Recorder:
         yield check_result if earlier is None and not self._run.hosted else event
 
 
-def _dynamic(settings: Settings) -> dict[str, dg.MetadataValue[Any]]:
-    """Return the dynamic values of a run as metadata."""
+def _dynamic_values(settings: Settings) -> dict[str, str]:
+    """Return the dynamic values of a run by `source/key`, without secrets."""
     origins = settings.loaded.dynamic if settings.loaded else {}
-    values = {label: masked(label, origin.value) for label, origin in origins.items()}
-    return {"data": dg.MetadataValue.json(values)} if values else {}
+    return {label: masked(label, origin.value) for label, origin in origins.items()}
 
 
 def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
@@ -154,6 +156,9 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
         platform = platform.current()
         settings, run_id, mode = platform.settings, context.run.run_id, context.run.tags.get(MODE_TAG)
         run = RunRecord(context.instance, run_id, mode, context.selected_asset_keys, context.selected_asset_check_keys)
+        if values := _dynamic_values(settings):
+            # A run that fails early records no metadata.
+            context.instance.add_run_tags(run_id, {DATA_TAG: json.dumps(values)})
         limit, _ = run_limit(settings, context.instance)
         host = HostRun(settings, run_id, limit, partial(_serve, platform, run), context.log)
         yield from _run_site(platform, name, run, host)

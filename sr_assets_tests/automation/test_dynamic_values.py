@@ -9,6 +9,7 @@ import pytest
 from sr_assets.adapters.data import Source, open_source
 from sr_assets.assets.specs import site_job_name
 from sr_assets.definitions import build
+from sr_assets.resources import DATA_TAG
 from sr_assets.settings import Settings, SourceSettings
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
@@ -60,6 +61,8 @@ def test_run_records_its_dynamic_values(rig: Rig, ops: Source, bucket: str, stre
     (first,) = run(settings, instance)
     assert first.metadata["data"].value == {"ops/paused": "true"}
     assert rig.row("SELECT paused FROM replication")["paused"]
+    (record,) = instance.get_runs()
+    assert record.tags[DATA_TAG] == '{"ops/paused": "true"}'
     ops.put("paused", "false")
     (second,) = run(settings, instance)
     assert second.metadata["data"].value == {"ops/paused": "false"}
