@@ -40,7 +40,7 @@ def read(
 
 
 def data(source: str, *, config: str | os.PathLike[str] | None = None) -> Source:
-    """Return a source of the block `data`; its connection opens with its first use and closes at the end of `with`.
+    """Return a source of the block `data`; each call opens its connection, unless it is inside `with`.
 
     The configuration is the file `config`, else SR_ASSETS_CONFIG, else `conf/replication.yaml`. `get(key)` raises
     MissingValueError for a missing key, unless it has a default. Raises ConfigurationError for an unknown source.

@@ -50,7 +50,7 @@ class SourceReader:
             at, error = self._errors.get(connection, (0.0, None))
             if error is not None and time.monotonic() - at < _UNAVAILABLE_SECONDS:
                 raise error
-            opened = self._open.get(connection) or open_source(name, source)
+            opened = self._open.get(connection) or open_source(name, source).__enter__()
             self._open[connection] = opened
             try:
                 return Known(opened.get(key), time.time_ns())

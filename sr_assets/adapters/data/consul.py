@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -67,7 +68,8 @@ class ConsulSource(Source):
         while True:
             query = f"raw&index={index}&wait={_WAIT_SECONDS}s" if index else "raw"
             try:
-                body, index = self._request("GET", key, query)
+                request = partial(self._request, "GET", key, query)
+                body, index = self._until_available(request) if before is not None else request()
                 value: str | None = body.decode("utf-8", "replace")
             except MissingValueError:
                 value, index = None, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -82,8 +83,8 @@ class KvSource(Source):
         while True:
             if entry is not None:
                 yield _change(key, entry)
-            revision = entry.revision + 1 if entry else 1
-            while (entry := self._ask(key, partial(KeyBucket.next, key=key, revision=revision))) is None:
+            later = partial(KeyBucket.next, key=key, revision=entry.revision + 1 if entry else 1)
+            while (entry := self._until_available(partial(self._ask, key, later))) is None:
                 time.sleep(_POLL_SECONDS)
 
     def _ask(self, key: str, question: Callable[[KeyBucket], T]) -> T:
@@ -92,7 +93,7 @@ class KvSource(Source):
             raise RunError(
                 f"{self.name}/{key}: is not a key of a bucket; use letters, digits, '_', '-', '=', '/' and '.'"
             )
-        with self._guard:
+        with self._guard, contextlib.nullcontext() if self._kept else contextlib.closing(self._bucket):
             for attempt in range(2):
                 try:
                     return question(self._bucket)

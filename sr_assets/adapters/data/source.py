@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypeVar
 
-from sr_assets.domain.errors import RunError
+from sr_assets.adapters.logs import print_warning
+from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.settings.data import MISSING
 from sr_assets.settings.references import MissingValueError
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from sr_assets.settings import SourceSettings
 
 
+T = TypeVar("T")
+_PAUSE_SECONDS: Final = 1.0
 #: A value as YAML or JSON has it.
 Json = Any
 
@@ -29,7 +33,7 @@ class Change(NamedTuple):
 
 
 class Source:
-    """One source through its own connection, which opens with the first call; a context manager.
+    """One source through its own connection. Inside `with` it stays open; outside, each call opens and closes it.
 
     Every method raises RunError in one line if the source is unavailable or refuses, and MissingValueError if the
     bucket, the file or the key does not exist.
@@ -37,13 +41,16 @@ class Source:
 
     def __init__(self, name: str, settings: SourceSettings) -> None:
         self.name, self.settings = name, settings
+        self._kept = False
 
     def __enter__(self) -> Self:
+        self._kept = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._kept = False
         self.close()
 
     def close(self) -> None:
@@ -81,8 +88,23 @@ class Source:
         )
 
     def watch(self, key: str) -> Iterator[Change]:
-        """Yield the value of a key, and each later change, without end."""
+        """Yield the value of a key, and each later change, without end.
+
+        Once the source has responded, an outage is one warning, and the watch continues.
+        """
         raise NotImplementedError
+
+    def _until_available(self, ask: Callable[[], T]) -> T:
+        """Return an answer as soon as the source responds; warn once if it does not."""
+        warned = False
+        while True:
+            try:
+                return ask()
+            except TransientError as error:
+                if not warned:
+                    print_warning(f"{self.name}: {error}; the watch continues when it responds")
+                warned = True
+                time.sleep(_PAUSE_SECONDS)
 
     def _refuse_writing(self, key: str) -> NoReturn:
         kind = self.settings.type

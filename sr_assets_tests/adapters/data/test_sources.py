@@ -1,6 +1,7 @@
 """Every source that can be written keeps the same contract; NATS KV also keeps a history."""
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -118,6 +119,37 @@ def test_kv_reads_again_after_its_server_returned(tmp_path: Path, opened: Opened
             source.get("x")
         server.start()
         assert source.get("x") == "1"
+
+
+def test_watch_continues_after_an_outage(tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    with NatsServer(tmp_path / "n", "n") as server:
+        with cluster(server) as opened_cluster:
+            opened_cluster.create_stream({"name": "KV_OPS", "subjects": ["$KV.OPS.>"]})
+        block = {"type": "kv", "url": server.url, "bucket": "OPS"}
+        writer, warnings = opened(**block), []
+
+        def restart(line: str) -> None:
+            warnings.append(line)
+            server.start()
+            writer.put("x", "2")
+
+        monkeypatch.setattr("sr_assets.adapters.data.source.print_warning", restart)
+        writer.put("x", "1")
+        changes = opened(**block).watch("x")
+        assert next(changes).value == "1"
+        server.kill()
+        assert next(changes).value == "2"
+    (warning,) = warnings
+    assert "the watch continues when it responds" in warning
+
+
+def test_kv_leaves_no_connection_open_outside_with(rig: Rig) -> None:
+    source = open_source("ops", SourceSettings.model_validate(kv(rig, make_data_bucket(rig))))
+    source.put("x", "1")
+    assert source.get("x") == "1"
+    del source
+    # An open socket would be a ResourceWarning, which fails a test.
+    gc.collect()
 
 
 def test_unavailable_consul_is_one_line(opened: Opened) -> None:
