@@ -44,8 +44,8 @@ class RunSlots:
 
         Also return False, without queueing the site, if a run of it has started or a host has just dequeued it.
         """
-        settings, job = self._settings, site_job_name(site)
-        slots, _ = run_limit(current_settings(settings), instance)
+        settings, job = current_settings(self._settings), site_job_name(site)
+        slots, _ = run_limit(settings, instance)
         if len(settings.sites) <= slots:
             return True
         with self._guard:
