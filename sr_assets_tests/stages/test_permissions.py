@@ -181,8 +181,9 @@ def test_check_names_each_removed_line(guarded: Guarded, printed: str) -> None:
 
 
 def test_check_names_a_missing_inbox(guarded: Guarded, printed: str) -> None:
+    settings = guarded.settings
     guarded.restrict(printed.replace('"_INBOX.>"', '"elsewhere.>"'))
-    failed = {probe.tried for probe in probe_permissions(guarded.settings) if not probe.works}
+    failed = {probe.tried for probe in probe_permissions(settings) if not probe.works}
     assert failed == {"subscribe _INBOX.>"}
 
 
