@@ -231,7 +231,7 @@ def _of_sources(settings: Settings, entries: Iterable[Entry]) -> Iterator[Permis
     """Yield the permissions to read values and to hold the entries' locks."""
     locks = {lock for entry in entries for lock in entry.locks or ()}
     for name, source in ((name, source) for name, source in settings.data.items() if source.type == "kv"):
-        cluster, about = source.cluster, f"data {name}"
+        cluster, about = source.cluster, name
         yield from _requests(cluster, "data", about, _VALUES, f"KV_{source.bucket}")
         keys = sorted(lock_key(key) for owner, key in map(split_label, locks) if owner == name)
         subjects = _key_subjects(cluster, str(source.bucket), keys)

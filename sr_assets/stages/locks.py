@@ -19,7 +19,7 @@ from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.durations import duration
 from sr_assets.domain.election import lock_key
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns, parse_rfc3339_ns
 from sr_assets.settings.data import split_label
 from sr_assets.stages.candidate import Candidate, Key
@@ -98,6 +98,14 @@ class Locks(Leadership):
         entries = _locking(settings, site)
         waits_ns = (settings.lock_timeout_ns if e.lock_timeout_ns is None else e.lock_timeout_ns for e in entries)
         self._timeout_seconds = min(waits_ns, default=0) / SECOND_NS
+
+    def __enter__(self) -> Self:
+        try:
+            return super().__enter__()
+        except RunError as error:
+            kind = TransientError if isinstance(error, TransientError) else RunError
+            labels = ", ".join(key.label for key in self._keys)
+            raise kind(f"{self._name}: lock {labels}: {error}") from None
 
     def acquired(self) -> Self | None:
         """Wait until the locks are held, and return them; None if the site has none.
