@@ -135,7 +135,9 @@ def test_run_does_not_start_without_its_lock(rig: Rig, keys: KeyBucket, bucket: 
 
 def test_bucket_without_per_message_ttl_is_refused(rig: Rig, stream: str) -> None:
     bucket = make_data_bucket(rig, per_message_ttl=False)
-    text = f"^{SITE}: lock ops/maintenance: .*bucket {bucket} does not allow a TTL per message.*nats stream edit KV_{bucket} --allow-msg-ttl"
+    text = (
+        f"^{SITE}: lock ops/maintenance: .*bucket {bucket} does not allow a TTL per message.* edit KV_{bucket} --allow"
+    )
     with pytest.raises(RunError, match=text):
         rig.run(**top(rig, bucket))
 
