@@ -3,6 +3,7 @@
 from sr_assets.cli import (  # noqa: F401  the commands register themselves
     advisories,
     availability,
+    emulating,
     engine,
     enrolling,
     importing,
