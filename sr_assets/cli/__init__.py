@@ -7,6 +7,7 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     engine,
     enrolling,
     importing,
+    measuring,
     members,
     metrics,
     nodes,
