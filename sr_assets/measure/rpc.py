@@ -30,6 +30,7 @@ _CALLER: Final = "choria=sr-assets-measure"
 #: Discovery ends after this time without a further reply, a request after this time in total.
 _QUIET_SECONDS: Final = 2.0
 _REPLY_SECONDS: Final = 10.0
+_LATE_SECONDS: Final = 0.05
 
 
 def measure_rpc(
@@ -117,6 +118,8 @@ class _Client:
                 awaited.discard(node)
                 test.times_ns.append(at_ns - began_ns)
                 test.failed += not _is_whole(reply, payload_bytes)
+        # A second reply of a node, or one of another node, may follow the last one.
+        test.unexpected += sum(1 for _ in self._replies(inbox, _LATE_SECONDS))
         test.missing += sorted(awaited)
 
     def _request(self, agent: str, body: bytes) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ _OTHER_FILES: Final = 64
 _PROCESS_BYTES: Final = 90 << 20
 #: Measured with 1,000 and 5,000 connections, rounded up; each agent of a collective is a subscription at the server alone.
 _CONNECTION_BYTES: Final = 6 << 10
-_TLS_BYTES: Final = 40 << 10
+_TLS_BYTES: Final = 44 << 10
 _PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
