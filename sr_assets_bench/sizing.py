@@ -118,7 +118,7 @@ def _reporting(bench: Bench, nodes: int) -> Iterator[psutil.Process]:
     """Run the emulated fleet as a process of its own."""
     options = {"url": bench.source.url, "nodes": nodes, "subject": f"{_STREAM}.%s", "interval": f"{_REPORT_SECONDS}s"}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "sr_assets", "emulate", *words, "--bytes", "7000"]
+    command = [sys.executable, "-m", "sr_assets", "emulate", *words, "--bytes", "7000", "--connections", "shared"]
     with subprocess.Popen(command, env=bench.environ, stdout=subprocess.DEVNULL) as emulator:
         try:
             yield psutil.Process(emulator.pid)

@@ -24,6 +24,7 @@ RINGS = (
     "definitions",
     "operate",
     "embedded",
+    "measure",
     "cli",
     "__main__",
 )

@@ -1,4 +1,4 @@
-"""Commands that start or change something: `demo`, `up`, `run`, `recover`, `retry-parked`, `forget`, `emulate`.
+"""Commands that start or change something: `demo`, `up`, `run`, `recover`, `retry-parked`, `forget`.
 
 Each command imports its heavy dependencies itself, so that the others start quickly.
 """
@@ -14,7 +14,6 @@ from sr_assets.cli.base import FILE, SECONDS, cli, configured, note_action, stre
 from sr_assets.cli.warnings import warn
 
 if TYPE_CHECKING:
-    from sr_assets.embedded.fleet_plan import Churn
     from sr_assets.settings import Settings
 
 
@@ -194,82 +193,3 @@ def forget(settings: "Settings", site: str, stream: str | None, replicator: str 
     for line in forget_site(settings, site, stream, replicator):
         note_action(settings, "forget", f"{site}/{stream}" if stream else site, line)
         click.echo(line)
-
-
-@cli.command()
-@click.option(
-    "--url", required=True, help="The server, in the syntax of source_url: nats://[user:${PASSWORD}@]host:port."
-)
-@click.option("--ca", metavar="FILE", help="CA of the server's certificate, as tls.ca.")
-@click.option("--cert", metavar="FILE", help="Client certificate, as tls.cert.")
-@click.option("--key", metavar="FILE", help="Key of the client certificate, as tls.key.")
-@click.option(
-    "--subject",
-    default="choria.stream.input.registration.%s",
-    show_default=True,
-    help="Subject of the messages; %s is the node.",
-)
-@click.option("--nodes", type=click.IntRange(1), required=True, help="Number of nodes.")
-@click.option(
-    "--interval", type=SECONDS, default="300s", show_default=True, help="Time between two messages of a node."
-)
-@click.option("--for", "for_seconds", type=SECONDS, help="Stop after this time (default: Ctrl-C).")
-@click.option(
-    "--bytes",
-    "payload_bytes",
-    type=int,
-    default=7000,
-    show_default=True,
-    help="Typical size of a message in bytes; each node's size is between a third and 3.5 times of it.",
-)
-@click.option(
-    "--churn",
-    metavar="SHARE[,SHORT,LONG]",
-    help="Share of nodes that fall silent and recover, and the lengths of their silence (default: 4 and 13 intervals).",
-)
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of the fleet; the same seed gives the same fleet."
-)
-def emulate(
-    url: str,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
-    subject: str,
-    nodes: int,
-    interval: float,
-    for_seconds: float | None,
-    payload_bytes: int,
-    churn: str | None,
-    seed: int,
-) -> None:
-    """Publish Choria registration messages like a fleet of nodes."""
-    from sr_assets.embedded.emulator import Fleet
-    from sr_assets.embedded.fleet_plan import FleetPlan
-    from sr_assets.settings import load_cluster
-
-    cluster = load_cluster(url, {"ca": ca, "cert": cert, "key": key})
-    plan = FleetPlan(nodes, interval, seed, _churn(churn, interval), payload_bytes)
-    fleet = Fleet(plan, cluster, subject, for_seconds=for_seconds)
-    try:
-        fleet.run()
-    finally:
-        if fleet.published:
-            click.echo(f"published {fleet.published} messages of {nodes} nodes", err=True)
-
-
-def _churn(text: str | None, interval: float) -> "Churn | None":
-    from sr_assets.embedded.fleet_plan import Churn
-
-    if text is None:
-        return None
-    share, *silences = text.replace(":", ",").split(",")
-    try:
-        times = [SECONDS.convert(silence, None, None) for silence in silences] or [4 * interval, 13 * interval]
-        if len(times) == 2 and 0 <= float(share) <= 1:
-            return Churn(float(share), *times)
-    except ValueError:
-        pass
-    raise click.UsageError(
-        f"--churn {text!r} is invalid; use a share from 0 to 1, or a share and two durations such as 0.2,12m,1h"
-    )

@@ -89,7 +89,7 @@ class Fleet:
             self._error = error
 
     async def _run(self) -> None:
-        await asyncio.to_thread(self._probe)
+        await asyncio.to_thread(require_stream, self._cluster, self._subject.replace("%s", self.plan.sender(0)))
         client = await self._connect()
         try:
             await self._publish_plan(client.jetstream(timeout=_ACK_SECONDS))
@@ -97,19 +97,6 @@ class Fleet:
             await client.close()
         if self._refused is not None:
             raise RunError(f"no fleet at {self._cluster.label}: {self._refused}; grant the user that permission")
-
-    def _probe(self) -> None:
-        """Connect once without retries, unlike later; raises RunError if publishing is impossible."""
-        subject = self._subject.replace("%s", self.plan.sender(0))
-        try:
-            with Cluster(self._cluster, "sr-assets emulate") as cluster:
-                takers = cluster.stream_names(subject)
-        except ApiError as error:
-            raise RunError(f"no fleet at {error}") from None
-        except RunError as error:
-            raise RunError(f"no fleet at {self._cluster.label}: {error}") from None
-        if not takers:
-            raise RunError(f"no stream at {self._cluster.label} takes {subject}; create one that does")
 
     async def _connect(self) -> Client:
         """Connect, with endless reconnects."""
@@ -161,3 +148,16 @@ class Fleet:
                     return
         finally:
             window.release()
+
+
+def require_stream(cluster: ClusterSettings, subject: str) -> None:
+    """Connect once without retries; raises RunError if that fails, or no stream takes the subject."""
+    try:
+        with Cluster(cluster, "sr-assets emulate") as admin:
+            takers = admin.stream_names(subject)
+    except ApiError as error:
+        raise RunError(f"no fleet at {error}") from None
+    except RunError as error:
+        raise RunError(f"no fleet at {cluster.label}: {error}") from None
+    if not takers:
+        raise RunError(f"no stream at {cluster.label} takes {subject}; create one that does")

@@ -3,10 +3,12 @@
 The same plan always yields the same publications.
 """
 
+import hashlib
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import count
 
 from sr_assets.domain.errors import ConfigurationError
@@ -29,6 +31,24 @@ class Churn:
     share: float
     short_seconds: float
     long_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time in which the nodes of a glob pattern, or a share of them, publish nothing; `cut`: their connections are closed."""
+
+    from_seconds: float
+    until_seconds: float
+    match: str = "*"
+    share: float = 1.0
+    cut: bool = False
+
+    def concerns(self, sender: str) -> bool:
+        """Return whether a node takes part; the same nodes do in every run."""
+        if not fnmatchcase(sender, self.match):
+            return False
+        seed = f"{self.match} {self.from_seconds} {sender}".encode()
+        return int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest()) < self.share * (1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +80,13 @@ class _Node:
     schedule: _Schedule
     grows: bool
     bulk: Bulk
+    windows: tuple[Window, ...] = ()
+
+    def publishes(self, round_: int, at_seconds: float) -> bool:
+        """Return whether the node publishes in a round, at a time."""
+        return self.schedule.publishes(round_) and not any(
+            window.from_seconds <= at_seconds < window.until_seconds for window in self.windows
+        )
 
     def packages(self, round_: int) -> int:
         return _PACKAGES + (_GROWTH_PACKAGES * (round_ % _GROWTH_ROUNDS) if self.grows else 0)
@@ -80,6 +107,7 @@ class FleetPlan:
     churn: Churn | None = None
     payload_bytes: int = 7000
     domain: str = "example.net"
+    windows: tuple[Window, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.interval_seconds <= 0:
@@ -96,13 +124,20 @@ class FleetPlan:
         """Return the host name of node `number`, from 0."""
         return f"{_ROLES[number % len(_ROLES)]}{number // len(_ROLES) + 1}.{self.domain}"
 
-    def events(self, epoch_seconds: float = 0.0) -> Iterator[PlannedMessage]:
-        """Yield the publications endlessly in order of time; the fleet starts at `epoch_seconds`."""
-        nodes = self._nodes_in_order()
+    def senders(self, part: int = 0, parts: int = 1) -> list[str]:
+        """Return the nodes, or every `parts`-th of them from `part` on."""
+        return [self.sender(number) for number in range(part, self.nodes, parts)]
+
+    def events(self, epoch_seconds: float = 0.0, part: int = 0, parts: int = 1) -> Iterator[PlannedMessage]:
+        """Yield the publications endlessly in order of time; the fleet starts at `epoch_seconds`.
+
+        With `parts`, yield those of the same nodes as `senders`.
+        """
+        nodes = self._nodes_in_order(part, parts)
         for round_ in count():
             for node in nodes:
-                if node.schedule.publishes(round_):
-                    at = round_ * self.interval_seconds + node.phase_seconds
+                at = round_ * self.interval_seconds + node.phase_seconds
+                if node.publishes(round_, at):
                     yield PlannedMessage(
                         at,
                         node.sender,
@@ -111,17 +146,19 @@ class FleetPlan:
                         ),
                     )
 
-    def _nodes_in_order(self) -> list[_Node]:
-        """Return all nodes in the order in which they publish within a round."""
+    def _nodes_in_order(self, part: int, parts: int) -> list[_Node]:
+        """Return the nodes in the order in which they publish within a round."""
         generator = random.Random(f"{self.seed} fleet")
         shared, weights = bulks(self.payload_bytes, self.seed)
         schedules = self._schedules(generator)
-        nodes = [
-            _Node(self.sender(number), generator.random() * self.interval_seconds, schedule, number % 10 == 3, bulk)
-            for number, (schedule, bulk) in enumerate(
-                zip(schedules, generator.choices(shared, weights, k=self.nodes), strict=True)
-            )
-        ]
+        chosen = zip(schedules, generator.choices(shared, weights, k=self.nodes), strict=True)
+        nodes = []
+        for number, (schedule, bulk) in enumerate(chosen):
+            phase_seconds = generator.random() * self.interval_seconds
+            if number % parts == part:
+                sender = self.sender(number)
+                windows = tuple(window for window in self.windows if window.concerns(sender))
+                nodes.append(_Node(sender, phase_seconds, schedule, number % 10 == 3, bulk, windows))
         return sorted(nodes, key=lambda node: node.phase_seconds)
 
     def _schedules(self, generator: random.Random) -> list[_Schedule]:

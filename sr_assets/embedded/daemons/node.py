@@ -1,0 +1,233 @@
+"""One emulated daemon: its connection and reconnects, its registrations, its replies to requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from sr_assets.adapters.wire.frames import encode_pub
+from sr_assets.adapters.wire.light import LightConnection
+from sr_assets.adapters.wire.link import WireError
+from sr_assets.adapters.wire.publishing import parse_ack
+from sr_assets.domain.choria_rpc import (
+    agent_subject,
+    answer,
+    decode_request,
+    encode_reply,
+    node_subject,
+    registration_request,
+)
+
+if TYPE_CHECKING:
+    from sr_assets.adapters.wire.frames import Frame
+    from sr_assets.embedded.daemons.part import Part
+
+_ACK_SECONDS: Final = 5.0
+_AGAIN_SECONDS: Final = 0.1
+_MAX_QUEUED: Final = 16
+_LONGEST_BACKOFF_SECONDS: Final = 20.0
+#: The envelopes around a reply; base64 takes 4 bytes for 3.
+_REPLY_BYTES: Final = 2048
+
+
+class Node:
+    """A daemon of a `Part`; `is_cut` during an outage of the plan."""
+
+    __slots__ = ("_inbox", "_link", "_part", "_queue", "_sent", "_timer", "_tries", "identity", "is_cut")
+
+    def __init__(self, part: Part, identity: str) -> None:
+        self._part, self.identity, self.is_cut = part, identity, False
+        self._link: LightConnection | None = None
+        self._queue: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._inbox = b""
+        self._sent = self._tries = 0
+
+    async def connect(self) -> None:
+        """Connect once; after a failure, try again later with back-off."""
+        part = self._part
+        if self.is_cut or part.is_ending or self._link is not None:
+            return
+        try:
+            async with part.slots:
+                turn = random.randrange(len(part.dialer.cluster.servers))  # noqa: S311  the server that comes first
+                self._link = await part.dialer.open(
+                    self, self.identity, self._subscriptions(), turn, part.source(self.identity)
+                )
+        except WireError as error:
+            part.counters.connect_errors += 1
+            part.complain(str(error))
+            self._connect_later()
+            return
+        self._tries = 0
+        part.counters.connects += 1
+        part.counters.connected += 1
+        if self.is_cut or part.is_ending:
+            self.disconnect()
+        elif self._queue:
+            self._send_first()
+
+    def disconnect(self) -> None:
+        """Close the connection; a registration that is not acknowledged stays queued."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+            self._part.counters.connected -= 1
+        self._cancel_timer()
+
+    def cut(self) -> None:
+        """Begin an outage."""
+        self.is_cut = True
+        self.disconnect()
+
+    def restore(self) -> None:
+        """End an outage: connect with the delay of a daemon that has tried meanwhile."""
+        self.is_cut = False
+        self._connect_later()
+
+    def register(self, payload: bytes) -> None:
+        """Send a registration: once to the adapter if connected, else into the stream until it is acknowledged."""
+        part = self._part
+        if part.job.adapter:
+            if self._link is None:
+                part.counters.dropped += 1
+                return
+            self._link.send(encode_pub(part.job.ingest, b"", b"", registration_request(payload)))
+            self._count_published(payload)
+            return
+        self._queue.append(payload)
+        part.outstanding += 1
+        if len(self._queue) > _MAX_QUEUED:
+            # The first one may be on its way.
+            del self._queue[1]
+            part.outstanding -= 1
+            part.counters.dropped += 1
+        if len(self._queue) == 1:
+            self._send_first()
+
+    def ping(self) -> None:
+        """Test the connection as a daemon's client does."""
+        if self._link is not None and not self._link.ping():
+            link, self._link = self._link, None
+            link.close()
+            self._note_lost("no answer to PING")
+
+    def is_flushed(self) -> bool:
+        """Return whether the kernel has taken all sent bytes."""
+        return self._link is None or self._link.unsent_bytes == 0
+
+    # -------------------------------------------------------------------------------- the owner of a LightConnection
+
+    def received(self, frame: Frame) -> None:
+        """Take an acknowledgement or a request."""
+        if self._inbox and frame.subject.startswith(self._inbox):
+            if self._queue and frame.subject == b"%b%d" % (self._inbox, self._sent):
+                self._settle(frame)
+        elif self._part.job.rpc:
+            self._answer(frame)
+
+    def denied(self, complaint: str) -> None:
+        """Report a missing permission to the fleet, which stops if it cannot work without it."""
+        self._part.deny(complaint, is_needed="publish" in complaint.lower() or self._is_own(complaint))
+
+    def lost(self, reason: str) -> None:
+        """Reconnect later."""
+        self._link = None
+        self._note_lost(reason)
+
+    # --------------------------------------------------------------------------------------------------- internals
+
+    def _is_own(self, complaint: str) -> bool:
+        return self._part.job.rpc or bool(self._inbox and self._inbox.decode() in complaint)
+
+    def _note_lost(self, reason: str) -> None:
+        self._part.counters.connected -= 1
+        self._part.counters.disconnects += 1
+        self._cancel_timer()
+        self._part.complain(reason)
+        self._connect_later()
+
+    def _connect_later(self) -> None:
+        """Reconnect after Choria's back-off: half a second, growing to 20 s, each varied by half of it."""
+        self._tries += 1
+        delay = min(_LONGEST_BACKOFF_SECONDS, 0.5 * self._tries) * random.uniform(0.5, 1.5)  # noqa: S311  jitter
+        if not self._part.is_ending:
+            asyncio.get_running_loop().call_later(delay, lambda: self._part.spawn(self.connect()))
+
+    def _subscriptions(self) -> bytes:
+        """Return the SUB frames of a daemon, and one of the inbox if acknowledgements are awaited."""
+        part = self._part
+        nodes = b"".join(
+            b"SUB %b %d\r\n" % (node_subject(collective, self.identity).encode(), number)
+            for number, collective in enumerate(part.job.collectives, 2)
+        )
+        if part.job.adapter:
+            return nodes + part.agent_subscriptions
+        prefix = part.dialer.login.inbox_prefix.encode()
+        self._inbox = b"%b.%b." % (prefix, secrets.token_hex(8).encode())
+        return b"SUB %b* 1\r\n%b%b" % (self._inbox, nodes, part.agent_subscriptions)
+
+    def _send_first(self) -> None:
+        self._cancel_timer()
+        if self._link is None or not self._queue:
+            return
+        self._sent += 1
+        subject = self._part.job.subject.replace("%s", self.identity)
+        self._link.send(encode_pub(subject, b"%b%d" % (self._inbox, self._sent), b"", self._queue[0]))
+        self._timer = asyncio.get_running_loop().call_later(_ACK_SECONDS, self._send_again)
+
+    def _send_again(self) -> None:
+        """Repeat like a node's own: the stream may hold the message twice."""
+        self._part.counters.retried += 1
+        self._send_first()
+
+    def _settle(self, frame: Frame) -> None:
+        self._cancel_timer()
+        if parse_ack(0, frame).error is not None:
+            self._timer = asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send_again)
+            return
+        self._count_published(self._queue.pop(0))
+        self._part.outstanding -= 1
+        if self._queue:
+            self._send_first()
+
+    def _count_published(self, payload: bytes) -> None:
+        self._part.counters.published += 1
+        self._part.counters.published_bytes += len(payload)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _answer(self, frame: Frame) -> None:
+        """Reply to a request for an agent of this node, unless its filter excludes the node."""
+        part, subject = self._part, frame.subject.decode()
+        agent = subject.rpartition(".")[2] if ".broadcast.agent." in subject else part.job.agents[-1]
+        request = decode_request(frame.payload, agent if frame.reply else "")
+        part.counters.requests += 1
+        if request is None or request.agent not in part.job.agents or self._link is None:
+            return
+        body = answer(request, (self._link.max_payload_bytes - _REPLY_BYTES) * 3 // 4)
+        reply_to = request.reply_to or frame.reply.decode()
+        if body is None or not reply_to or not request.concerns(self.identity, part.job.agents):
+            return
+        if request.bare:
+            told = {"message": "pong"} if body == b"pong" else orjson.loads(body)
+            payload = orjson.dumps({"sender": self.identity} | told)
+        else:
+            payload = encode_reply(request, self.identity, body, int(time.time()))
+        self._link.send(encode_pub(reply_to, b"", b"", payload))
+        part.counters.replies += 1
+
+
+def agent_subscriptions(agents: list[str], collectives: list[str]) -> bytes:
+    """Return the SUB frames of the agents, which are the same for all nodes."""
+    subjects = [agent_subject(collective, agent) for collective in collectives for agent in agents]
+    first = 2 + len(collectives)
+    return b"".join(b"SUB %b %d\r\n" % (subject.encode(), first + number) for number, subject in enumerate(subjects))

@@ -1,0 +1,1 @@
+"""Measurements of a fleet: suites, their result files, the report."""

@@ -1,0 +1,1 @@
+"""Tests, by the same names as the code they test."""
