@@ -82,6 +82,7 @@ PACKAGE_ORDER = {
         "entry_work",
         "stream_work",
         "run",
+        "retiring",
     ),
 }
 

@@ -100,6 +100,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
     "node_advisories": {
         "detected_at": "Watermark that found the transition.",
         "published_at": "Time at which the advisory was acknowledged; NULL until then.",
+        "undone_at": "Time at which `unretire` undid the `expire`, or NULL.",
     },
     "replication": {
         "source_stream": "Name of the source stream.",
@@ -172,7 +173,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "user": "User of the operating system who ran the command.",
         "host": "Host of the command.",
         "action": "Words of the command, such as `pause` or `topology apply`.",
-        "subject": "Stream as `name/stream`, site, or native stream.",
+        "subject": "Stream as `name/stream`, site, native stream, or node.",
         "detail": "Result or options; empty if there is nothing to add.",
     },
     "global_availability": {"name": "Site of the node; NULL if the advisory has none."},

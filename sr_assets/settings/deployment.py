@@ -72,6 +72,12 @@ class Settings(Block):
         default_text="number of cores",
     )
     catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
+    purge_after_ns: Duration | None = file_key(
+        "when the rows of retired nodes are deleted, the default of all [streams](#a-stream)",
+        None,
+        name="purge_after",
+        default_text="never",
+    )
     leader_election_name: Member | None = file_key(
         "this member's name in the [election](#block-leader_election), the default of all entries",
         None,

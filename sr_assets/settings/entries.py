@@ -47,6 +47,10 @@ class TopLevel(Protocol):
     def leader_election_name(self) -> str | None:
         """The default of all entries."""
 
+    @property
+    def purge_after_ns(self) -> int | None:
+        """The default of all streams."""
+
 
 class CommonKeys(Block):
     """The keys that streams and feeds have in common."""

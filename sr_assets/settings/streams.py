@@ -109,6 +109,12 @@ class StreamSettings(CommonKeys):
     retired_retention_ns: Duration | None = file_key(
         "retention of retired nodes", None, name="retired_retention", default_text="forever"
     )
+    named_purge_after_ns: Duration | None = file_key(
+        "delete all rows of a node this long after it retired, its transitions included",
+        None,
+        name="purge_after",
+        default_text="the top level's",
+    )
     workers: Positive = file_key("parallel writers", 1)
     named_order: Annotated[Order, choice(Order)] | None = file_key(
         "the order of copies: the source's, each sender's, or none",
@@ -150,6 +156,8 @@ class StreamSettings(CommonKeys):
     #: The top-level `name`, and the top-level `catch_up_messages`.
     replicator: str = ""
     default_catch_up: int | None = None
+    #: When the rows of a retired node are deleted, or None.
+    purge_after_ns: int | None = None
 
     def within(self, top: TopLevel) -> Self:
         """Return the stream with the inherited keys filled in; raises ValueError if they contradict its own."""
@@ -159,7 +167,12 @@ class StreamSettings(CommonKeys):
             template = advisory.observer_subject or None
             observer = observer_subject(template, top.replicator, entry.name, entry.stream)
             advisory = advisory.changed(observer_subject=observer)
-        return entry.changed(replicator=top.replicator, default_catch_up=top.catch_up_messages, advisory=advisory)
+        return entry.changed(
+            replicator=top.replicator,
+            default_catch_up=top.catch_up_messages,
+            advisory=advisory,
+            purge_after_ns=top.purge_after_ns if entry.named_purge_after_ns is None else entry.named_purge_after_ns,
+        )
 
     @cached_property
     def source(self) -> ClusterSettings:

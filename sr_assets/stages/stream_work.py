@@ -151,6 +151,7 @@ class StreamWork(EntryWork):
             self._refuse_lost_state()
             busy = self._watcher.fold_next(ends)
             busy |= self._watcher.sweep_due()
+            busy |= self._watcher.apply_requests()
         if not self._announced_with_copies:
             busy |= self._announce(self._site.clusters, self._stream.source, busy=busy)
         return busy
@@ -259,15 +260,17 @@ class StreamWork(EntryWork):
 
     def _forget_old(self, state: StreamState) -> None:
         """Delete expired retired nodes, and all nodes of a stream that is no longer tracked."""
-        nodes, retention_ns = self._site.state.nodes(self._stream.stream), self._stream.retired_retention_ns
-        now_ns = self._retention_clock_ns(state)
-        highest = 0
+        nodes, now_ns = self._site.state.nodes(self._stream.stream), self._retention_clock_ns(state)
+        highest = [state.forgotten_transition]
         if not self._stream.tracked:
-            highest = nodes.forget_all()
+            highest.append(nodes.forget_all())
             state.hole_open = False
-        elif retention_ns is not None and now_ns is not None:
-            highest = nodes.forget_retired(now_ns - retention_ns)
-        state.forgotten_transition = max(state.forgotten_transition, highest)
+        elif now_ns is not None:
+            if self._stream.retired_retention_ns is not None:
+                highest.append(nodes.forget_retired(now_ns - self._stream.retired_retention_ns))
+            if self._stream.purge_after_ns is not None:
+                highest.append(nodes.purge_retired(now_ns - self._stream.purge_after_ns))
+        state.forgotten_transition = max(highest)
 
     def _retention_clock_ns(self, state: StreamState) -> int | None:
         return retention_clock_ns(state.watermark_ns, self._site.clock.own_ns())

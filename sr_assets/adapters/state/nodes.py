@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
-from sr_assets.domain.tracking.rules import NODE_COLUMNS
+from sr_assets.domain.tracking.rows import state_of
+from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,6 +17,17 @@ CREATE TABLE blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
 CREATE TABLE blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
 """
 _COLUMNS: Final = ", ".join(NODE_COLUMNS)
+# A node that `retired_retention` has deleted remains in its transitions.
+_PURGED: Final = """
+CREATE OR REPLACE TEMP TABLE purged AS
+SELECT node, max(transition) AS transition FROM transitions WHERE stream = $stream GROUP BY node
+HAVING max(event_ns) < $before_ns AND arg_max(event, transition) = 'expire' AND NOT bool_or(outbox AND published_ns IS NULL)
+    AND node NOT IN (
+        SELECT node FROM nodes WHERE stream = $stream AND (status <> 'retired' OR retired_at_ns >= $before_ns))
+UNION
+SELECT node, transition FROM nodes WHERE stream = $stream AND status = 'retired' AND retired_at_ns < $before_ns
+    AND node NOT IN (SELECT node FROM transitions WHERE stream = $stream)
+"""
 
 
 class Nodes(StreamTable):
@@ -68,6 +80,12 @@ class Nodes(StreamTable):
             f"SELECT node, {_COLUMNS} FROM nodes WHERE stream = ?", [self._stream]
         ).fetchall()
 
+    def state(self, node: str) -> NodeState | None:
+        """Return the state of a node, or None if it is unknown."""
+        query = f"SELECT {_COLUMNS} FROM nodes WHERE stream = ? AND node = ?"
+        rows = self._connection.execute(query, [self._stream, node]).fetchall()
+        return state_of(rows[0]) if rows else None
+
     def merge(self, nodes: pa.Table) -> None:
         """Write the states of nodes: columns node, `NODE_COLUMNS`, deadline_ns."""
         columns = f"node, {_COLUMNS}, deadline_ns"
@@ -89,6 +107,19 @@ class Nodes(StreamTable):
         highest = self._value(f"SELECT coalesce(max(transition), 0) FROM nodes WHERE {condition}", before_ns)
         if highest:
             self._connection.execute(f"DELETE FROM nodes WHERE {condition}", [self._stream, before_ns])
+        return int(highest)
+
+    def purge_retired(self, before_ns: int) -> int:
+        """Delete all rows of the nodes that retired before a time; return the highest transition counter among them, or 0.
+
+        A node with an unpublished transition stays until it is published.
+        """
+        values = {"stream": self._stream, "before_ns": before_ns}
+        self._connection.execute(_PURGED, values)
+        ((highest,),) = self._connection.execute("SELECT coalesce(max(transition), 0) FROM purged").fetchall()
+        for table in ("nodes", "transitions", "snapshots"):
+            query = f"DELETE FROM {table} WHERE stream = ? AND node IN (SELECT node FROM purged)"
+            self._connection.execute(query, [self._stream])
         return int(highest)
 
     def forget_all(self) -> int:

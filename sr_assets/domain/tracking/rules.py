@@ -280,17 +280,12 @@ def _time_out(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[Node
 
 def _expire(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[NodeState, Transition]:
     # With a policy shortened since, the interval may have ended before the timeout was noticed.
-    at_ns = max(blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.status_since_ns)
+    return expire_at(state, max(blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.status_since_ns))
+
+
+def expire_at(state: NodeState, at_ns: int) -> tuple[NodeState, Transition]:
+    """Retire a sender at `at_ns`."""
     age_ns, number = at_ns - state.seen_ns, state.transition + 1
-    event = Transition(Event.EXPIRE, at_ns, state.seen_ns, age_ns, state.sequence, _TIMEOUT, number, False, None)
-    retired = replace(
-        state,
-        copied_ns=None,
-        copied_bytes=None,
-        status=_RETIRED,
-        status_since_ns=at_ns,
-        retired_at_ns=at_ns,
-        times_retired=state.times_retired + 1,
-        transition=number,
-    )
-    return retired, event
+    event = Transition(Event.EXPIRE, at_ns, state.seen_ns, age_ns, state.sequence, state.status, number, False, None)
+    times, state = state.times_retired + 1, replace(state, copied_ns=None, copied_bytes=None, transition=number)
+    return replace(state, status=_RETIRED, status_since_ns=at_ns, retired_at_ns=at_ns, times_retired=times), event

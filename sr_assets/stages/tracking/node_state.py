@@ -42,6 +42,7 @@ from sr_assets.stages.tracking.batch_rows import (
     due_copies,
     reasons_of,
 )
+from sr_assets.stages.tracking.by_hand import apply_requests
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class NodeStage(FoldStage):
         self._inspected = encode_extractor(stream.extractor, stream.force_path)
         self._payloads = needs_payload(stream.extractor, stream.force_path)
         self._left_open: Intent | None = None
+        self._folder = site.folder
 
     def _prepare(self, state: StreamState, *, first: bool) -> None:
         if first:
@@ -224,6 +226,13 @@ class NodeStage(FoldStage):
     def sweep_due(self) -> bool:
         """Sweep this stream's nodes with `sweep_due`; return whether there were any."""
         return sweep_due(self._store, self._stream, self._policy, self._report)
+
+    def apply_requests(self) -> bool:
+        """Apply the operators' requests after a step that reached the end of the source; return whether there were any."""
+        state = self._report.state
+        if state is None or not self.caught_up:
+            return False
+        return apply_requests(self._store, self._stream, self._policy, state, self._report, self._folder)
 
 
 def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
