@@ -54,6 +54,7 @@ def _sampling_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]
         "advisory",
         "retired_retention",
         "purge_after",
+        "classes",
     ):
         value = getattr(entry, entry.keys()[key])
         yield value not in (None, 0) and not sampled, f"{key}: needs sampling with inspect_duration and {_EXTRACTORS}"

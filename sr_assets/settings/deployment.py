@@ -19,6 +19,7 @@ from sr_assets.settings.blocks import (
     SensorSettings,
     SparkSettings,
 )
+from sr_assets.settings.classes import ClassBlocks
 from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
 from sr_assets.settings.digest import digest_of
 from sr_assets.settings.election import CheckpointSettings, ElectionSettings, Member
@@ -72,6 +73,9 @@ class Settings(Block):
         default_text="number of cores",
     )
     catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
+    classes: ClassBlocks = file_key(
+        "[classes](#block-classes) of nodes, the default of all [streams](#a-stream)", [], default_text="none"
+    )
     purge_after_ns: Duration | None = file_key(
         "when the rows of retired nodes are deleted, the default of all [streams](#a-stream)",
         None,

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.settings.classes import ClassBlock
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.election import Member
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
@@ -49,6 +50,10 @@ class TopLevel(Protocol):
 
     @property
     def purge_after_ns(self) -> int | None:
+        """The default of all streams."""
+
+    @property
+    def classes(self) -> tuple[ClassBlock, ...]:
         """The default of all streams."""
 
 
@@ -124,6 +129,7 @@ class FeedSettings(CommonKeys):
     tracked: ClassVar[bool] = False
     advisory: ClassVar[None] = None
     advisory_cluster: ClassVar[None] = None
+    shortest_warning_ns: ClassVar[None] = None
     ephemeral: ClassVar[bool] = False
 
     url: Url = file_key("the cluster; see [URLs and TLS](#urls-and-tls)")

@@ -30,6 +30,7 @@ from sr_assets.stages.source.reading import Ends
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.node_state import NodeStage
+from sr_assets.stages.tracking.retention import forget_old_nodes
 from sr_assets.stages.work_loop import BackgroundSteps, WorkLoop
 
 _INTERRUPTED_SECONDS: Final = 5.0
@@ -261,16 +262,13 @@ class StreamWork(EntryWork):
     def _forget_old(self, state: StreamState) -> None:
         """Delete expired retired nodes, and all nodes of a stream that is no longer tracked."""
         nodes, now_ns = self._site.state.nodes(self._stream.stream), self._retention_clock_ns(state)
-        highest = [state.forgotten_transition]
+        highest = 0
         if not self._stream.tracked:
-            highest.append(nodes.forget_all())
+            highest = nodes.forget_all()
             state.hole_open = False
         elif now_ns is not None:
-            if self._stream.retired_retention_ns is not None:
-                highest.append(nodes.forget_retired(now_ns - self._stream.retired_retention_ns))
-            if self._stream.purge_after_ns is not None:
-                highest.append(nodes.purge_retired(now_ns - self._stream.purge_after_ns))
-        state.forgotten_transition = max(highest)
+            highest = forget_old_nodes(nodes, self._stream, now_ns)
+        state.forgotten_transition = max(state.forgotten_transition, highest)
 
     def _retention_clock_ns(self, state: StreamState) -> int | None:
         return retention_clock_ns(state.watermark_ns, self._site.clock.own_ns())

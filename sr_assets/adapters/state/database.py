@@ -52,12 +52,13 @@ CREATE TABLE intents (
 CREATE TABLE nodes (
     stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
     copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,
-    transition BIGINT, deadline_ns BIGINT);
+    transition BIGINT, deadline_ns BIGINT, class VARCHAR);
 {nodes.SCHEMA}
 CREATE TABLE transitions (
     event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
     age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
-    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0, undone_ns BIGINT);
+    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0, undone_ns BIGINT,
+    class VARCHAR);
 CREATE TABLE gaps (
     stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
 CREATE TABLE parked (
@@ -74,6 +75,8 @@ CREATE TABLE parked (
 #: What an earlier build's state lacks: a query that then fails, and the statement that adds it.
 _ADDED: Final = {
     "SELECT undone_ns FROM transitions LIMIT 0": "ALTER TABLE transitions ADD COLUMN undone_ns BIGINT",
+    "SELECT class FROM nodes LIMIT 0": "ALTER TABLE nodes ADD COLUMN class VARCHAR",
+    "SELECT class FROM transitions LIMIT 0": "ALTER TABLE transitions ADD COLUMN class VARCHAR",
     "FROM answered_requests LIMIT 0": operator_requests.SCHEMA,
 }
 #: Parts of DuckDB's messages about a file that may be intact.

@@ -192,10 +192,12 @@ def sight(
     cutoff_ns: int | None = None,
     first_transition: int = 1,
     read_until_ns: int | None = None,
+    silence: Policy | None = None,
 ) -> tuple[NodeState, Decision, tuple[Transition, ...]]:
     """Apply one message of a sender, in sequence order; `state` is None for an unknown or forgotten sender.
 
-    `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to copy but still a sighting; a
+    `splay` is the sender's `splay_ns`; `silence` is the policy before the message, if it changes the sender's class. A
+    message stored before `cutoff_ns` is too old to copy but still a sighting; a
     message stored until `read_until_ns` is read again because the source was rolled back, and revives no silent or
     retired sender.
 
@@ -213,8 +215,8 @@ def sight(
         state, transitions = _begin(at_ns, sighting.sequence, first_transition)
     elif state.status is not _UP and read_until_ns is not None and stored_ns <= read_until_ns:
         return state, untracked(stored_ns, cutoff_ns, SAMPLED), ()
-    elif state.status is not _UP or at_ns - state.seen_ns > policy.warning_ns:
-        state, transitions = _wake(policy, state, at_ns, sighting.sequence, blind)
+    elif state.status is not _UP or at_ns - state.seen_ns > (silence or policy).warning_ns:
+        state, transitions = _wake(silence or policy, state, at_ns, sighting.sequence, blind)
     copied_ns, copied_bytes = state.copied_ns, state.copied_bytes
     too_old = cutoff_ns is not None and stored_ns < cutoff_ns
     decision = TOO_OLD if too_old else _decide(policy, splay, state, sighting, at_ns)

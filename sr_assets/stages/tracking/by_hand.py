@@ -18,7 +18,7 @@ from sr_assets.stages.tracking.batch_rows import add_transitions
 
 
 def apply_requests(
-    store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState, report: StreamReport, folder: Path
+    store: SiteState, stream: StreamSettings, state: StreamState, report: StreamReport, folder: Path
 ) -> bool:
     """Apply the requests about a stream, each in one transaction with its answer; return whether there were any.
 
@@ -32,7 +32,7 @@ def apply_requests(
         if answer is None:
             with store.transaction():
                 store.save_stream(state)
-                answer = _apply(store, stream, policy, state, report, request)
+                answer = _apply(store, stream, state, report, request)
                 answered.add(request.id, answer, open_ids=[each.id for each in requests])
             reach(Point.ANSWERING)
         answer_request(folder, request, answer)
@@ -40,20 +40,22 @@ def apply_requests(
 
 
 def _apply(
-    store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState, report: StreamReport, request: Request
+    store: SiteState, stream: StreamSettings, state: StreamState, report: StreamReport, request: Request
 ) -> Answer:
     """Apply a request inside the caller's transaction."""
     nodes, node = store.nodes(stream.stream), request.node
-    before = nodes.state(node)
-    if before is None or state.watermark_ns is None:
+    known = nodes.state(node)
+    if known is None or state.watermark_ns is None:
         return Answer(False, f"{stream.label}: node {node!r} is unknown; `sr-assets nodes` lists the nodes")
+    before, node_class = known
+    policy = stream.policy_of(node_class)
     blind, now_ns = BlindSpans(tuple(nodes.blind_spans())), state.watermark_ns
     if request.action == "retire":
         if before.status is Status.RETIRED:
             return Answer(False, _already_retired(stream, node, before))
         after, transitions = retire(policy, before, now_ns, blind)
-        rows = [transition_row(node, transition) for transition in transitions]
-        nodes.merge(node_table([node_row(policy, node, after, blind)]))
+        rows = [transition_row(node, transition, node_class) for transition in transitions]
+        nodes.merge(node_table([node_row(policy, node, after, blind, node_class)]))
         add_transitions(store, stream, state, folded_table(rows), report)
         return Answer(True, f"{stream.label}: retired {node}, which was {before.status}")
     if before.status is not Status.RETIRED:
@@ -62,7 +64,7 @@ def _apply(
     restored = unretire(policy, before, now_ns, blind)
     if restored is None:
         return Answer(False, _too_silent(stream, policy, node, before, now_ns))
-    nodes.merge(node_table([node_row(policy, node, restored, blind)]))
+    nodes.merge(node_table([node_row(policy, node, restored, blind, node_class)]))
     store.outbox(stream.stream).undo(node, restored.transition, restored.status_since_ns)
     return Answer(True, f"{stream.label}: restored {node} as {restored.status}")
 
