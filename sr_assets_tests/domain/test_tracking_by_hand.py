@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sr_assets.domain.blindness import BlindSpans
@@ -68,6 +68,7 @@ def test_actions_have_the_same_result_with_any_sweeps(history: list[Step], blind
     assert replay(history, blind, swept=True) == replay(history, blind, swept=False)
 
 
+@example([Step(kind, 0, ()) for kind in ("message", "retire", "unretire", "retire")], BlindSpans())
 @given(steps, spans)
 def test_transitions_of_actions_are_a_chain_of_distinct_events(history: list[Step], blind: BlindSpans) -> None:
     state, events = replay(history, blind, swept=True)

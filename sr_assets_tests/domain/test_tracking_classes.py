@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.tracking import columns
-from sr_assets.domain.tracking.class_policies import NO_CLASS, ClassPolicies, class_of
+from sr_assets.domain.tracking.class_policies import NO_CLASS, ClassPolicies
 from sr_assets.domain.tracking.columns import fold_batch
 from sr_assets.domain.tracking.rows import (
     FOLDED_SCHEMA,
@@ -97,7 +97,8 @@ def scalar(seen: Sightings, classes: list[str | None], blind: BlindSpans) -> Res
         )
         known[name] = after, now
         decisions.append((sequence, decision.reason.value))
-        events += [transition_row(name, event, class_of(event, before, now)) for event in transitions]
+        silent = ("timeout", "expire")
+        events += [transition_row(name, event, before if event.event in silent else now) for event in transitions]
     rows = folded_table(events).sort_by([("sender", "ascending"), ("event_transition", "ascending")])
     return sorted(decisions), known, [tuple(row[name] for name in EVENT) for row in rows.to_pylist()]
 

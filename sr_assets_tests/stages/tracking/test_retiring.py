@@ -52,6 +52,7 @@ def requests(rig: Rig) -> list[str]:
 
 def test_retired_node_that_is_up_returns_with_its_next_message(rig: Rig) -> None:
     stream, advisories = tracked(rig, "a", "b")
+    drain_until_watermark(rig, rig.stored(stream)[-1].stored_ns)
     assert act(rig, "retire", "a") == [f"{SITE}/{stream}: retired a, which was up"]
     row = rig.row("retired_nodes")
     assert (row["node"], row["times_retired"]) == ("a", 1)
