@@ -104,9 +104,9 @@ def node_history(home: Path, node: str) -> Rows:
 
 
 def newest_nodes(home: Path, name: str, stream: str, limit: int) -> list[tuple[str, str | None]]:
-    """Return the nodes of a stream that reported last, each with its class."""
+    """Return the nodes of a stream that reported last, retired or not, each with its class."""
     sql = """
-        SELECT node, class FROM node_availability WHERE name = $name AND stream = $stream AND status <> 'retired'
+        SELECT node, class FROM node_availability WHERE name = $name AND stream = $stream
         ORDER BY last_seen DESC, node LIMIT $limit
     """
     return [(row[0], row[1]) for row in ask(home, sql, {"name": name, "stream": stream, "limit": limit}).values]

@@ -154,6 +154,14 @@ class Nodes(StreamTable):
         ).fetchall()
         return dict(rows)
 
+    def class_counts(self) -> dict[str, int]:
+        """Return the number of nodes that are not retired by class, without those of no class."""
+        query = """
+            SELECT class, count(*) FROM nodes
+            WHERE stream = ? AND status <> 'retired' AND class IS NOT NULL GROUP BY class
+            """
+        return dict(self._connection.execute(query, [self._stream]).fetchall())
+
     def count(self) -> int:
         """Return the number of nodes that are not retired."""
         return int(self._value("SELECT count(*) FROM nodes WHERE stream = ? AND status <> 'retired'"))

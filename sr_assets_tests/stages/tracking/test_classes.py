@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from sr_assets.assets.entries import StreamAssets
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import load_settings
+from sr_assets.stages.report import Stage
 from sr_assets.stages.retiring import act_on_node
 from sr_assets_tests.rig import ALL_ON_SPARK, SITE, Command, Rig, Sent
 from sr_assets_tests.stages.tracking.test_node_state import SECOND, drain_until_watermark, events
@@ -120,6 +122,15 @@ def test_class_has_its_own_retention_of_retired_nodes(rig: Rig) -> None:
     drain_until_watermark(rig, rig.stored(stream)[0].stored_ns + 6 * SECOND)
     rig.drain()
     assert classes_of(rig) == {"web1": "web", "a": None}
+
+
+def test_asset_shows_the_nodes_by_class(rig: Rig) -> None:
+    stream, _ = add(rig, *KINDS)
+    rig.publish(stream, [message("web1"), message("a", "db"), message("b")])
+    reports = rig.drain()
+    with rig.open() as site:
+        metadata = StreamAssets(site.streams[0]).metadata(Stage.NODE_STATE, site, reports[stream])
+    assert [metadata[f"class_{name}_nodes"] for name in ("web", "db", "vip")] == [1, 1, 0]
 
 
 def test_recovery_keeps_the_classes(rig: Rig, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
