@@ -122,7 +122,7 @@ def continue_announced(rebuilt: Rebuilt, announced: Mapping[str, Advisory], stat
     """
     continue_counters(rebuilt, {node: advisory.transition for node, advisory in announced.items()})
     for node, advisory in announced.items():
-        if node in states and states[node].transition > advisory.transition:
+        if node in states and _is_outdated(advisory, states[node]):
             continue
         known, event_ns, status = rebuilt.nodes.get(node), advisory.event_ns, STATUS[advisory.event_code]
         if known is None:
@@ -142,6 +142,12 @@ def continue_announced(rebuilt: Rebuilt, announced: Mapping[str, Advisory], stat
             if retired:
                 known = replace(known, copied_ns=None, copied_bytes=None)
         rebuilt.nodes[node] = known
+
+
+def _is_outdated(advisory: Advisory, state: NodeState) -> bool:
+    """Return whether a node's state is later than its last advisory: `unretire` makes no transition."""
+    undone = STATUS[advisory.event_code] is Status.RETIRED and state.status is not Status.RETIRED
+    return state.transition > advisory.transition or (undone and state.transition == advisory.transition)
 
 
 def node_rows(stream: StreamSettings, rebuilt: Rebuilt) -> Iterator[tuple[Any, ...]]:

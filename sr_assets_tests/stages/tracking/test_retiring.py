@@ -180,11 +180,16 @@ def test_recovered_state_keeps_a_node_retired(rig: Rig, command: Command, monkey
     act(rig, "retire", "a")
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
     assert command("recover", "--stream", stream, "--force")[0] == 0
+    assert rig.row("retired_nodes")["node"] == "a"
+    act(rig, "unretire", "a")
+    assert command("recover", "--stream", stream, "--force")[0] == 0
+    assert rig.rows("retired_nodes") == []
+    act(rig, "retire", "a")
     (rig.home / "sites" / SITE / "state.duckdb").unlink()
     assert command("recover", "--stream", stream)[0] == 0
     rig.drain()
     assert rig.row("retired_nodes")["node"] == "a"
-    assert len(announced(rig, advisories, "a")) == 2
+    assert len(announced(rig, advisories, "a")) == 3
 
 
 def test_refused_actions_name_the_remedy(rig: Rig) -> None:
