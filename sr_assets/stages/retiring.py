@@ -13,7 +13,7 @@ from sr_assets.adapters.state.operator_requests import (
     read_answer,
     withdraw_request,
 )
-from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
+from sr_assets.domain.errors import ConfigurationError, RunError, StandbyError, did_you_mean
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
@@ -61,6 +61,8 @@ def _run(settings: Settings, streams: Sequence[StreamSettings]) -> str:
             reports = run_site(site, {stream.stream: stages for stream in streams}, drain_only=True)
     except SiteBusyError:
         return ""
+    except StandbyError as error:
+        return f"{streams[0].name}: {error}; run this command there"
     return "; ".join(report.failure for report in reports.values() if report.failure)
 
 
