@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import load_settings
 from sr_assets.stages.report import Stage
 from sr_assets.stages.retiring import act_on_node
+from sr_assets_bench.comparison.streams import compare
+from sr_assets_tests.reference import Rules, Seen, by_field
 from sr_assets_tests.rig import ALL_ON_SPARK, SITE, Command, Rig, Sent
 from sr_assets_tests.stages.tracking.test_node_state import SECOND, drain_until_watermark, events
 
@@ -78,6 +81,25 @@ def test_change_of_class_takes_effect_with_its_message(rig: Rig) -> None:
     rows = rig.rows("SELECT event, class, transition FROM node_advisories ORDER BY transition")
     assert [tuple(row.values()) for row in rows] == [("new", "slow", 1), ("timeout", "fast", 2), ("recover", "slow", 3)]
     assert classes_of(rig) == {"a": "slow"}
+
+
+def test_history_of_changing_classes_equals_the_independent_rules(rig: Rig) -> None:
+    fast = {"name": "fast", "field": "role", "value": "fast", "inspect_duration": "1s", "warn_duration": "500ms"}
+    stream, advisories = add(rig, fast, inspect_duration="4s", warn_duration="2s")
+    chance, ended_ns = random.Random(7), rig.clock_ns(stream) + 8 * SECOND
+    while rig.clock_ns(stream) < ended_ns:
+        nodes = [node for node in "abcdefgh" if chance.random() < 0.3]
+        rig.publish(stream, [message(node, chance.choice(["fast", "slow"])) for node in nodes])
+        rig.drain()
+
+    def durations(seen: Seen) -> tuple[int, int]:
+        fast = json.loads(seen.payload)["role"] == "fast"
+        return (SECOND, SECOND // 2) if fast else (4 * SECOND, 2 * SECOND)
+
+    rules = Rules(SITE, SITE, stream, 4 * SECOND, 2 * SECOND, "sender", by_field, durations=durations)
+    compared = compare(rig, rules, feed=advisories)
+    assert compared.differences == []
+    assert {advisory["event"] for advisory in compared.expected.advisories} == {"new", "timeout", "recover", "expire"}
 
 
 def test_class_without_announcements_publishes_nothing(rig: Rig) -> None:
