@@ -39,10 +39,10 @@ def act_on_node(settings: Settings, action: Action, node: str, site: str | None)
         deadline = time.monotonic() + _WAIT_SECONDS
         while open_requests and not problem:
             time.sleep(_POLL_SECONDS)
-            if lock_owner(folder) is None:
-                problem = _run(settings, streams)
-            elif time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 problem = _not_applied(streams[0].name)
+            elif lock_owner(folder) is None:
+                problem = _run(settings, streams)
             read = {request.id: read_answer(folder, request) for request in open_requests}
             answers += filter(None, read.values())
             open_requests = [request for request in open_requests if read[request.id] is None]
@@ -94,8 +94,8 @@ def _unknown(settings: Settings, node: str, site: str | None, sites: Sequence[st
 
 def _not_applied(site: str) -> str:
     return (
-        f"{site}: the active run did not reach the end of its sources within {_WAIT_SECONDS:g} s, so nothing was changed;"
-        " try again when `sr-assets lag` shows no lag and no problem"
+        f"{site}: no run reached the end of its sources within {_WAIT_SECONDS:g} s, so nothing was changed; try again when"
+        " `sr-assets lag` shows no lag and no problem"
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.operator_requests import FOLDER
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import load_settings
@@ -228,6 +229,18 @@ def test_follower_names_the_leader_and_changes_nothing(rig: Rig) -> None:
     assert answer.line.endswith("; run this command there")
     assert requests(rig) == []
     assert len(announced(rig, advisories, "a")) == 1
+
+
+def test_request_that_no_run_takes_is_withdrawn(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked(rig, "a")
+    monkeypatch.setattr(retiring, "_WAIT_SECONDS", 0.5)
+    with SiteLock(rig.home / "sites" / SITE, "a run that is catching up", 0.0):
+        (answer,) = act_on_node(rig.settings(), "retire", "a", None)
+    assert not answer.done
+    assert "no run reached the end of its sources within 0.5 s, so nothing was changed; try again" in answer.line
+    assert requests(rig) == []
+    rig.drain()
+    assert rig.rows("retired_nodes") == []
 
 
 def test_unreachable_source_leaves_no_request(rig: Rig) -> None:
