@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import pairwise
@@ -62,6 +62,15 @@ class Rules:
     forced: Callable[[Seen], bool] = lambda _: False
     trigger_bytes: int = 0
     epoch_ns: int = 0
+    #: The interval and the warning of a message's class, if the entry has classes.
+    durations: Callable[[Seen], tuple[int, int]] | None = None
+
+    def of(self, message: Seen) -> Rules:
+        """Return the rules of a message's class."""
+        if self.durations is None:
+            return self
+        interval_ns, warning_ns = self.durations(message)
+        return replace(self, interval_ns=interval_ns, warning_ns=warning_ns)
 
     @property
     def tolerance_ns(self) -> int:
@@ -211,6 +220,7 @@ class _Sender:
             if self.status != "up":
                 self.status, self.since = "up", t
         self.at, self.sequence = t, message.sequence
+        self.rules = self.rules.of(message)
         size, interval = len(message.payload), self.rules.interval_ns
         if self.copied_at is None:
             reason = "new"

@@ -86,6 +86,7 @@ PACKAGE_ORDER = {
         "entry_work",
         "stream_work",
         "run",
+        "retiring",
     ),
 }
 

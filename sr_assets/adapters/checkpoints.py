@@ -16,6 +16,7 @@ class Point(StrEnum):
     FOLDING = "folding"
     FOLDED = "folded"
     SWEPT = "swept"
+    ANSWERING = "answering"
     PUBLISHING = "publishing"
     PUBLISHED = "published"
     COMMITTING = "committing"

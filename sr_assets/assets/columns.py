@@ -42,6 +42,7 @@ _SHARED: Final = {
     "age_seconds": "Silence of the node at the event.",
     "as_of": "Source's time at which the row was current.",
     "blind_seconds": "Time in which lost messages hide whether nodes reported.",
+    "class": "[Class](rules.md#classes) of the node, or NULL.",
     "cluster": "Cluster that holds the stream, by its name in the configuration.",
     "date": "Day, in the time zone of the table's settings.",
     "domain": "JetStream domain of the cluster.",
@@ -100,6 +101,8 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
     "node_advisories": {
         "detected_at": "Watermark that found the transition.",
         "published_at": "Time at which the advisory was acknowledged; NULL until then.",
+        "class": "[Class](rules.md#classes) of the node at the event, or NULL.",
+        "undone_at": "Time at which `unretire` undid the `expire`, or NULL.",
     },
     "replication": {
         "source_stream": "Name of the source stream.",
@@ -172,7 +175,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "user": "User of the operating system who ran the command.",
         "host": "Host of the command.",
         "action": "Words of the command, such as `pause` or `topology apply`.",
-        "subject": "Stream as `name/stream`, site, native stream, or `source/key`.",
+        "subject": "Stream as `name/stream`, site, native stream, node, or `source/key`.",
         "detail": "Result or options; empty if there is nothing to add.",
     },
     "global_availability": {"name": "Site of the node; NULL if the advisory has none."},

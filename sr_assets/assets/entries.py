@@ -92,9 +92,14 @@ class StreamAssets:
         """Return the metadata of a stage's asset after a run."""
         match stage:
             case Stage.NODE_STATE:
-                nodes = site.state.nodes(self.entry.stream).counts()
+                nodes, classes = site.state.nodes(self.entry.stream).counts(), self.entry.node_classes
+                by_class = site.state.nodes(self.entry.stream).class_counts() if classes else {}
                 return {
                     **{f"{status}_nodes": nodes.get(status, 0) for status in ("up", "timeout", "retired")},
+                    **{
+                        f"class_{block.name}_nodes": by_class.get(block.name, 0)
+                        for block in (classes.blocks if classes else ())
+                    },
                     "swept_nodes": report.swept,
                     "lag_messages": report.lag_messages,
                     "seconds_left": _seconds_left(report, report.lag_messages, report.messages),

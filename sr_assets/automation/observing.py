@@ -213,7 +213,7 @@ def _watermark(entry: Entry, status: StreamStatus, info: StreamInfo) -> int | No
         info.ts_ns,
         None,
         replicas=info.replicas,
-        warning_ns=entry.policy.warning_ns if entry.policy else None,
+        warning_ns=entry.shortest_warning_ns,
         caught_up=info.last_sequence < status.next_sequence,
         mirror=info.mirror,
         previous_ns=status.watermark_ns,

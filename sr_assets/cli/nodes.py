@@ -1,12 +1,12 @@
-"""Commands about nodes: `nodes`, `node`, and `summary`, which counts them by site."""
+"""Commands about nodes: `nodes`, `node`, `retire`, `unretire`, and `summary`, which counts them by site."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.adapters.logs import print_warning
-from sr_assets.cli.base import SECONDS, cli, configured, need_feeds, table_or_json
+from sr_assets.adapters.logs import print_error, print_warning
+from sr_assets.cli.base import SECONDS, cli, configured, need_feeds, note_action, table_or_json
 from sr_assets.cli.render import Format, print_json, show
 from sr_assets.cli.views import print_node, print_summary
 from sr_assets.cli.warnings import note_age
@@ -15,6 +15,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from sr_assets.adapters.published.reading import Rows
+    from sr_assets.adapters.state.operator_requests import Action
     from sr_assets.settings import Settings
 
 #: Limit of the table for all sites' nodes; JSON and CSV have no limit.
@@ -133,6 +134,44 @@ def _with_history(states: "Rows", history: "Rows", shared: int) -> Iterator[dict
             if row[:shared] == state[:shared]
         ]
         yield dict(zip(states.columns, state, strict=True)) | {"history": transitions}
+
+
+_site_option = click.option("--site", metavar="S", help="The site, if several sites know the node.")
+
+
+@cli.command()
+@click.argument("name", metavar="NODE")
+@_site_option
+@click.option("--reason", metavar="R", default="", help="The reason, recorded in operator_actions.")
+@configured
+def retire(settings: "Settings", name: str, site: str | None, reason: str) -> int:
+    """Retire a node now, as if its silence had exceeded `inspect_duration`; its next message brings it back.
+
+    One `expire` is announced, so that a centre follows.
+    """
+    return _act(settings, "retire", name, site, reason)
+
+
+@cli.command()
+@click.argument("name", metavar="NODE")
+@_site_option
+@configured
+def unretire(settings: "Settings", name: str, site: str | None) -> int:
+    """Undo `retire`: the node is up or in timeout again, as its silence demands. Nothing is announced."""
+    return _act(settings, "unretire", name, site, "")
+
+
+def _act(settings: "Settings", action: "Action", node: str, site: str | None, reason: str) -> int:
+    """Act on a node in each of its streams; record and print the results. Exit code 1 if none was changed."""
+    from sr_assets.stages.retiring import act_on_node
+
+    answers = act_on_node(settings, action, node, site)
+    done = [answer.line for answer in answers if answer.done]
+    if done:
+        note_action(settings, action, node, "; ".join(filter(None, (*done, reason))))
+    for answer in answers:
+        (click.echo if answer.done else print_error)(answer.line)
+    return int(not done)
 
 
 @cli.command()

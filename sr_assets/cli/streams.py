@@ -6,14 +6,17 @@ import click
 
 from sr_assets.adapters.logs import print_error, print_warning
 from sr_assets.cli.base import cli, configured, form_option, note_action, stream_named, stream_option
-from sr_assets.cli.render import Format, show
+from sr_assets.cli.render import Format, print_note, show
 from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.durations import duration
+from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings
 
+#: Number of nodes that `check` classifies.
+_NEWEST = 1_000
 _NO_COPY = "a feed makes no copies, so it cannot be paused"
 
 
@@ -38,13 +41,32 @@ def check(settings: "Settings", connect: bool, explain: str | None, form: Format
     if connect:
         return _check_connectivity(settings, form)
     paused = _paused_labels(settings)
-    columns = ("name", "stream", "from", "to", "filter", "start", "sampling", "advisories", "paused")
-    rows = [(*_stream_row(stream), stream.label in paused) for stream in settings.streams]
-    rows += [(*_feed_row(feed), False) for feed in settings.feeds]
-    rows += [(*row, False) for row in _heartbeat_rows(settings)]
+    classes = {stream.label: _classes(settings, stream) for stream in settings.streams if stream.node_classes}
+    columns = ("name", "stream", "from", "to", "filter", "start", "sampling", "advisories", "paused", "classes")
+    rows = [(*_stream_row(stream), stream.label in paused, classes.get(stream.label)) for stream in settings.streams]
+    rows += [(*_feed_row(feed), False, None) for feed in settings.feeds]
+    rows += [(*row, False, None) for row in _heartbeat_rows(settings)]
     title = f"replicator {settings.replicator}, home {settings.home}, Spark {settings.spark.public['mode']}"
     show(columns, rows, form, title=title)
+    for label, counts in classes.items() if form in ("table", "wide") else ():
+        print_note(
+            f"classes of {label}: {counts or 'no node is known yet; `check --connect` reads the newest messages'}"
+        )
     return 0
+
+
+def _classes(settings: "Settings", stream: "StreamSettings") -> str | None:
+    """Return how many of the newest published nodes each class of a stream matches, or None before the first publication."""
+    from sr_assets.adapters.published.queries import newest_nodes
+    from sr_assets.domain.classes import count_text
+
+    assert stream.node_classes is not None
+    try:
+        nodes = newest_nodes(settings.home, stream.name, stream.stream, _NEWEST)
+    except RunError:
+        return None
+    classifier = stream.node_classes.classifier
+    return count_text(classifier.rules, [classifier.reclassify(*node) for node in nodes]) if nodes else None
 
 
 def _check_connectivity(settings: "Settings", form: Format) -> int:

@@ -37,7 +37,8 @@ _BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
     "new": (None, "retired"),
     "timeout": ("up",),
     "recover": ("timeout",),
-    "expire": ("timeout",),
+    # `retire` also retires nodes that are up.
+    "expire": ("timeout", "up"),
 }
 
 

@@ -6,7 +6,7 @@
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn, Protocol
 
 import orjson
 
@@ -109,9 +109,66 @@ def parse_path(text: str) -> tuple[str, ...]:
     return tuple(_ESCAPED.sub(r"\1", segment) for segment in segments)
 
 
-def needs_payload(extractor: SenderExtractor, force_path: tuple[str, ...] | None) -> bool:
-    """Return whether `inspect` reads payloads: for the sender, or for the force flag."""
-    return extractor.reads_payload or force_path is not None
+class Document:
+    """The payload of a message, parsed at most once, and only if a field is read."""
+
+    __slots__ = ("_parsed", "_payload", "_value")
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload, self._parsed = payload, False
+        self._value: dict[str, Any] | None = None
+
+    @property
+    def value(self) -> dict[str, Any] | None:
+        """The object of the payload, or None if the payload is not one."""
+        if not self._parsed:
+            self._value, self._parsed = _parse_object(self._payload), True
+        return self._value
+
+    def text_at(self, path: tuple[str, ...]) -> str | None:
+        """Return the text, number, `true` or `false` at a path as text, or None."""
+        value = _lookup(path, self.value)
+        return str(value).lower() if isinstance(value, bool) else _sender_at(path, self.value, self._payload)
+
+
+class MessageClassifier(Protocol):
+    """The rules of a stream's classes."""
+
+    @property
+    def reads_payload(self) -> bool:
+        """Whether a rule reads payloads."""
+
+    def classify(self, node: str, headers: bytes, document: Document) -> str | None:
+        """Return the class of a message, or None."""
+
+
+def needs_payload(
+    extractor: SenderExtractor, force_path: tuple[str, ...] | None, classifier: MessageClassifier | None = None
+) -> bool:
+    """Return whether `inspect` reads payloads: for the sender, the force flag, or the class."""
+    return extractor.reads_payload or force_path is not None or (classifier is not None and classifier.reads_payload)
+
+
+def inspect_class(
+    extractor: SenderExtractor,
+    force_path: tuple[str, ...] | None,
+    classifier: MessageClassifier,
+    subject: str,
+    headers: bytes,
+    payload: bytes,
+) -> tuple[str | None, bool, str | None]:
+    """Return a message's sender, force flag and class, as `inspect`; a message without a sender has no class."""
+    if is_heartbeat(headers):
+        return None, True, None
+    document = Document(payload)
+    if isinstance(extractor, JsonField):
+        sender = _sender_at(extractor.path, document.value, payload)
+    else:
+        sender = extractor.extract(subject, headers, payload)
+    if sender is None:
+        return None, False, None
+    forced = force_path is not None and _lookup(force_path, document.value) is True
+    return sender, forced, classifier.classify(sender, headers, document)
 
 
 def inspect(

@@ -47,7 +47,15 @@ def _sampling_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]
     yield len(modes) > 1, f"{' and '.join(modes)} exclude each other; keep one way to find the sender"
     yield sampled and interval is None, f"{''.join(modes[:1])}: needs inspect_duration, the copy interval"
     yield not sampled and interval is not None, f"inspect_duration: needs {_EXTRACTORS} to find the sender"
-    for key in ("warn_duration", "inspect_force_field", "size_trigger", "advisory", "retired_retention"):
+    for key in (
+        "warn_duration",
+        "inspect_force_field",
+        "size_trigger",
+        "advisory",
+        "retired_retention",
+        "purge_after",
+        "classes",
+    ):
         value = getattr(entry, entry.keys()[key])
         yield value not in (None, 0) and not sampled, f"{key}: needs sampling with inspect_duration and {_EXTRACTORS}"
     if warning is not None and interval is not None:

@@ -19,6 +19,7 @@ from sr_assets.settings.blocks import (
     SensorSettings,
     SparkSettings,
 )
+from sr_assets.settings.classes import ClassBlocks
 from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_names
 from sr_assets.settings.data import Locks, LockTtl, SourceSettings, refuse_unusable_locks
 from sr_assets.settings.digest import digest_of
@@ -74,6 +75,15 @@ class Settings(Block):
         default_text="number of cores",
     )
     catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
+    classes: ClassBlocks = file_key(
+        "[classes](#block-classes) of nodes, the default of all [streams](#a-stream)", [], default_text="none"
+    )
+    purge_after_ns: Duration | None = file_key(
+        "when the rows of retired nodes are deleted, the default of all [streams](#a-stream)",
+        None,
+        name="purge_after",
+        default_text="never",
+    )
     leader_election_name: Member | None = file_key(
         "this member's name in the [election](#block-leader_election), the default of all entries",
         None,

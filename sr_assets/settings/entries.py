@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.settings.classes import ClassBlock
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.data import Locks, LockTtl
 from sr_assets.settings.election import Member
@@ -59,6 +60,13 @@ class TopLevel(Protocol):
     @property
     def lock_ttl_ns(self) -> int:
         """The default of all entries."""
+
+    def purge_after_ns(self) -> int | None:
+        """The default of all streams."""
+
+    @property
+    def classes(self) -> tuple[ClassBlock, ...]:
+        """The default of all streams."""
 
 
 class CommonKeys(Block):
@@ -145,6 +153,7 @@ class FeedSettings(CommonKeys):
     tracked: ClassVar[bool] = False
     advisory: ClassVar[None] = None
     advisory_cluster: ClassVar[None] = None
+    shortest_warning_ns: ClassVar[None] = None
     ephemeral: ClassVar[bool] = False
     paused: ClassVar[bool] = False
 

@@ -3,6 +3,8 @@
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Self
 
+from pydantic import InstanceOf
+
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
@@ -10,12 +12,13 @@ from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
 from sr_assets.domain.subjects import observer_subject, target_subject
 from sr_assets.domain.target_stream import TargetOptions
 from sr_assets.domain.tracking.rules import Policy
+from sr_assets.settings.advisory import AdvisorySettings
+from sr_assets.settings.classes import ClassBlocks, NodeClasses
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
-from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.mapping import file_key
 from sr_assets.settings.names import (
-    AdvisoryTemplate,
     ApiPrefix,
     Domain,
     FieldPath,
@@ -34,23 +37,7 @@ Order = Literal["stream", "sender", "none"]
 OnTargetReset = Literal["continue", "recopy", "stop"]
 OnPoison = Literal["park", "stop"]
 AllowBatched = Literal["auto", "off"]
-End = Literal["source", "target"]
-Format = Literal["v2", "v1"]
 CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
-
-
-class AdvisorySettings(Block):
-    """`advisory` of a stream: the announcement of transitions. `reliable` None means JetStream if a stream takes it."""
-
-    subject: AdvisoryTemplate = file_key("`%s` is the event, `%v` the node")
-    reliable: Flag | None = file_key("see [rules](rules.md#an-advisory)", None, default_text="automatic")
-    cluster: Annotated[End, choice(End)] = file_key("where to publish", "source")
-    observer_subject: AdvisoryTemplate = file_key(
-        "the subject of the site's heartbeats", "", default_text="see [rules](rules.md#the-heartbeat)"
-    )
-    format: Annotated[Format, choice(Format)] = file_key(
-        "`v1` is the old replicator's format, without `new`; its replicator is the entry's `name`", "v2"
-    )
 
 
 class StreamSettings(CommonKeys):
@@ -109,6 +96,18 @@ class StreamSettings(CommonKeys):
     retired_retention_ns: Duration | None = file_key(
         "retention of retired nodes", None, name="retired_retention", default_text="forever"
     )
+    named_purge_after_ns: Duration | None = file_key(
+        "delete all rows of a node this long after it retired, its transitions included",
+        None,
+        name="purge_after",
+        default_text="the top level's",
+    )
+    named_classes: ClassBlocks | None = file_key(
+        "[classes](#block-classes) of nodes; the first one that matches a message counts",
+        None,
+        name="classes",
+        default_text="the top level's",
+    )
     workers: Positive = file_key("parallel writers", 1)
     named_order: Annotated[Order, choice(Order)] | None = file_key(
         "the order of copies: the source's, each sender's, or none",
@@ -151,6 +150,10 @@ class StreamSettings(CommonKeys):
     #: The top-level `name`, and the top-level `catch_up_messages`.
     replicator: str = ""
     default_catch_up: int | None = None
+    #: When the rows of a retired node are deleted, or None.
+    purge_after_ns: int | None = None
+    #: The classes of its nodes, or None.
+    node_classes: InstanceOf[NodeClasses] | None = None
 
     def within(self, top: TopLevel) -> Self:
         """Return the stream with the inherited keys filled in; raises ValueError if they contradict its own."""
@@ -160,7 +163,15 @@ class StreamSettings(CommonKeys):
             template = advisory.observer_subject or None
             observer = observer_subject(template, top.replicator, entry.name, entry.stream)
             advisory = advisory.changed(observer_subject=observer)
-        return entry.changed(replicator=top.replicator, default_catch_up=top.catch_up_messages, advisory=advisory)
+        return entry.changed(
+            replicator=top.replicator,
+            default_catch_up=top.catch_up_messages,
+            advisory=advisory,
+            node_classes=NodeClasses.of(
+                top.classes if entry.named_classes is None else entry.named_classes, entry.policy
+            ),
+            purge_after_ns=top.purge_after_ns if entry.named_purge_after_ns is None else entry.named_purge_after_ns,
+        )
 
     @cached_property
     def source(self) -> ClusterSettings:
@@ -228,6 +239,22 @@ class StreamSettings(CommonKeys):
             return None
         warning_ns = interval_ns // 2 if self.warn_duration_ns is None else self.warn_duration_ns
         return Policy(interval_ns, warning_ns, self.size_trigger or 0)
+
+    def policy_of(self, node_class: str | None) -> Policy:
+        """Return the policy of a class of a tracked stream; None is the class of other nodes."""
+        assert self.policy is not None
+        return self.policy if self.node_classes is None else self.node_classes.policy(node_class)
+
+    def announces(self, node_class: str | None) -> bool:
+        """Return whether the transitions of a class are announced."""
+        return self.advisory is not None and (self.node_classes is None or self.node_classes.announces(node_class))
+
+    @property
+    def shortest_warning_ns(self) -> int | None:
+        """The shortest `warn_duration` of its nodes, or None without tracking."""
+        if self.policy is None or self.node_classes is None:
+            return self.policy.warning_ns if self.policy else None
+        return self.node_classes.shortest_warning_ns
 
     @property
     def tracked(self) -> bool:

@@ -35,7 +35,7 @@ from sr_assets.stages.replication.target import (
     refuse_drift,
     refuse_unstorable,
 )
-from sr_assets.stages.source.suitability import check_source, try_senders
+from sr_assets.stages.source.suitability import check_source, try_classes, try_senders
 from sr_assets.stages.topology.applying import probe_update
 from sr_assets.stages.topology.probes import probe_topology
 
@@ -77,6 +77,9 @@ def _try_entry(entry: Entry) -> list[Probe]:
 def _try_stream(probes: Probes, stream: StreamSettings, source: Cluster, info: StreamInfo | None) -> None:
     if info is not None and stream.tracked:
         probes.attempt(source, "a sender in each message", lambda: try_senders(stream, source, info))
+        if stream.node_classes is not None:
+            classifier = stream.node_classes.classifier
+            probes.attempt(source, "classes", lambda: try_classes(stream, classifier, source, info))
     with closing(Cluster(stream.target, "sr-assets check")) as target:
         reached, advisory = _try_target(probes, stream, source, info, target), stream.advisory
         if advisory is not None and (reached if advisory.cluster == "target" else info is not None):

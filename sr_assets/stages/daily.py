@@ -180,7 +180,10 @@ class InventoryStage(DailyStage):
 
         # A reporting node is copied within two intervals: one, plus the shorter time until it reports again.
         held_ns = {
-            (stream.name, stream.stream): 2 * stream.policy.interval_ns for stream in settings.streams if stream.policy
+            (stream.name, stream.stream): 2
+            * (stream.node_classes.longest_interval_ns if stream.node_classes else stream.policy.interval_ns)
+            for stream in settings.streams
+            if stream.policy
         }
         unknown = observe(published, days, settings.inventory.facts, held_ns)
         with spark_errors():

@@ -30,6 +30,7 @@ from sr_assets.stages.source.reading import Ends
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.node_state import NodeStage
+from sr_assets.stages.tracking.retention import forget_old_nodes
 from sr_assets.stages.work_loop import BackgroundSteps, WorkLoop
 
 _INTERRUPTED_SECONDS: Final = 5.0
@@ -151,6 +152,7 @@ class StreamWork(EntryWork):
             self._refuse_lost_state()
             busy = self._watcher.fold_next(ends)
             busy |= self._watcher.sweep_due()
+            busy |= self._watcher.apply_requests()
         if not self._announced_with_copies:
             busy |= self._announce(self._site.clusters, self._stream.source, busy=busy)
         return busy
@@ -259,14 +261,13 @@ class StreamWork(EntryWork):
 
     def _forget_old(self, state: StreamState) -> None:
         """Delete expired retired nodes, and all nodes of a stream that is no longer tracked."""
-        nodes, retention_ns = self._site.state.nodes(self._stream.stream), self._stream.retired_retention_ns
-        now_ns = self._retention_clock_ns(state)
+        nodes, now_ns = self._site.state.nodes(self._stream.stream), self._retention_clock_ns(state)
         highest = 0
         if not self._stream.tracked:
             highest = nodes.forget_all()
             state.hole_open = False
-        elif retention_ns is not None and now_ns is not None:
-            highest = nodes.forget_retired(now_ns - retention_ns)
+        elif now_ns is not None:
+            highest = forget_old_nodes(nodes, self._stream, now_ns)
         state.forgotten_transition = max(state.forgotten_transition, highest)
 
     def _retention_clock_ns(self, state: StreamState) -> int | None:

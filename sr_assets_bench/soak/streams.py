@@ -16,11 +16,24 @@ if TYPE_CHECKING:
 
 PLAIN, SAMPLED, MIRROR, FEED, CENTRE = "PLAIN", "SAMPLED", "MIRROR", "FEED", "CENTRE"
 _INTERVAL, _WARNING, _TRIGGER_BYTES = 6 * SECOND, 3 * SECOND, 500
+#: The class of some nodes: its interval and its warning.
+_PATIENT: Final = (10 * SECOND, 5 * SECOND)
+_PATIENT_NODES: Final = "3"
 _CHURN: Final = Churn(share=0.6, short_seconds=4.5, long_seconds=9.0)
 
 #: The rules of the streams without and with sampling.
 PLAIN_RULES: Final = Rules(SITE, SITE, PLAIN, _INTERVAL, _WARNING, "", sender=lambda _: None)
-SAMPLED_RULES: Final = Rules(SITE, SITE, SAMPLED, _INTERVAL, _WARNING, "sender", by_field, trigger_bytes=_TRIGGER_BYTES)
+SAMPLED_RULES: Final = Rules(
+    SITE,
+    SITE,
+    SAMPLED,
+    _INTERVAL,
+    _WARNING,
+    "sender",
+    by_field,
+    trigger_bytes=_TRIGGER_BYTES,
+    durations=lambda message: _PATIENT if _PATIENT_NODES in str(by_field(message)) else (_INTERVAL, _WARNING),
+)
 #: The keys of every entry, with small batches, so that faults interrupt much work; and those of a sampled one.
 COMMON: Final[dict[str, Any]] = {"batch_messages": 1_000, "on_source_reset": "recopy"}
 TRACKED: Final[dict[str, Any]] = {
@@ -28,6 +41,14 @@ TRACKED: Final[dict[str, Any]] = {
     "inspect_duration": f"{_INTERVAL // SECOND}s",
     "warn_duration": f"{_WARNING // SECOND}s",
     "size_trigger": _TRIGGER_BYTES,
+    "classes": [
+        {
+            "name": "patient",
+            "match": f"*{_PATIENT_NODES}*",
+            "inspect_duration": f"{_PATIENT[0] // SECOND}s",
+            "warn_duration": f"{_PATIENT[1] // SECOND}s",
+        }
+    ],
 }
 ADVISORY: Final[dict[str, Any]] = {"subject": f"{FEED}.%s.%v", "reliable": True}
 

@@ -13,6 +13,7 @@ import pytest
 
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.spark.engine import engine_status
+from sr_assets.adapters.state.operator_requests import leave_request
 from sr_assets_tests.faults.conftest import Hold
 from sr_assets_tests.faults.rig import (
     await_marker,
@@ -23,7 +24,7 @@ from sr_assets_tests.faults.rig import (
     publish_rounds,
     start_run,
 )
-from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent
+from sr_assets_tests.rig import ALL_ON_SPARK, SITE, Rig, Sent
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,10 @@ def assert_recovered(rig: Rig, undisturbed: dict[str, Any], feed: str) -> None:
     assert len({message.headers for message in rig.stored(feed)}) == len(rig.stored(feed)) == 40
 
 
-# No node falls silent here; `test_sweeping` tests kills between portions of a sweep.
-@pytest.mark.parametrize("point", [point for point in Point if point not in {Point.SWEPT, Point.REFILLING}])
+# No node falls silent or is retired by hand here; other tests kill runs at these points.
+@pytest.mark.parametrize(
+    "point", [point for point in Point if point not in {Point.SWEPT, Point.ANSWERING, Point.REFILLING}]
+)
 def test_next_run_recovers_from_a_kill_at_any_point(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path, point: Point
 ) -> None:
@@ -169,3 +172,21 @@ def test_killed_feed_run_folds_each_advisory_once(rig: Rig, tmp_path: Path) -> N
     assert len(rig.rows("global_rejects")) == 1
     row = rig.row("replication")
     assert (row["seen_messages"], row["copied_messages"], row["parked_messages"]) == (101, 100, 1)
+
+
+def test_killed_run_applies_a_request_of_an_operator_once(rig: Rig, tmp_path: Path) -> None:
+    stream, feed, marker = rig.make(), rig.make("FEED"), tmp_path / "marker"
+    publish_rounds(rig, stream, senders=2, rounds=1)
+    configure(rig, stream, feed, rig.unique("COPY"))
+    rig.drain()
+    leave_request(rig.home / "sites" / SITE, "retire", stream, "n1")
+    rig.publish(stream, [Sent(b'{"sender": "n0"}')])
+    process = start_run(rig, (Point.ANSWERING, marker))
+    await_marker(process, marker)
+    kill_run(process)
+    # The node returns before the next run, which must not retire it again.
+    rig.publish(stream, [Sent(b'{"sender": "n1"}')])
+    finish(start_run(rig))
+    rows = rig.rows("SELECT event, previous FROM node_advisories WHERE node = 'n1' ORDER BY transition")
+    assert [tuple(row.values()) for row in rows] == [("new", None), ("expire", "up"), ("new", "retired")]
+    assert len(rig.stored(feed)) == 4

@@ -43,6 +43,15 @@ _STREAMS: Final = """
     SELECT row_number() OVER (ORDER BY own DESC, replicator, name, stream)::INTEGER - 1 AS number, *
     FROM (FROM own UNION ALL FROM reported) WHERE until_ns IS NOT NULL
     """
+# `unretire` makes no transition: the next one, or the current status, shows the status after it.
+_UNDONE: Final = """
+    SELECT * FROM (
+        SELECT *, lead(previous) OVER (PARTITION BY name, stream, node ORDER BY epoch, transition) AS following
+        FROM node_advisories SEMI JOIN (SELECT name, stream, node FROM node_advisories WHERE undone_at IS NOT NULL)
+            USING (name, stream, node)
+    ) LEFT JOIN (SELECT name, stream, node, status FROM node_availability) USING (name, stream, node)
+    WHERE undone_at IS NOT NULL
+    """
 _TRANSITIONS: Final = f"""
     CREATE TEMP TABLE changes AS
     SELECT number, node, event_ns, {_BEFORE} AS before, {_AFTER} AS after, epoch, transition FROM node_advisories AS a
@@ -51,6 +60,9 @@ _TRANSITIONS: Final = f"""
     SELECT number, node, event_ns, {_BEFORE}, {_AFTER}, epoch, transition FROM global_advisories AS a
     JOIN streams AS s ON NOT s.own AND s.replicator = a.replicator AND s.name IS NOT DISTINCT FROM a.name
         AND s.stream IS NOT DISTINCT FROM a.stream
+    UNION ALL
+    SELECT number, node, epoch_ns(undone_at), {RETIRED}, {_STATUS_CODE.format("coalesce(following, status)")}, epoch, transition
+    FROM ({_UNDONE}) AS a JOIN streams AS s ON s.own AND s.name = a.name AND s.stream = a.stream
     """
 _NODES: Final = f"""
     CREATE TEMP TABLE node_keys AS

@@ -36,6 +36,15 @@ GLOBAL_ADVISORY_COLUMNS: Final = (
 )
 
 
+#: The number of nodes of each class at the sites of this installation, as text; sites without classes have no row.
+CLASS_COUNTS: Final = """
+    SELECT name, stream, string_agg(class || ' ' || nodes, ', ' ORDER BY class) AS classes FROM (
+        SELECT name, stream, class, count(*) AS nodes FROM node_availability
+        WHERE class IS NOT NULL AND status <> 'retired' GROUP BY ALL)
+    GROUP BY ALL
+    """
+
+
 def ask(home: Path, sql: str, parameters: Mapping[str, object] | None = None) -> Rows:
     """Run one SELECT on the published tables of a home, without access to other data.
 
@@ -54,7 +63,7 @@ def nodes(
     """Return the nodes of some streams (`name/stream`; None: all); `silent_for` is in seconds."""
     sql = """
         SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
-            l.last_copied, l.copied_bytes, l.last_sequence
+            l.last_copied, l.copied_bytes, l.last_sequence, a.class
         FROM node_availability AS a
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         LEFT JOIN last_seen_nodes AS l USING (name, stream, node),
@@ -74,7 +83,7 @@ def node_states(home: Path, node: str) -> Rows:
         SELECT a.name, a.stream, a.status,
             greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds,
             a.last_seen, a.status_since, a.first_seen, l.last_copied, l.copied_bytes, l.last_sequence,
-            retired.retired_at, retired.times_retired
+            retired.retired_at, retired.times_retired, a.class
         FROM node_availability AS a
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
@@ -92,6 +101,15 @@ def node_history(home: Path, node: str) -> Rows:
         FROM node_advisories WHERE node = $node ORDER BY name, stream, transition
     """
     return ask(home, sql, {"node": node})
+
+
+def newest_nodes(home: Path, name: str, stream: str, limit: int) -> list[tuple[str, str | None]]:
+    """Return the nodes of a stream that reported last, retired or not, each with its class."""
+    sql = """
+        SELECT node, class FROM node_availability WHERE name = $name AND stream = $stream
+        ORDER BY last_seen DESC, node LIMIT $limit
+    """
+    return [(row[0], row[1]) for row in ask(home, sql, {"name": name, "stream": stream, "limit": limit}).values]
 
 
 def node_snapshots(home: Path, node: str) -> Rows:
@@ -232,7 +250,8 @@ def summary(home: Path) -> Rows:
             coalesce(h.last_hour, 0) AS advisories_1h, coalesce(h.last_day, 0) AS advisories_24h,
             {_age("s.as_of", "s.last_advisory_at")} AS last_advisory_age_seconds,
             {_age("s.as_of", "s.observer_alive_at")} AS observer_age_seconds,
-            s.lag_messages, s.tracked_nodes, s.last_advisory_at, s.observer_alive_at, s.watermark, s.as_of, s.feed
+            s.lag_messages, s.tracked_nodes, s.last_advisory_at, s.observer_alive_at, s.watermark, s.as_of, s.feed,
+            k.classes
         FROM global_summary AS s LEFT JOIN (
             SELECT a.replicator, a.name, a.stream,
                 count(*) FILTER (a.received_at > r.watermark - INTERVAL 1 HOUR) AS last_hour, count(*) AS last_day
@@ -241,6 +260,7 @@ def summary(home: Path) -> Rows:
             WHERE a.received_at > r.watermark - INTERVAL 24 HOUR GROUP BY ALL
         ) AS h ON h.replicator = s.replicator AND h.name IS NOT DISTINCT FROM s.name
             AND h.stream IS NOT DISTINCT FROM s.stream
+        LEFT JOIN ({CLASS_COUNTS}) AS k ON k.name = s.name AND k.stream = s.stream
         ORDER BY s.replicator, s.name, s.stream
     """
     return ask(home, sql)

@@ -26,11 +26,12 @@ TABLES: Final[dict[str, Table]] = {
     "last_seen_nodes": Table(
         """
         name VARCHAR, stream VARCHAR, node VARCHAR, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ,
-        last_copied TIMESTAMPTZ, last_sequence BIGINT, copied_bytes BIGINT, status VARCHAR, status_since TIMESTAMPTZ
+        last_copied TIMESTAMPTZ, last_sequence BIGINT, copied_bytes BIGINT, status VARCHAR, status_since TIMESTAMPTZ,
+        class VARCHAR
         """,
         f"""
         SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("copied_ns")}, sequence, copied_bytes,
-            status, {at("status_since_ns")}
+            status, {at("status_since_ns")}, class
         FROM nodes WHERE status <> 'retired'
         """,
         "nodes",
@@ -38,10 +39,10 @@ TABLES: Final[dict[str, Table]] = {
     "retired_nodes": Table(
         """
         name VARCHAR, stream VARCHAR, node VARCHAR, first_seen TIMESTAMPTZ, last_seen TIMESTAMPTZ,
-        retired_at TIMESTAMPTZ, times_retired BIGINT
+        retired_at TIMESTAMPTZ, times_retired BIGINT, class VARCHAR
         """,
         f"""
-        SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("retired_at_ns")}, times_retired
+        SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("retired_at_ns")}, times_retired, class
         FROM nodes WHERE status = 'retired'
         """,
         "nodes",
@@ -50,16 +51,17 @@ TABLES: Final[dict[str, Table]] = {
         """
         event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ,
         detected_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR, transition BIGINT,
-        late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ, epoch BIGINT, event_ns BIGINT
+        late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ, epoch BIGINT, event_ns BIGINT,
+        undone_at TIMESTAMPTZ, class VARCHAR
         """,
         f"""
         SELECT event_id, $name, stream, node, event, {at("event_ns")}, {at("detected_ns")}, {at("seen_ns")},
             round(age_ns / 1e9, 3), previous, transition, late, returned, round(outage_ns / 1e9, 3), {at("published_ns")},
-            epoch, event_ns
+            epoch, event_ns, {at("undone_ns")}, class
         FROM transitions WHERE true
         """,
         "transitions",
-        growth=Growth("detected_ns", "hash(event_ns, transition, published_ns)"),
+        growth=Growth("detected_ns", "hash(event_ns, transition, published_ns, undone_ns)"),
     ),
     "replication": Table(
         """
@@ -197,8 +199,8 @@ SNAPSHOT_INFO: Final = (
 #: View → its query over the published tables, each as `{table}`: by name a DuckDB before 2.0 finds none in an attached file.
 VIEWS: Final[dict[str, str]] = {
     "node_availability": """
-        SELECT name, stream, node, status, status_since, first_seen, last_seen FROM {last_seen_nodes}
-        UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen FROM {retired_nodes}
+        SELECT name, stream, node, status, status_since, first_seen, last_seen, class FROM {last_seen_nodes}
+        UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen, class FROM {retired_nodes}
         """,
     "heartbeats": """
         SELECT hop_name AS name, hop_stream AS stream, subject, originator, sent_at, stored_at, arrived_at, seconds,
@@ -212,7 +214,7 @@ VIEWS: Final[dict[str, str]] = {
 #: The columns of the views `node_availability` and `node_snapshots`.
 NODE_COLUMNS: Final = {
     name: TABLES["last_seen_nodes"].kinds[name]
-    for name in ("name", "stream", "node", "status", "status_since", "first_seen", "last_seen")
+    for name in ("name", "stream", "node", "status", "status_since", "first_seen", "last_seen", "class")
 }
 SNAPSHOT_COLUMNS: Final = Table(
     """

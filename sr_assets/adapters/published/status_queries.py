@@ -11,6 +11,7 @@ from typing import Any, Final
 import duckdb
 
 from sr_assets.adapters.published.availability import availability
+from sr_assets.adapters.published.queries import CLASS_COUNTS
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.domain.errors import SrAssetsError
 
@@ -22,13 +23,14 @@ _WORST_DAYS: Final = 30
 STEP: Final = timedelta(minutes=15)
 STEPS: Final = 96
 
-_SITES: Final = """
-    SELECT * FROM (
+_SITES: Final = f"""
+    SELECT reported.*, classes FROM (
         SELECT replicator, name, stream, up, timeout, retired, new_24h, as_of, observer, observer_alive_at
         FROM global_summary
         UNION ALL SELECT NULL, name, stream, up, timeout, retired, new_24h, as_of, NULL, NULL
             FROM site_summary ANTI JOIN global_summary USING (name, stream)
-    ) ORDER BY coalesce(observer = 'blind', false) DESC, timeout DESC, replicator, name, stream
+    ) AS reported LEFT JOIN ({CLASS_COUNTS}) USING (name, stream)
+    ORDER BY coalesce(observer = 'blind', false) DESC, timeout DESC, replicator, name, stream
     """
 _EVENTS: Final = """
     SELECT replicator, name, stream, node, event, event_time, returned FROM global_advisories

@@ -8,7 +8,7 @@ between tasks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.spark.schemas import arrow_schema, rows_of
 from sr_assets.adapters.spark.stream_options import BATCH_OPTIONS, STREAMING_OPTIONS, WRITE_OPTIONS, parse_options
 from sr_assets.adapters.spark.stream_rows import STREAM_SCHEMA
+from sr_assets.domain.classes import Classifier, ClassRule, decode_rules, encode_rules
 from sr_assets.domain.messages import Message
 from sr_assets.domain.senders import SenderExtractor
 from sr_assets.domain.subjects import printable
@@ -38,6 +39,8 @@ FORMAT = "jetstream"
 MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary, payload binary"
 #: One row per message with the inputs of the rules; `sender` is null if there is none.
 SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes long, forced boolean"
+#: The same of a stream with classes; `class` is null if the message has none.
+CLASSED_SCHEMA = f"{SIGHTING_SCHEMA}, class string"
 #: One row per message of an advisory stream: an `advisory` with the columns of `domain.received.Advisory`, an
 #: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (the whole payload of an observation) belong
 #: to rejected messages.
@@ -50,9 +53,18 @@ ADVISORY_SCHEMA = (
 _EXCERPT_LETTERS = 200
 
 
-def encode_extractor(extractor: SenderExtractor, force_path: tuple[str, ...] | None) -> str:
-    """Return the option `inspect` for a sender extractor, with the path of the force field if there is one."""
-    return json.dumps({"kind": type(extractor).__name__, "text": extractor.text, "force": force_path})
+def encode_extractor(
+    extractor: SenderExtractor, force_path: tuple[str, ...] | None, rules: Iterable[ClassRule] | None = None
+) -> str:
+    """Return the option `inspect` for a sender extractor, with the path of the force field and the rules of classes, if any."""
+    option = {"kind": type(extractor).__name__, "text": extractor.text, "force": force_path}
+    return json.dumps(option if rules is None else {**option, "classes": encode_rules(rules)})
+
+
+def decode_classes(text: str) -> Classifier | None:
+    """Return the classifier of the option `inspect`, or None without classes."""
+    option = json.loads(text)
+    return decode_rules(option["classes"]) if "classes" in option else None
 
 
 def decode_extractor(text: str) -> tuple[SenderExtractor, tuple[str, ...] | None]:
@@ -76,7 +88,9 @@ def schema_of(options: Mapping[str, str]) -> str:
     """Return the schema of a read's rows, which depends on the options `inspect` and `advisories`."""
     if "advisories" in options:
         return ADVISORY_SCHEMA
-    return SIGHTING_SCHEMA if "inspect" in options else MESSAGE_SCHEMA
+    if "inspect" not in options:
+        return MESSAGE_SCHEMA
+    return SIGHTING_SCHEMA if "classes" not in json.loads(options["inspect"]) else CLASSED_SCHEMA
 
 
 class JetStreamDataSource(DataSource):
@@ -92,7 +106,7 @@ class JetStreamDataSource(DataSource):
     - `partitions`: number of equal ranges, default 1; rows are in sequence order within each
     - `batch_bytes`: approximate bytes per request, default 8 MiB
     - `headers_only`: `true` to avoid fetching payloads; for `inspect` by header or subject
-    - `inspect`: a value of `encode_extractor`; the rows are then `SIGHTING_SCHEMA`, without payloads
+    - `inspect`: a value of `encode_extractor`; the rows are then `SIGHTING_SCHEMA` or `CLASSED_SCHEMA`, without payloads
     - `advisories`: `true` to parse advisories; the rows are then `ADVISORY_SCHEMA`
 
     The default rows are `MESSAGE_SCHEMA`. `spark.sink.JetStreamWriter` describes the options for writing.
@@ -213,9 +227,26 @@ def _messages(messages: list[Message]) -> pa.RecordBatch:
 
 
 def _sightings(option: str) -> Callable[[list[Message]], pa.RecordBatch]:
-    from sr_assets.domain.senders import inspect
+    from sr_assets.domain.senders import inspect, inspect_class
 
     extractor, force_path = decode_extractor(option)
+    classifier = decode_classes(option)
+    if classifier is not None:
+        rules = classifier
+
+        def to_classed_batch(messages: list[Message]) -> pa.RecordBatch:
+            inspected = [inspect_class(extractor, force_path, rules, m.subject, m.headers, m.payload) for m in messages]
+            columns = (
+                [message.sequence for message in messages],
+                [message.stored_ns for message in messages],
+                [sender for sender, _, _ in inspected],
+                [message.payload_bytes for message in messages],
+                [forced for _, forced, _ in inspected],
+                [node_class for _, _, node_class in inspected],
+            )
+            return rows_of(CLASSED_SCHEMA, columns)
+
+        return to_classed_batch
 
     def to_batch(messages: list[Message]) -> pa.RecordBatch:
         inspected = [inspect(extractor, force_path, m.subject, m.headers, m.payload) for m in messages]

@@ -201,8 +201,10 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
             connection.execute("BEGIN")
             for table in _TABLES:
                 query = _READ.get(table, "FROM read_parquet($file)")
-                part = {"file": str(parts / f"{table}.parquet")}
-                connection.execute(f"INSERT INTO {table} BY NAME {query}", part)
+                part = parts / f"{table}.parquet"
+                # The checkpoint of an earlier build lacks tables that were added since.
+                if part.exists():
+                    connection.execute(f"INSERT INTO {table} BY NAME {query}", {"file": str(part)})
             _compute_ids(connection, about)
             _forget_missing_files(connection, home)
             connection.execute("COMMIT")

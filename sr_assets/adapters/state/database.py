@@ -13,7 +13,16 @@ from typing import Final
 import duckdb
 
 from sr_assets.adapters.home import OtherSchemaError
-from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, heartbeats, nodes, snapshot_index
+from sr_assets.adapters.state import (
+    copy_log,
+    copy_queue,
+    counters,
+    global_view,
+    heartbeats,
+    nodes,
+    operator_requests,
+    snapshot_index,
+)
 from sr_assets.domain.errors import RunError
 
 SCHEMA_VERSION: Final = 1
@@ -43,12 +52,13 @@ CREATE TABLE intents (
 CREATE TABLE nodes (
     stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
     copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,
-    transition BIGINT, deadline_ns BIGINT);
+    transition BIGINT, deadline_ns BIGINT, class VARCHAR);
 {nodes.SCHEMA}
 CREATE TABLE transitions (
     event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
     age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
-    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0);
+    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0, undone_ns BIGINT,
+    class VARCHAR);
 CREATE TABLE gaps (
     stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
 CREATE TABLE parked (
@@ -59,8 +69,16 @@ CREATE TABLE parked (
 {copy_queue.SCHEMA}
 {counters.SCHEMA}
 {heartbeats.SCHEMA}
+{operator_requests.SCHEMA}
 {global_view.SCHEMA}
 """
+#: What an earlier build's state lacks: a query that then fails, and the statement that adds it.
+_ADDED: Final = {
+    "SELECT undone_ns FROM transitions LIMIT 0": "ALTER TABLE transitions ADD COLUMN undone_ns BIGINT",
+    "SELECT class FROM nodes LIMIT 0": "ALTER TABLE nodes ADD COLUMN class VARCHAR",
+    "SELECT class FROM transitions LIMIT 0": "ALTER TABLE transitions ADD COLUMN class VARCHAR",
+    "FROM answered_requests LIMIT 0": operator_requests.SCHEMA,
+}
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",
@@ -109,9 +127,19 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
     with contextlib.suppress(duckdb.CatalogException):
         connection.execute("FROM copying LIMIT 0")
         if versions == [(SCHEMA_VERSION,)]:
+            _add_missing(connection)
             return connection
     connection.close()
     raise OtherSchemaError(file, versions[0][0] if versions else None)
+
+
+def _add_missing(connection: duckdb.DuckDBPyConnection) -> None:
+    """Add the columns and tables that the state of an earlier build lacks."""
+    for query, statement in _ADDED.items():
+        try:
+            connection.execute(query)
+        except (duckdb.BinderException, duckdb.CatalogException):
+            connection.execute(statement)
 
 
 def create_database(file: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
-from sr_assets.domain.tracking.rules import NODE_COLUMNS
+from sr_assets.domain.tracking.rows import state_of
+from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,6 +17,17 @@ CREATE TABLE blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
 CREATE TABLE blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
 """
 _COLUMNS: Final = ", ".join(NODE_COLUMNS)
+# A node that `retired_retention` has deleted remains in its transitions.
+_PURGED: Final = """
+CREATE OR REPLACE TEMP TABLE purged AS
+SELECT node, max(transition) AS transition FROM transitions WHERE stream = $stream GROUP BY node
+HAVING max(event_ns) < $before_ns AND arg_max(event, transition) = 'expire' AND NOT bool_or(outbox AND published_ns IS NULL)
+    AND node NOT IN (
+        SELECT node FROM nodes WHERE stream = $stream AND (status <> 'retired' OR retired_at_ns >= $before_ns))
+UNION
+SELECT node, transition FROM nodes WHERE stream = $stream AND status = 'retired' AND retired_at_ns < $before_ns
+    AND node NOT IN (SELECT node FROM transitions WHERE stream = $stream)
+"""
 
 
 class Nodes(StreamTable):
@@ -25,17 +37,19 @@ class Nodes(StreamTable):
         """Return the input of the fold: the sightings with a sender, and the stored nodes among the senders.
 
         Columns: sender, sighting (its sequence; 0 for a node), stored_ns, payload_bytes, forced, then `NODE_COLUMNS`
-        (null for sightings).
+        (null for sightings), and class if the sightings have it.
         """
+        more = ", class" if "class" in sightings.column_names else ""
         self._connection.register("sightings", sightings)
         try:
             return self._connection.sql(
                 f"""
                 SELECT node AS sender, 0::BIGINT AS sighting, 0::BIGINT AS stored_ns, 0::BIGINT AS payload_bytes,
-                    false AS forced, {_COLUMNS}
+                    false AS forced, {_COLUMNS}{more}
                 FROM nodes WHERE stream = ? AND node IN (SELECT sender FROM sightings)
                 UNION ALL BY NAME
-                SELECT sender, sequence AS sighting, stored_ns, payload_bytes, forced FROM sightings WHERE sender IS NOT NULL
+                SELECT sender, sequence AS sighting, stored_ns, payload_bytes, forced{more}
+                FROM sightings WHERE sender IS NOT NULL
                 """,
                 params=[self._stream],
             ).to_arrow_table()
@@ -43,10 +57,10 @@ class Nodes(StreamTable):
             self._connection.unregister("sightings")
 
     def due(self, watermark_ns: int, most: int) -> pa.Table:
-        """Return at most `most` nodes whose deadline is before the watermark, by deadline: node, `NODE_COLUMNS`."""
+        """Return at most `most` nodes whose deadline is before the watermark, by deadline: node, `NODE_COLUMNS`, class."""
         return self._connection.sql(
             f"""
-            SELECT node, {_COLUMNS} FROM nodes WHERE stream = ? AND deadline_ns < ? ORDER BY deadline_ns, node LIMIT ?
+            SELECT node, {_COLUMNS}, class FROM nodes WHERE stream = ? AND deadline_ns < ? ORDER BY deadline_ns, node LIMIT ?
             """,
             params=[self._stream, watermark_ns, most],
         ).to_arrow_table()
@@ -55,40 +69,63 @@ class Nodes(StreamTable):
         """Return the number of nodes whose deadline is before the watermark."""
         return int(self._value("SELECT count(*) FROM nodes WHERE stream = ? AND deadline_ns < ?", watermark_ns))
 
-    def not_retired(self) -> pa.Table:
-        """Return the nodes that are not retired: node, `NODE_COLUMNS`, deadline_ns."""
+    def table(self) -> pa.Table:
+        """Return every node, including retired ones, as `NODE_SCHEMA`."""
         return self._connection.sql(
-            f"SELECT node, {_COLUMNS}, deadline_ns FROM nodes WHERE stream = ? AND status <> 'retired'",
-            params=[self._stream],
+            f"SELECT node, {_COLUMNS}, deadline_ns, class FROM nodes WHERE stream = ?", params=[self._stream]
         ).to_arrow_table()
 
     def all_states(self) -> list[tuple[Any, ...]]:
-        """Return every node, including retired ones: node, then `NODE_COLUMNS`."""
+        """Return every node, including retired ones: node, class, then `NODE_COLUMNS`."""
         return self._connection.execute(
-            f"SELECT node, {_COLUMNS} FROM nodes WHERE stream = ?", [self._stream]
+            f"SELECT node, class, {_COLUMNS} FROM nodes WHERE stream = ?", [self._stream]
         ).fetchall()
 
+    def state(self, node: str) -> tuple[NodeState, str | None] | None:
+        """Return the state of a node and its class, or None if it is unknown."""
+        query = f"SELECT class, {_COLUMNS} FROM nodes WHERE stream = ? AND node = ?"
+        rows = self._connection.execute(query, [self._stream, node]).fetchall()
+        return (state_of(rows[0][1:]), rows[0][0]) if rows else None
+
     def merge(self, nodes: pa.Table) -> None:
-        """Write the states of nodes: columns node, `NODE_COLUMNS`, deadline_ns."""
-        columns = f"node, {_COLUMNS}, deadline_ns"
+        """Write the states of nodes, rows of `NODE_SCHEMA`."""
         self._connection.register("merged", nodes)
         try:
             # DuckDB's MERGE or UPDATE of 100,000 nodes takes 4 s; DELETE and INSERT take 0.1 s.
             self._connection.execute(
                 "DELETE FROM nodes WHERE stream = ? AND node IN (SELECT node FROM merged)", [self._stream]
             )
-            self._connection.execute(
-                f"INSERT INTO nodes (stream, {columns}) SELECT ?, {columns} FROM merged", [self._stream]
-            )
+            self._connection.execute("INSERT INTO nodes BY NAME SELECT ? AS stream, * FROM merged", [self._stream])
         finally:
             self._connection.unregister("merged")
 
-    def forget_retired(self, before_ns: int) -> int:
-        """Delete the nodes that retired before a time; return the highest transition counter among them, or 0."""
-        condition = "stream = ? AND status = 'retired' AND retired_at_ns < ?"
-        highest = self._value(f"SELECT coalesce(max(transition), 0) FROM nodes WHERE {condition}", before_ns)
+    def forget_retired(self, before_ns: int, *, of: str | None = None, without: Sequence[str] = ()) -> int:
+        """Delete the nodes that retired before a time; return the highest transition counter among them, or 0.
+
+        Only those of the class `of`, or those of no class in `without`.
+        """
+        condition = """
+            stream = $stream AND status = 'retired' AND retired_at_ns < $before_ns
+            AND coalesce(class = $of, $of IS NULL) AND NOT coalesce(list_contains($without::VARCHAR[], class), false)
+            """
+        values = {"stream": self._stream, "before_ns": before_ns, "of": of, "without": list(without)}
+        query = f"SELECT coalesce(max(transition), 0) FROM nodes WHERE {condition}"
+        ((highest,),) = self._connection.execute(query, values).fetchall()
         if highest:
-            self._connection.execute(f"DELETE FROM nodes WHERE {condition}", [self._stream, before_ns])
+            self._connection.execute(f"DELETE FROM nodes WHERE {condition}", values)
+        return int(highest)
+
+    def purge_retired(self, before_ns: int) -> int:
+        """Delete all rows of the nodes that retired before a time; return the highest transition counter among them, or 0.
+
+        A node with an unpublished transition stays until it is published.
+        """
+        values = {"stream": self._stream, "before_ns": before_ns}
+        self._connection.execute(_PURGED, values)
+        ((highest,),) = self._connection.execute("SELECT coalesce(max(transition), 0) FROM purged").fetchall()
+        for table in ("nodes", "transitions", "snapshots"):
+            query = f"DELETE FROM {table} WHERE stream = ? AND node IN (SELECT node FROM purged)"
+            self._connection.execute(query, [self._stream])
         return int(highest)
 
     def forget_all(self) -> int:
@@ -116,6 +153,14 @@ class Nodes(StreamTable):
             "SELECT status, count(*) FROM nodes WHERE stream = ? GROUP BY status", [self._stream]
         ).fetchall()
         return dict(rows)
+
+    def class_counts(self) -> dict[str, int]:
+        """Return the number of nodes that are not retired by class, without those of no class."""
+        query = """
+            SELECT class, count(*) FROM nodes
+            WHERE stream = ? AND status <> 'retired' AND class IS NOT NULL GROUP BY class
+            """
+        return dict(self._connection.execute(query, [self._stream]).fetchall())
 
     def count(self) -> int:
         """Return the number of nodes that are not retired."""

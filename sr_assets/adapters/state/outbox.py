@@ -139,6 +139,13 @@ class Outbox(StreamTable):
             )
         )
 
+    def undo(self, node: str, transition: int, at_ns: int) -> None:
+        """Record that `unretire` has undone a node's `expire` at a time; call it inside a transaction."""
+        self._connection.execute(
+            "UPDATE transitions SET undone_ns = ? WHERE stream = ? AND node = ? AND transition = ? AND event = 'expire'",
+            [at_ns, self._stream, node, transition],
+        )
+
     def newest(self, limit: int) -> list[tuple[str, str, int, bool]]:
         """Return the newest transitions, newest first: event, node, event time in unix ns, late."""
         return self._connection.execute(

@@ -23,6 +23,7 @@ from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.heartbeats import Heartbeats
 from sr_assets.adapters.state.nodes import Nodes
+from sr_assets.adapters.state.operator_requests import AnsweredRequests
 from sr_assets.adapters.state.outbox import Outbox
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
@@ -45,7 +46,7 @@ _CURRENT: Final = (
 )
 
 #: Tables that hold the history of a stream.
-_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats")
+_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats", "answered_requests")
 
 
 class SiteState:
@@ -145,6 +146,10 @@ class SiteState:
     def outbox(self, stream: str) -> Outbox:
         """Return a stream's transitions."""
         return Outbox(self._connection, stream)
+
+    def answered_requests(self, stream: str) -> AnsweredRequests:
+        """Return a stream's applied requests of operators."""
+        return AnsweredRequests(self._connection, stream)
 
     def snapshot_index(self, stream: str) -> SnapshotIndex:
         """Return the index of a stream's history."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.domain.blindness import BlindSpans
+from sr_assets.domain.tracking.class_policies import NO_CLASS, class_of
 from sr_assets.domain.tracking.rows import folded_rows, folded_table, transition_row
 from sr_assets.domain.tracking.rules import (
     NODE_COLUMNS,
@@ -28,6 +29,8 @@ from sr_assets.domain.tracking.rules import (
 )
 
 if TYPE_CHECKING:
+    from sr_assets.domain.tracking.class_policies import ClassPolicies, Limits
+
     Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Codes = np.ndarray[tuple[int], np.dtype[np.int8]]
@@ -76,22 +79,22 @@ class BlindColumns:
         return time_ns - self._before[index] + inside
 
 
-def deadlines(policy: Policy, blind: BlindSpans, status: pa.Array, seen_ns: Integers) -> pa.Array:
+def deadlines(limits: Policy | Limits, blind: BlindSpans, status: pa.Array, seen_ns: Integers) -> pa.Array:
     """Return `deadline_ns` of many senders from their columns `status` and `seen_ns`; null means none."""
     codes = pc.index_in(status, pa.array(_STATUSES)).to_numpy()
-    limits = {Status.UP: policy.warning_ns, Status.TIMEOUT: policy.interval_ns, Status.RETIRED: 0}
-    limit_ns = np.array([limits[known] for known in _STATUSES], np.int64)[codes]
+    limit_ns = np.where(codes == _UP, limits.warning_ns, limits.interval_ns)
     return pa.array(BlindColumns(blind).exceeds_at_ns(seen_ns, limit_ns), mask=codes == _RETIRED)
 
 
 class Sightings(NamedTuple):
-    """Sightings as columns: the sender's index among the names, then the fields of `Sighting`."""
+    """Sightings as columns: the sender's index among the names, then the fields of `Sighting`, and the class's code."""
 
     sender: Integers
     sequence: Integers
     stored_ns: Integers
     payload_bytes: Integers
     forced: Flags
+    classes: Integers | None = None
 
     def take(self, which: Integers | Flags | slice) -> Sightings:
         """Return a selection of the sightings."""
@@ -101,6 +104,7 @@ class Sightings(NamedTuple):
             self.stored_ns[which],
             self.payload_bytes[which],
             self.forced[which],
+            None if self.classes is None else self.classes[which],
         )
 
 
@@ -108,7 +112,8 @@ class ColumnFold:
     """The states of senders, by index among `names`, and their transitions.
 
     `cutoff_ns`, `blind`, `first_transition` and `read_until_ns` are the arguments of `sight`. `transitions` has the
-    transitions so far with the sender's index, in order per sender.
+    transitions so far with the sender's index and the code of its class, in order per sender. `classes` are the stream's,
+    if it has any: all sightings then have a class.
     """
 
     def __init__(
@@ -119,9 +124,11 @@ class ColumnFold:
         cutoff_ns: int | None,
         first_transition: int,
         read_until_ns: int | None = None,
+        classes: ClassPolicies | None = None,
     ) -> None:
         """Start with unknown senders."""
-        self.transitions: list[tuple[int, Transition]] = []
+        self.transitions: list[tuple[int, Transition, int]] = []
+        self._classes, self._class = classes, np.full(len(names) if classes else 0, NO_CLASS)
         self._policy, self._names, self._blind, self._cutoff_ns = policy, names, blind, cutoff_ns
         self._first_transition, self._read_until_ns = first_transition, read_until_ns
         self._blind_columns = BlindColumns(blind)
@@ -133,6 +140,8 @@ class ColumnFold:
         self._status[indexes] = pc.index_in(states["status"], pa.array(_STATUSES)).to_numpy()
         for name, column in self._columns.items():
             column[indexes] = pc.fill_null(states[name], _NONE).to_numpy()
+        if self._classes is not None:
+            self._class[indexes] = self._classes.codes(states["class"])
 
     def see(self, seen: Sightings) -> pa.StringArray:
         """Apply sightings, ordered by sender and sequence; return the reason of each decision."""
@@ -158,14 +167,17 @@ class ColumnFold:
 
         A plain sighting is not too old, and its sender is up, was copied before and has not been silent too long.
         """
-        policy, columns = self._policy, self._columns
+        policy, columns, classes = self._policy, self._columns, self._classes
         seen_ns, since_ns, copied_ns, copied_bytes = (
             columns[name][seen.sender] for name in ("seen_ns", "status_since_ns", "copied_ns", "copied_bytes")
         )
         at_ns = np.maximum(np.maximum(seen.stored_ns, seen_ns), since_ns)
         plain = (self._status[seen.sender] == _UP) & (copied_ns != _NONE)
-        silent = np.flatnonzero(plain)[(at_ns - seen_ns)[plain] > policy.warning_ns]
-        plain[silent] = self._blind_columns.silence_ns(seen_ns[silent], at_ns[silent]) <= policy.warning_ns
+        warning_ns = policy.warning_ns if classes is None else classes.limits(self._class[seen.sender]).warning_ns
+        silent = np.flatnonzero(plain & (at_ns - seen_ns > warning_ns))
+        if len(silent):
+            limit_ns = np.broadcast_to(warning_ns, plain.shape)[silent]
+            plain[silent] = self._blind_columns.silence_ns(seen_ns[silent], at_ns[silent]) <= limit_ns
         if self._cutoff_ns is not None:
             plain &= seen.stored_ns >= self._cutoff_ns
         if not plain.all():
@@ -175,48 +187,64 @@ class ColumnFold:
         sized = (copied_bytes == 0) & (seen.payload_bytes > 0)
         if policy.size_trigger_bytes:
             sized |= np.abs(seen.payload_bytes - copied_bytes) >= policy.size_trigger_bytes
-        due = self._due(seen.sender, at_ns - copied_ns)
+        due = self._due(seen.sender, at_ns - copied_ns, seen.classes)
         reasons = np.where(seen.forced, _FORCED, np.where(sized, _SIZE, np.where(due, _INTERVAL, _SAMPLED)))
         columns["seen_ns"][seen.sender] = at_ns
         columns["sequence"][seen.sender] = seen.sequence
+        if seen.classes is not None:
+            self._class[seen.sender] = seen.classes
         copied = reasons != _SAMPLED
         columns["copied_ns"][seen.sender[copied]] = at_ns[copied]
         columns["copied_bytes"][seen.sender[copied]] = seen.payload_bytes[copied]
         return reasons.astype(np.int8)
 
-    def _due(self, indexes: Integers, since_ns: Integers) -> Flags:
+    def _due(self, indexes: Integers, since_ns: Integers, codes: Integers | None) -> Flags:
         """Return the senders whose copy is due by the time since the last one; splays are computed only if they decide."""
-        policy = self._policy
-        due = since_ns >= policy.due_ns
-        for at in np.flatnonzero(~due & (since_ns >= policy.due_ns - policy.interval_ns // 10)).tolist():
-            due[at] = since_ns[at] >= policy.due_ns - self._splay_ns(indexes[at])
+        limits = self._policy if self._classes is None or codes is None else self._classes.limits(codes)
+        due: Flags = since_ns >= limits.due_ns
+        for at in np.flatnonzero(~due & (since_ns >= limits.due_ns - limits.interval_ns // 10)).tolist():
+            policy = self._policy_of(None if codes is None else int(codes[at]))
+            due[at] = since_ns[at] >= policy.due_ns - self._splay_ns(indexes[at], policy)
         return due
 
-    def _splay_ns(self, index: int) -> int:
-        return splay_ns(self._names[index].as_py(), self._policy.interval_ns)
+    def _policy_of(self, code: int | None) -> Policy:
+        return self._policy if self._classes is None or code is None else self._classes.of(code)
+
+    def _splay_ns(self, index: int, policy: Policy) -> int:
+        return splay_ns(self._names[index].as_py(), policy.interval_ns)
 
     def _see_one(self, seen: Sightings) -> list[int]:
         """Apply sightings of one sender by the scalar rules; return the reasons."""
         index = int(seen.sender[0])
-        state, splay, reasons = self._state(index), self._splay_ns(index), []
-        for sighting in map(Sighting, *(column.tolist() for column in seen[1:])):
-            state, decision, transitions = sight(
-                self._policy,
-                splay,
+        state, reasons = self._state(index), []
+        before = NO_CLASS if self._classes is None else int(self._class[index])
+        codes = [before] * len(seen.sender) if seen.classes is None else seen.classes.tolist()
+        policies = {code: self._policy_of(code) for code in {before, *codes}}
+        splays = {code: self._splay_ns(index, policy) for code, policy in policies.items()}
+        for code, *values in zip(codes, *(column.tolist() for column in seen[1:5]), strict=True):
+            seen_state, decision, transitions = sight(
+                policies[code],
+                splays[code],
                 state,
-                sighting,
+                Sighting(*values),
                 self._blind,
                 self._cutoff_ns,
                 self._first_transition,
                 self._read_until_ns,
+                policies[before],
             )
             reasons.append(_REASONS.index(decision.reason))
-            self.transitions += [(index, transition) for transition in transitions]
+            self.transitions += [(index, event, class_of(event, before, code)) for event in transitions]
+            # A message that is read again leaves a silent sender, and its class, as they are.
+            before = before if seen_state is state else code
+            state = seen_state
         assert state is not None
         self._status[index] = _STATUSES.index(state.status)
         for name, column in self._columns.items():
             value = getattr(state, name)
             column[index] = _NONE if value is None else value
+        if self._classes is not None:
+            self._class[index] = before
         return reasons
 
     def _state(self, index: int) -> NodeState | None:
@@ -230,8 +258,10 @@ class ColumnFold:
         """Return the senders' states as columns: sender, `NODE_COLUMNS`, deadline_ns."""
         columns = {name: pa.array(values, mask=values == _NONE) for name, values in self._columns.items()}
         status = pa.array(_STATUSES).take(pa.array(self._status))
-        deadline_ns = deadlines(self._policy, self._blind, status, self._columns["seen_ns"])
-        return {"sender": self._names, **columns, "status": status, "deadline_ns": deadline_ns}
+        limits = self._policy if self._classes is None else self._classes.limits(self._class)
+        deadline_ns = deadlines(limits, self._blind, status, self._columns["seen_ns"])
+        states = {"sender": self._names, **columns, "status": status, "deadline_ns": deadline_ns}
+        return states if self._classes is None else {**states, "class": self._classes.column(self._class)}
 
 
 def fold_batch(
@@ -241,22 +271,28 @@ def fold_batch(
     blind: BlindSpans,
     first_transition: int = 1,
     read_until_ns: int | None = None,
+    classes: ClassPolicies | None = None,
 ) -> pa.Table:
     """Fold a batch's sightings into decisions, states and transitions.
 
     `rows` come from `SiteState.fold_input`: one per sighting and one per known node, with columns sender, sighting (its
     sequence; 0 for a known node), stored_ns, payload_bytes, forced and `NODE_COLUMNS`. `blind` has the stream's spans,
-    including this batch's; `first_transition` and `read_until_ns` are the arguments of `rules.sight`. A known
-    sender without a sighting stays unchanged. Returns `FOLDED_SCHEMA`, unordered.
+    including this batch's; `first_transition` and `read_until_ns` are the arguments of `rules.sight`. `classes` are the
+    stream's, if it has any; `rows` then have the column class. A known sender without a sighting stays unchanged.
+    Returns `FOLDED_SCHEMA`, unordered.
     """
     names = rows["sender"].combine_chunks().dictionary_encode()
     indexes, sequences = names.indices.to_numpy(), rows["sighting"].to_numpy()
-    fold = ColumnFold(policy, names.dictionary, blind, cutoff_ns, first_transition, read_until_ns)
+    fold = ColumnFold(policy, names.dictionary, blind, cutoff_ns, first_transition, read_until_ns, classes)
     fold.know(indexes[sequences == 0], rows.filter(pa.array(sequences == 0)))
-    columns = (rows[name].to_numpy() for name in ("stored_ns", "payload_bytes", "forced"))
+    stored_ns, payload_bytes, forced = (rows[name].to_numpy() for name in ("stored_ns", "payload_bytes", "forced"))
     order = np.lexsort((sequences, indexes))
-    seen = Sightings(indexes, sequences, *columns).take(order[sequences[order] > 0])
+    codes = None if classes is None else classes.codes(rows["class"])
+    seen = Sightings(indexes, sequences, stored_ns, payload_bytes, forced, codes).take(order[sequences[order] > 0])
     reasons = fold.see(seen)
     decisions = {"sender": names.dictionary.take(pa.array(seen.sender)), "decided": seen.sequence, "reason": reasons}
-    transitions = [transition_row(names.dictionary[at].as_py(), event) for at, event in fold.transitions]
+    labels = [None] if classes is None else [*classes.names, None]
+    transitions = [
+        transition_row(names.dictionary[at].as_py(), event, labels[code]) for at, event, code in fold.transitions
+    ]
     return pa.concat_tables([folded_rows(decisions), folded_rows(fold.states()), folded_table(transitions)])

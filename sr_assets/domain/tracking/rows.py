@@ -10,11 +10,13 @@ from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Status, Transition, deadline_ns
 
 _STATE_FIELDS: Final = tuple((name, pa.string() if name == "status" else pa.int64()) for name in NODE_COLUMNS)
-#: A node's state with its sweep deadline.
-NODE_SCHEMA: Final = pa.schema([("node", pa.string()), *_STATE_FIELDS, ("deadline_ns", pa.int64())])
+#: A node's state with its sweep deadline and its class.
+NODE_SCHEMA: Final = pa.schema(
+    [("node", pa.string()), *_STATE_FIELDS, ("deadline_ns", pa.int64()), ("class", pa.string())]
+)
 #: The rows of `fold_batch`, of three kinds. A decision: sender, sequence, reason. A node's state after its last
-#: sighting: sender and the columns of a node, including `deadline_ns`. A transition: sender, `event` and the columns
-#: after it.
+#: sighting: sender and the columns of a node, including `deadline_ns` and `class`. A transition: sender, `event` and the
+#: columns after it, and the class of the node.
 FOLDED_SCHEMA: Final = pa.schema(
     [
         ("sender", pa.string()),
@@ -31,9 +33,10 @@ FOLDED_SCHEMA: Final = pa.schema(
         ("event_transition", pa.int64()),
         ("event_returned", pa.bool_()),
         ("event_outage_ns", pa.int64()),
+        ("class", pa.string()),
     ]
 )
-_TRANSITION: Final = ("sender", *(name for name in FOLDED_SCHEMA.names if name.startswith("event")))
+_TRANSITION: Final = ("sender", *(name for name in FOLDED_SCHEMA.names if name.startswith("event")), "class")
 #: A state's values in the order of `NODE_COLUMNS`.
 state_values: Final = attrgetter(*NODE_COLUMNS)
 _STATUS: Final = {status.value: status for status in Status}
@@ -47,9 +50,11 @@ def state_of(values: Sequence[Any]) -> NodeState:
     return NodeState(*fields)
 
 
-def node_row(policy: Policy, node: str, state: NodeState, blind: BlindSpans) -> tuple[Any, ...]:
-    """Return a node's state, with its deadline, as a row for `node_table`."""
-    return node, *state_values(state), deadline_ns(policy, state, blind)
+def node_row(
+    policy: Policy, node: str, state: NodeState, blind: BlindSpans, node_class: str | None = None
+) -> tuple[Any, ...]:
+    """Return a node's state, with its deadline and its class, as a row for `node_table`; `policy` is that of the class."""
+    return node, *state_values(state), deadline_ns(policy, state, blind), node_class
 
 
 def node_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
@@ -59,8 +64,8 @@ def node_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=NODE_SCHEMA)
 
 
-def transition_row(sender: str, transition: Transition) -> tuple[Any, ...]:
-    """Return a transition as a row for `folded_table`."""
+def transition_row(sender: str, transition: Transition, node_class: str | None = None) -> tuple[Any, ...]:
+    """Return a transition, of a node of a class, as a row for `folded_table`."""
     previous = None if transition.previous is None else transition.previous.value
     return (
         sender,
@@ -73,6 +78,7 @@ def transition_row(sender: str, transition: Transition) -> tuple[Any, ...]:
         transition.transition,
         transition.returned,
         transition.outage_ns,
+        node_class,
     )
 
 

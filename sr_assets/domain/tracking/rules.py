@@ -192,10 +192,12 @@ def sight(
     cutoff_ns: int | None = None,
     first_transition: int = 1,
     read_until_ns: int | None = None,
+    silence: Policy | None = None,
 ) -> tuple[NodeState, Decision, tuple[Transition, ...]]:
     """Apply one message of a sender, in sequence order; `state` is None for an unknown or forgotten sender.
 
-    `splay` is the sender's `splay_ns`. A message stored before `cutoff_ns` is too old to copy but still a sighting; a
+    `splay` is the sender's `splay_ns`; `silence` is the policy before the message, if it changes the sender's class. A
+    message stored before `cutoff_ns` is too old to copy but still a sighting; a
     message stored until `read_until_ns` is read again because the source was rolled back, and revives no silent or
     retired sender.
 
@@ -213,8 +215,8 @@ def sight(
         state, transitions = _begin(at_ns, sighting.sequence, first_transition)
     elif state.status is not _UP and read_until_ns is not None and stored_ns <= read_until_ns:
         return state, untracked(stored_ns, cutoff_ns, SAMPLED), ()
-    elif state.status is not _UP or at_ns - state.seen_ns > policy.warning_ns:
-        state, transitions = _wake(policy, state, at_ns, sighting.sequence, blind)
+    elif state.status is not _UP or at_ns - state.seen_ns > (silence or policy).warning_ns:
+        state, transitions = _wake(silence or policy, state, at_ns, sighting.sequence, blind)
     copied_ns, copied_bytes = state.copied_ns, state.copied_bytes
     too_old = cutoff_ns is not None and stored_ns < cutoff_ns
     decision = TOO_OLD if too_old else _decide(policy, splay, state, sighting, at_ns)
@@ -280,17 +282,12 @@ def _time_out(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[Node
 
 def _expire(policy: Policy, state: NodeState, blind: BlindSpans) -> tuple[NodeState, Transition]:
     # With a policy shortened since, the interval may have ended before the timeout was noticed.
-    at_ns = max(blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.status_since_ns)
+    return expire_at(state, max(blind.exceeds_at_ns(state.seen_ns, policy.interval_ns), state.status_since_ns))
+
+
+def expire_at(state: NodeState, at_ns: int) -> tuple[NodeState, Transition]:
+    """Retire a sender at `at_ns`."""
     age_ns, number = at_ns - state.seen_ns, state.transition + 1
-    event = Transition(Event.EXPIRE, at_ns, state.seen_ns, age_ns, state.sequence, _TIMEOUT, number, False, None)
-    retired = replace(
-        state,
-        copied_ns=None,
-        copied_bytes=None,
-        status=_RETIRED,
-        status_since_ns=at_ns,
-        retired_at_ns=at_ns,
-        times_retired=state.times_retired + 1,
-        transition=number,
-    )
-    return retired, event
+    event = Transition(Event.EXPIRE, at_ns, state.seen_ns, age_ns, state.sequence, state.status, number, False, None)
+    times, state = state.times_retired + 1, replace(state, copied_ns=None, copied_bytes=None, transition=number)
+    return replace(state, status=_RETIRED, status_since_ns=at_ns, retired_at_ns=at_ns, times_retired=times), event

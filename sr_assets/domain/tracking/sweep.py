@@ -14,27 +14,31 @@ from sr_assets.domain.tracking.rules import Event, Status
 
 if TYPE_CHECKING:
     from sr_assets.domain.blindness import BlindSpans
+    from sr_assets.domain.tracking.class_policies import ClassPolicies
     from sr_assets.domain.tracking.columns import Flags, Integers
     from sr_assets.domain.tracking.rules import Policy
 
 
-def sweep_nodes(policy: Policy, due: pa.Table, now_ns: int, blind: BlindSpans) -> tuple[pa.Table, pa.Table]:
-    """Sweep nodes until `now_ns`; columns node and `NODE_COLUMNS`.
+def sweep_nodes(
+    policy: Policy, due: pa.Table, now_ns: int, blind: BlindSpans, classes: ClassPolicies | None = None
+) -> tuple[pa.Table, pa.Table]:
+    """Sweep nodes until `now_ns`; columns node, `NODE_COLUMNS` and class. `classes` are the stream's, if it has any.
 
     Return their states as `NODE_SCHEMA`, and their transitions as `FOLDED_SCHEMA`, ordered per node.
     """
     spans = BlindColumns(blind)
+    limits = policy if classes is None else classes.limits(classes.codes(due["class"]))
     seen, since, number, retired = (
         due[name].to_numpy() for name in ("seen_ns", "status_since_ns", "transition", "times_retired")
     )
     silence = spans.silence_ns(seen, np.maximum(seen, now_ns))
     up, timeout = (pc.equal(due["status"], status.value).to_numpy() for status in (Status.UP, Status.TIMEOUT))
-    timed_out = up & (silence > policy.warning_ns)
-    expired = (timeout | timed_out) & (silence > policy.interval_ns)
-    out_ns = spans.exceeds_at_ns(seen, policy.warning_ns)
+    timed_out = up & (silence > limits.warning_ns)
+    expired = (timeout | timed_out) & (silence > limits.interval_ns)
+    out_ns = spans.exceeds_at_ns(seen, limits.warning_ns)
     since = np.where(timed_out, out_ns, since)
     # With a policy shortened since, the interval may have ended before the timeout was noticed.
-    end_ns = np.maximum(spans.exceeds_at_ns(seen, policy.interval_ns), since)
+    end_ns = np.maximum(spans.exceeds_at_ns(seen, limits.interval_ns), since)
     ended = pa.array(expired)
     status = pc.if_else(
         ended,
@@ -50,7 +54,8 @@ def sweep_nodes(policy: Policy, due: pa.Table, now_ns: int, blind: BlindSpans) -
         "retired_at_ns": pc.if_else(ended, pa.array(end_ns), due["retired_at_ns"].combine_chunks()),
         "times_retired": retired + expired,
         "transition": number + timed_out + expired,
-        "deadline_ns": deadlines(policy, blind, status, seen),
+        "deadline_ns": deadlines(limits, blind, status, seen),
+        "class": due["class"],
     }
     timeouts = _transitions(due, timed_out, Event.TIMEOUT, Status.UP, out_ns, number + 1)
     ends = _transitions(due, expired, Event.EXPIRE, Status.TIMEOUT, end_ns, number + timed_out + 1)
@@ -74,5 +79,6 @@ def _transitions(
             "event_previous": [previous.value] * count,
             "event_transition": number[which],
             "event_returned": [False] * count,
+            "class": nodes["class"],
         }
     )

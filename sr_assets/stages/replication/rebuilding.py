@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.received import STATUS, Advisory
-from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, inspect
-from sr_assets.domain.tracking.rules import NodeState, Policy, Sighting, Status, Transition, sight, splay_ns
+from sr_assets.domain.senders import inspect, inspect_class
+from sr_assets.domain.tracking.class_policies import class_of
+from sr_assets.domain.tracking.rows import node_row
+from sr_assets.domain.tracking.rules import NodeState, Sighting, Status, Transition, sight, splay_ns
 
 if TYPE_CHECKING:
+    from sr_assets.settings import StreamSettings
     from sr_assets.stages.replication.copies import Copies
     from sr_assets.stages.replication.found_copies import Copy
 
@@ -27,21 +30,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Rebuilt:
-    """The rebuilt nodes with their transitions, the blind spans, and a list of unknown facts."""
+    """The rebuilt nodes with their classes and transitions, the blind spans, and a list of unknown facts."""
 
     nodes: dict[str, NodeState] = field(default_factory=dict)
-    transitions: list[tuple[str, Transition]] = field(default_factory=list)
+    classes: dict[str, str | None] = field(default_factory=dict)
+    transitions: list[tuple[str, Transition, str | None]] = field(default_factory=list)
     blind: BlindSpans = NO_BLIND_SPANS
     unknown: list[str] = field(default_factory=list)
 
 
 def rebuild_nodes(
-    policy: Policy,
-    extractor: JsonField | HeaderName | SubjectToken,
-    copies: Copies,
-    first_sequence: int,
-    messages: Iterable[Message],
-    rebuilt: Rebuilt,
+    stream: StreamSettings, copies: Copies, first_sequence: int, messages: Iterable[Message], rebuilt: Rebuilt
 ) -> None:
     """Fold the copies without originals, then the source's messages from its first sequence on.
 
@@ -49,27 +48,44 @@ def rebuild_nodes(
     """
     gone = copies.here.part(0, copies.here.before(first_sequence))
     for copy in chain(copies.earlier, gone):
-        _see_copy(policy, rebuilt, copy)
+        _see_copy(stream, rebuilt, copy)
     if len(gone):
         rebuilt.unknown.append(f"sightings before sequence {first_sequence} other than the copied ones")
     for message in messages:
-        sender, _ = inspect(extractor, None, message.subject, message.headers, message.payload)
+        sender, node_class = _inspect(stream, message)
         if sender is not None:
             sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
-            _see(policy, rebuilt, sender, sighting, copied=message.sequence in copies.here)
+            _see(stream, rebuilt, sender, node_class, sighting, copied=message.sequence in copies.here)
     for copy in copies.undone:
-        _see_copy(policy, rebuilt, copy)
+        _see_copy(stream, rebuilt, copy)
 
 
-def _see_copy(policy: Policy, rebuilt: Rebuilt, copy: Copy) -> None:
-    if copy.sender is not None:
-        sighting = Sighting(copy.sequence, copy.stored_ns, copy.payload_bytes, forced=False)
-        _see(policy, rebuilt, copy.sender, sighting, copied=True)
+def _inspect(stream: StreamSettings, message: Message) -> tuple[str | None, str | None]:
+    """Return the sender and the class of a message."""
+    assert stream.extractor is not None  # settings require it of a tracked stream
+    content = message.subject, message.headers, message.payload
+    if stream.node_classes is None:
+        return inspect(stream.extractor, None, *content)[0], None
+    sender, _, node_class = inspect_class(stream.extractor, None, stream.node_classes.classifier, *content)
+    return sender, node_class
 
 
-def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, copied: bool) -> None:
-    before = rebuilt.nodes.get(sender)
-    state, _, transitions = sight(policy, splay_ns(sender, policy.interval_ns), before, sighting, rebuilt.blind)
+def _see_copy(stream: StreamSettings, rebuilt: Rebuilt, copy: Copy) -> None:
+    if copy.sender is None:
+        return
+    before = rebuilt.classes.get(copy.sender)
+    node_class = stream.node_classes.classifier.reclassify(copy.sender, before) if stream.node_classes else None
+    sighting = Sighting(copy.sequence, copy.stored_ns, copy.payload_bytes, forced=False)
+    _see(stream, rebuilt, copy.sender, node_class, sighting, copied=True)
+
+
+def _see(
+    stream: StreamSettings, rebuilt: Rebuilt, sender: str, node_class: str | None, sighting: Sighting, *, copied: bool
+) -> None:
+    before, class_before = rebuilt.nodes.get(sender), rebuilt.classes.get(sender)
+    policy, silence = stream.policy_of(node_class), stream.policy_of(class_before)
+    splay = splay_ns(sender, policy.interval_ns)
+    state, _, transitions = sight(policy, splay, before, sighting, rebuilt.blind, silence=silence)
     expired = any(transition.event == "expire" for transition in transitions)
     known = None if before is None or expired else before
     if copied:
@@ -78,8 +94,8 @@ def _see(policy: Policy, rebuilt: Rebuilt, sender: str, sighting: Sighting, *, c
         state = replace(
             state, copied_ns=known.copied_ns if known else None, copied_bytes=known.copied_bytes if known else None
         )
-    rebuilt.nodes[sender] = state
-    rebuilt.transitions += [(sender, transition) for transition in transitions]
+    rebuilt.nodes[sender], rebuilt.classes[sender] = state, node_class
+    rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
 
 
 def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState], not_made: Collection[str | None]) -> None:
@@ -106,7 +122,7 @@ def continue_announced(rebuilt: Rebuilt, announced: Mapping[str, Advisory], stat
     """
     continue_counters(rebuilt, {node: advisory.transition for node, advisory in announced.items()})
     for node, advisory in announced.items():
-        if node in states and states[node].transition > advisory.transition:
+        if node in states and _is_outdated(advisory, states[node]):
             continue
         known, event_ns, status = rebuilt.nodes.get(node), advisory.event_ns, STATUS[advisory.event_code]
         if known is None:
@@ -126,6 +142,19 @@ def continue_announced(rebuilt: Rebuilt, announced: Mapping[str, Advisory], stat
             if retired:
                 known = replace(known, copied_ns=None, copied_bytes=None)
         rebuilt.nodes[node] = known
+
+
+def _is_outdated(advisory: Advisory, state: NodeState) -> bool:
+    """Return whether a node's state is later than its last advisory: `unretire` makes no transition."""
+    undone = STATUS[advisory.event_code] is Status.RETIRED and state.status is not Status.RETIRED
+    return state.transition > advisory.transition or (undone and state.transition == advisory.transition)
+
+
+def node_rows(stream: StreamSettings, rebuilt: Rebuilt) -> Iterator[tuple[Any, ...]]:
+    """Yield the rebuilt nodes as rows for `node_table`."""
+    for node, state in rebuilt.nodes.items():
+        node_class = rebuilt.classes.get(node)
+        yield node_row(stream.policy_of(node_class), node, state, rebuilt.blind, node_class)
 
 
 def portions(rows: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -20,8 +20,7 @@ from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.received import Advisory
-from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, state_of, transition_row
-from sr_assets.domain.tracking.rules import Policy
+from sr_assets.domain.tracking.rows import folded_table, node_table, state_of, transition_row
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.replication.context import CopyContext, writers_folder
 from sr_assets.stages.replication.copies import Copies, compare_with_original, find_copies, read_stream
@@ -33,6 +32,7 @@ from sr_assets.stages.replication.rebuilding import (
     Rebuilt,
     continue_announced,
     keep_known_nodes,
+    node_rows,
     portions,
     rebuild_nodes,
 )
@@ -77,7 +77,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         mark_ns = compare_with_original(site, stream, source, copies, unknown, force=force) if len(copies) else None
         position = _position(site, stream, source, copies, announced)
         if stream.policy is not None:
-            _rebuild_nodes(site, stream, stream.policy, source, copies, announced, position, rebuilt)
+            _rebuild_nodes(site, stream, source, copies, announced, position, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, position, known)
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
         pending = _commit(site, stream, source, state, copying, copies, rebuilt)
@@ -154,7 +154,6 @@ def _position(
 def _rebuild_nodes(
     site: Site,
     stream: StreamSettings,
-    policy: Policy,
     source: StreamInfo,
     copies: Copies,
     announced: Mapping[str, Advisory],
@@ -164,14 +163,15 @@ def _rebuild_nodes(
     """Fold the copies and the source's messages up to the position; a readable state adds older knowledge."""
     nodes = site.state.nodes(stream.stream)
     rebuilt.blind = BlindSpans(tuple(nodes.blind_spans()))
-    assert stream.extractor is not None  # settings require it of a tracked stream
     until = (copies.last or 0) if len(copies) else position.sequence - 1
     messages = read_stream(stream.source, source, stream.filter_subject, until=until)
-    rebuild_nodes(policy, stream.extractor, copies, source.first_sequence, messages, rebuilt)
+    rebuild_nodes(stream, copies, source.first_sequence, messages, rebuilt)
     queued = site.state.copy_queue(stream.stream).all_copies()
     here = source.created_ns
     not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence > (copies.last or 0)}
-    states = {node: state_of(values) for node, *values in nodes.all_states()}
+    rows = nodes.all_states()
+    states = {node: state_of(values) for node, _, *values in rows}
+    rebuilt.classes = {node: node_class for node, node_class, *_ in rows} | rebuilt.classes
     keep_known_nodes(rebuilt, states, not_made)
     continue_announced(rebuilt, announced, states)
 
@@ -251,7 +251,7 @@ def _commit(
 
     Returns the pending copies.
     """
-    policy, store, name = stream.policy, site.state, stream.stream
+    store, name = site.state, stream.stream
     if stream.tracked:
         _keep_history(site, stream, source)
     pending = classify_pending(site, stream, source, state, copies)
@@ -264,14 +264,14 @@ def _commit(
         store.save_copying(copying)
         store.copy_queue(name).append(pending.rows, state.created_ns, state.starts)
         store.gaps(name).add(pending.gaps, apart=stream.batch_messages)
-        if policy is None or not rebuilt.nodes:
+        if not stream.tracked or not rebuilt.nodes:
             return pending
         nodes = store.nodes(name)
         nodes.save_blind_spans(rebuilt.blind.spans)
-        for known in portions(rebuilt.nodes.items(), _PORTION):
-            nodes.merge(node_table([node_row(policy, node, row, rebuilt.blind) for node, row in known]))
+        for rows in portions(node_rows(stream, rebuilt), _PORTION):
+            nodes.merge(node_table(rows))
         for events in portions(rebuilt.transitions, _PORTION):
-            folded = folded_table([transition_row(sender, transition) for sender, transition in events])
+            folded = folded_table([transition_row(*event) for event in events])
             add_transitions(store, stream, state, folded, StreamReport(stream), history=True)
     return pending
 

@@ -5,13 +5,18 @@ from typing import Final
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.wire import Connection, read_range
+from sr_assets.domain.classes import Classifier, count_text
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.heartbeats import is_heartbeat
+from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.senders import inspect_class
 from sr_assets.domain.subjects import advisory_pattern, overlaps
 from sr_assets.settings import Entry, StreamSettings
 
+#: Number of messages that are tested for a sender, and for classes.
 _NEWEST: Final = 100
+_NEWEST_OF_NODES: Final = 1_000
 
 
 def check_source(stream: Entry, source: StreamInfo) -> None:
@@ -40,14 +45,9 @@ def try_senders(stream: StreamSettings, source: Cluster, info: StreamInfo) -> st
     Raises RunError if most have none: a misspelt `inspect_field` copies every message and tracks no node.
     """
     extractor = stream.extractor
-    newest = source.last_message(stream.stream, stream.filter_subject or ">")
-    if extractor is None or newest is None:
+    messages = _newest_messages(stream, source, info, _NEWEST)
+    if extractor is None or not messages:
         return "no message to test"
-    wanted = SequenceRange(max(1, newest.sequence + 1 - _NEWEST), newest.sequence + 1)
-    direct = info.supports_batched_direct_get
-    with Connection(stream.source, "sr-assets check") as connection:
-        lists = read_range(connection, stream.stream, wanted, filter_subject=stream.filter_subject, direct=direct)
-        messages = [message for part in lists for message in part if not is_heartbeat(message.headers)]
     senders = [extractor.extract(message.subject, message.headers, message.payload) for message in messages]
     named = [sender for sender in senders if sender is not None]
     counted = f"{len(named)} of the newest {len(senders)} messages have one"
@@ -56,3 +56,27 @@ def try_senders(stream: StreamSettings, source: Cluster, info: StreamInfo) -> st
             f"{counted}; correct {extractor.key} ({extractor.text}), or messages without a sender are copied and not tracked"
         )
     return f"{counted}, such as {named[-1]}" if named else counted
+
+
+def try_classes(stream: StreamSettings, classifier: Classifier, source: Cluster, info: StreamInfo) -> str:
+    """Return, as text, how many nodes of the newest messages of a tracked stream each class matches."""
+    assert stream.extractor is not None  # settings require it of a tracked stream
+    classes: dict[str, str | None] = {}
+    for message in _newest_messages(stream, source, info, _NEWEST_OF_NODES):
+        content = message.subject, message.headers, message.payload
+        sender, _, node_class = inspect_class(stream.extractor, None, classifier, *content)
+        if sender is not None:
+            classes[sender] = node_class
+    return count_text(classifier.rules, list(classes.values()))
+
+
+def _newest_messages(stream: StreamSettings, source: Cluster, info: StreamInfo, count: int) -> list[Message]:
+    """Return the newest messages of a stream in order, without heartbeats."""
+    newest = source.last_message(stream.stream, stream.filter_subject or ">")
+    if newest is None:
+        return []
+    wanted = SequenceRange(max(1, newest.sequence + 1 - count), newest.sequence + 1)
+    direct = info.supports_batched_direct_get
+    with Connection(stream.source, "sr-assets check") as connection:
+        lists = read_range(connection, stream.stream, wanted, filter_subject=stream.filter_subject, direct=direct)
+        return [message for part in lists for message in part if not is_heartbeat(message.headers)]

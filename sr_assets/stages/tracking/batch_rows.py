@@ -34,6 +34,7 @@ _TRANSITIONS: Final = pa.schema(
         ("outage_ns", pa.int64()),
         ("published_ns", pa.int64()),
         ("outbox", pa.bool_()),
+        ("class", pa.string()),
     ]
 )
 
@@ -119,14 +120,20 @@ def add_transitions(
 
 
 def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Table, *, history: bool) -> pa.Table:
-    policy, count = stream.policy, events.num_rows
-    assert policy is not None  # settings require one of a tracked stream
-    nodes, names, times = (events[column].to_pylist() for column in ("sender", "event", "event_ns"))
+    count = events.num_rows
+    nodes, names, times, kinds = (events[column].to_pylist() for column in ("sender", "event", "event_ns", "class"))
+    intervals_ns = {kind: stream.policy_of(kind).interval_ns for kind in set(kinds)}
+    announced = {kind: stream.announces(kind) and not history for kind in intervals_ns}
     identity = (stream.replicator, stream.name, stream.stream)
     columns = {
         "event_id": [event_id(*identity, *event) for event in zip(nodes, names, times, strict=True)],
         "node": events["sender"],
-        "late": [history or is_late(state.planned_ns, event_ns, policy.interval_ns) for event_ns in times],
+        "late": [
+            history or is_late(state.planned_ns, event_ns, intervals_ns[kind])
+            for event_ns, kind in zip(times, kinds, strict=True)
+        ],
+        "outbox": [announced[kind] for kind in kinds],
+        "class": events["class"],
         **{name: events[name] for name in ("event", "event_ns")},
         **{
             name: events[f"event_{name}"]
@@ -138,7 +145,6 @@ def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Tabl
         "detected_ns": state.watermark_ns,
         "epoch": state.epoch_ns,
         "published_ns": None,
-        "outbox": stream.advisory is not None and not history,
     }
     constant = {
         name: pa.repeat(pa.scalar(value, _TRANSITIONS.field(name).type), count) for name, value in common.items()

@@ -16,12 +16,14 @@ import pyarrow.compute as pc
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.spark.source import encode_extractor
+from sr_assets.adapters.spark.schemas import arrow_schema
+from sr_assets.adapters.spark.source import encode_extractor, schema_of
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, credible_times
 from sr_assets.domain.senders import needs_payload
+from sr_assets.domain.tracking.class_policies import Limits
 from sr_assets.domain.tracking.columns import deadlines, fold_batch
 from sr_assets.domain.tracking.rows import NODE_SCHEMA
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, Policy
@@ -42,6 +44,7 @@ from sr_assets.stages.tracking.batch_rows import (
     due_copies,
     reasons_of,
 )
+from sr_assets.stages.tracking.by_hand import apply_requests
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +61,13 @@ class NodeStage(FoldStage):
         assert stream.policy is not None
         assert stream.extractor is not None
         self._stream, self._policy, self._cores = stream, stream.policy, site.spark.cores
-        self._inspected = encode_extractor(stream.extractor, stream.force_path)
-        self._payloads = needs_payload(stream.extractor, stream.force_path)
+        classifier = stream.node_classes.classifier if stream.node_classes else None
+        self._inspected = encode_extractor(
+            stream.extractor, stream.force_path, classifier.rules if classifier else None
+        )
+        self._payloads = needs_payload(stream.extractor, stream.force_path, classifier)
         self._left_open: Intent | None = None
+        self._folder = site.folder
 
     def _prepare(self, state: StreamState, *, first: bool) -> None:
         if first:
@@ -102,13 +109,11 @@ class NodeStage(FoldStage):
             nodes.save_blind_spans(BlindSpans(tuple(nodes.blind_spans())).add(spans).spans)
 
     def _read(self, source: StreamInfo, present: SequenceRange) -> pa.Table:
-        """Return one row per message: sequence, stored_ns, sender, payload_bytes, forced."""
+        """Return one row per message: sequence, stored_ns, sender, payload_bytes, forced, and class if there are any."""
         return self._reader.read(self._stream, source, present, payloads=self._payloads, inspect=self._inspected)
 
     def _no_rows(self) -> pa.Table:
-        return pa.table(
-            {"sequence": pa.array([], pa.int64()), "stored_ns": [], "sender": [], "payload_bytes": [], "forced": []}
-        )
+        return arrow_schema(schema_of({"inspect": self._inspected})).empty_table()
 
     def _commit(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
         stream, store, report = self._stream, self._store, self._report
@@ -142,7 +147,7 @@ class NodeStage(FoldStage):
 
     def _advance(self, state: StreamState, source: StreamInfo, *, caught_up: bool) -> bool:
         before = state.ahead_clocks
-        by_clock = advance(state, source, warning_ns=self._policy.warning_ns, caught_up=caught_up)
+        by_clock = advance(state, source, warning_ns=self._stream.shortest_warning_ns, caught_up=caught_up)
         if state.ahead_clocks > before:
             self._note_clock(source, source.ts_ns)
         elif by_clock:
@@ -212,18 +217,26 @@ class NodeStage(FoldStage):
         is_new = (state.mark_ns or 0) > (state.last_stored_ns or 0)
         read_until_ns = state.last_stored_ns if state.hole_open and not is_new else None
         first = state.forgotten_transition + 1
-        return fold_batch(rows, self._policy, cutoff_ns, blind, first, read_until_ns)
+        classes = self._stream.node_classes.policies if self._stream.node_classes else None
+        return fold_batch(rows, self._policy, cutoff_ns, blind, first, read_until_ns, classes)
 
     def _save_nodes(self, state: StreamState, folded: pa.Table) -> None:
         if not folded.num_rows:
             return
-        states = folded.filter(pc.is_valid(folded["seen_ns"])).select(["sender", *NODE_COLUMNS, "deadline_ns"])
+        states = folded.filter(pc.is_valid(folded["seen_ns"])).select(["sender", *NODE_COLUMNS, "deadline_ns", "class"])
         self._store.nodes(self._stream.stream).merge(states.rename_columns(NODE_SCHEMA.names))
         add_transitions(self._store, self._stream, state, folded, self._report)
 
     def sweep_due(self) -> bool:
         """Sweep this stream's nodes with `sweep_due`; return whether there were any."""
         return sweep_due(self._store, self._stream, self._policy, self._report)
+
+    def apply_requests(self) -> bool:
+        """Apply the operators' requests after a step that reached the end of the source; return whether there were any."""
+        state = self._report.state
+        if state is None or not self.caught_up:
+            return False
+        return apply_requests(self._store, self._stream, state, self._report, self._folder)
 
 
 def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
@@ -245,10 +258,11 @@ def sweep_due(
         return False
     nodes = store.nodes(stream.stream)
     blind, swept = BlindSpans(tuple(nodes.blind_spans())), 0
+    classes = stream.node_classes.policies if stream.node_classes else None
     with LongWork(f"{stream.label}: sweeping silent nodes", nodes.count_due(state.watermark_ns)) as progress:
         # A swept node is no longer due: its deadline is recomputed.
         while (due := nodes.due(state.watermark_ns, at_once)).num_rows:
-            states, transitions = sweep_nodes(policy, due, state.watermark_ns, blind)
+            states, transitions = sweep_nodes(policy, due, state.watermark_ns, blind, classes)
             with store.transaction():
                 nodes.merge(states)
                 add_transitions(store, stream, state, transitions, report)
@@ -260,16 +274,24 @@ def sweep_due(
 
 
 def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
-    """Recompute every deadline if the policy's durations have changed."""
-    text = f"{policy.interval_ns}/{policy.warning_ns}"
+    """Recompute every class and deadline if the policy's durations or the classes have changed."""
+    classes = stream.node_classes
+    text = f"{policy.interval_ns}/{policy.warning_ns}" + (f"/{classes.text}" if classes else "")
     if state.policy == text:
         return
     nodes = store.nodes(stream.stream)
     blind = BlindSpans(tuple(nodes.blind_spans()))
-    waiting = nodes.not_retired() if state.policy else NODE_SCHEMA.empty_table()
-    deadline = deadlines(policy, blind, waiting["status"], waiting["seen_ns"].to_numpy())
+    known = nodes.table() if state.policy else NODE_SCHEMA.empty_table()
+    limits: Policy | Limits = policy
+    names = pa.nulls(known.num_rows, pa.string())
+    if classes is not None:
+        before = zip(known["node"].to_pylist(), known["class"].to_pylist(), strict=True)
+        names = pa.array([classes.classifier.reclassify(*each) for each in before], pa.string())
+        limits = classes.policies.limits(classes.policies.codes(names))
+    deadline = deadlines(limits, blind, known["status"], known["seen_ns"].to_numpy())
     state.policy = text
     with store.transaction():
         store.save_stream(state)
-        if waiting.num_rows:
-            nodes.merge(waiting.drop(["deadline_ns"]).append_column("deadline_ns", deadline))
+        if known.num_rows:
+            rest = known.drop(["deadline_ns", "class"])
+            nodes.merge(rest.append_column("deadline_ns", deadline).append_column("class", names))

@@ -1,0 +1,119 @@
+"""Requests of operators to a site's run: files in `sites/<name>/requests`, and the answered ones in `state.duckdb`.
+
+A command does not hold the site's lock during a run, so it leaves a request: `<id>.json`. The run that applies it renames
+the file to `<id>.taken` first; from then on the command cannot withdraw it. The transaction that applies a request stores
+its answer, so that a killed run applies none twice. `<id>.answer` returns the answer to the command.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from sr_assets.adapters.private import own_folder, write_private
+from sr_assets.adapters.state.stream_table import StreamTable
+
+SCHEMA: Final = "CREATE TABLE answered_requests (stream VARCHAR, id VARCHAR, done BOOLEAN, line VARCHAR);"
+FOLDER: Final = "requests"
+#: Requests that no run completed, and answers that no command read, are deleted after this time.
+_KEPT_SECONDS: Final = 3600.0
+Action = Literal["retire", "unretire"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request about a node of one stream. Ids are in the order of the requests."""
+
+    id: str
+    action: Action
+    stream: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Whether a request was applied, and the result or the reason as a line."""
+
+    done: bool
+    line: str
+
+
+class AnsweredRequests(StreamTable):
+    """One stream's applied requests whose files may still exist. Call the method that changes them in a transaction."""
+
+    def find(self, request_id: str) -> Answer | None:
+        """Return the stored answer to a request, or None if it was not applied yet."""
+        rows = self._connection.execute(
+            "SELECT done, line FROM answered_requests WHERE stream = ? AND id = ?", [self._stream, request_id]
+        ).fetchall()
+        return Answer(*rows[0]) if rows else None
+
+    def add(self, request_id: str, answer: Answer, *, open_ids: Iterable[str]) -> None:
+        """Store an answer, and delete those of requests that are no longer open."""
+        self._connection.execute(
+            "DELETE FROM answered_requests WHERE stream = ? AND NOT list_contains(?::VARCHAR[], id)",
+            [self._stream, list(open_ids)],
+        )
+        values = [self._stream, request_id, answer.done, answer.line]
+        self._connection.execute("INSERT INTO answered_requests VALUES (?, ?, ?, ?)", values)
+
+
+def leave_request(folder: Path, action: Action, stream: str, node: str) -> Request:
+    """Leave a request in a site's folder for its run."""
+    request = Request(f"{time.time_ns():020}-{uuid.uuid4().hex}", action, stream, node)
+    own_folder(folder / FOLDER)
+    write_private(folder / FOLDER / f"{request.id}.json", json.dumps(asdict(request)))
+    return request
+
+
+def take_requests(folder: Path, stream: str) -> Iterator[Request]:
+    """Take the open requests about a stream, in order; also those that a killed run had taken."""
+    at = folder / FOLDER
+    if not at.exists():
+        return
+    for file in sorted([*at.glob("[0-9]*.json"), *at.glob("[0-9]*.taken")], key=lambda file: file.stem):
+        if time.time() - int(file.stem.partition("-")[0]) / 1e9 > _KEPT_SECONDS:
+            file.unlink(missing_ok=True)
+            continue
+        try:
+            request = Request(**json.loads(file.read_text()))
+            if request.stream == stream:
+                file.rename(file.with_suffix(".taken"))
+                yield request
+        except FileNotFoundError:
+            continue  # the command has withdrawn it
+
+
+def answer_request(folder: Path, request: Request, answer: Answer) -> None:
+    """Return the answer to the command, and remove the request."""
+    at = folder / FOLDER
+    for old in at.glob("*.answer"):
+        if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+            old.unlink(missing_ok=True)
+    write_private(at / f"{request.id}.answer", json.dumps(asdict(answer)))
+    (at / f"{request.id}.taken").unlink(missing_ok=True)
+
+
+def read_answer(folder: Path, request: Request) -> Answer | None:
+    """Return the answer to a request once it exists, and remove it."""
+    file = folder / FOLDER / f"{request.id}.answer"
+    try:
+        answer = Answer(**json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    file.unlink(missing_ok=True)
+    return answer
+
+
+def withdraw_request(folder: Path, request: Request) -> bool:
+    """Withdraw a request; return False if a run has taken it."""
+    try:
+        (folder / FOLDER / f"{request.id}.json").unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,40 @@
+"""The input of the daily tables: nodes whose retirement was undone."""
+
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.node_histories import RETIRED, TIMEOUT, UP, Histories
+from sr_assets.adapters.published.publishing import PublishedStream, publish_site
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.days import day_of
+from sr_assets_tests.histories import BEGIN_NS, FIRST, HOUR, SITE, STREAM, Change, publish
+
+NEW, EXPIRE = Change(BEGIN_NS, "new", None), Change(BEGIN_NS + HOUR, "expire", "up")
+UNDONE_NS = BEGIN_NS + 2 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("later", "after"),
+    (
+        ([], [UP, RETIRED, UP]),
+        ([Change(BEGIN_NS + 3 * HOUR, "timeout", "up")], [UP, RETIRED, UP, TIMEOUT]),
+        ([Change(BEGIN_NS + 3 * HOUR, "recover", "timeout")], [UP, RETIRED, TIMEOUT, UP]),
+    ),
+)
+def test_undone_retirement_ends_with_the_status_after_it(tmp_path: Path, later: list[Change], after: list[int]) -> None:
+    publish(tmp_path, {"a": [NEW, EXPIRE, *later], "b": [NEW, EXPIRE]}, BEGIN_NS + 4 * HOUR)
+    with SiteState(tmp_path / "sites" / SITE) as state:
+        with state.transaction():
+            state.outbox(STREAM).undo("a", 2, UNDONE_NS)
+            if not later:
+                state.connection.execute("UPDATE nodes SET status = 'up', retired_at_ns = NULL WHERE node = 'a'")
+        streams = [PublishedStream(STREAM, "COPY", tracked=True)]
+        publish_site(tmp_path, SITE, state, streams, sites=[SITE], run=Run(BEGIN_NS + 4 * HOUR, "again"))
+    with Histories(tmp_path, "EU").opened() as histories:
+        (history,) = histories.histories([day_of(FIRST)], 1_000)
+    first, second = history.nodes.to_pylist()
+    assert first["after"] == after
+    assert first["at_ns"] == [BEGIN_NS, BEGIN_NS + HOUR, UNDONE_NS, *(change.at_ns for change in later)]
+    assert second["after"] == [UP, RETIRED]
