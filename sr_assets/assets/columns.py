@@ -100,6 +100,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
     "node_advisories": {
         "detected_at": "Watermark that found the transition.",
         "published_at": "Time at which the advisory was acknowledged; NULL until then.",
+        "suppressed_by": "Id of the maintenance window in which the transition lies, or NULL.",
     },
     "replication": {
         "source_stream": "Name of the source stream.",

@@ -25,6 +25,7 @@ from sr_assets.settings.election import CheckpointSettings, ElectionSettings, Me
 from sr_assets.settings.entries import FeedSettings
 from sr_assets.settings.heartbeats import HeartbeatSettings
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
+from sr_assets.settings.maintenance import MaintenanceBlock
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import SiteName
 from sr_assets.settings.notify import NotifySettings, refuse_unknown_sites
@@ -72,6 +73,9 @@ class Settings(Block):
         default_text="number of cores",
     )
     catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
+    maintenance: tuple[MaintenanceBlock, ...] = file_key(
+        "[windows](#block-maintenance) without announcements, the default of all streams", [], default_text="none"
+    )
     leader_election_name: Member | None = file_key(
         "this member's name in the [election](#block-leader_election), the default of all entries",
         None,

@@ -8,6 +8,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.election import Member
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
+from sr_assets.settings.maintenance import MaintenanceBlock
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
 from sr_assets.settings.values import Duration, Flag, Natural, Positive, Size, Time, choice
@@ -46,6 +47,10 @@ class TopLevel(Protocol):
     @property
     def leader_election_name(self) -> str | None:
         """The default of all entries."""
+
+    @property
+    def maintenance(self) -> tuple[MaintenanceBlock, ...]:
+        """The default of all streams."""
 
 
 class CommonKeys(Block):

@@ -9,10 +9,12 @@ from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
 from sr_assets.domain.subjects import observer_subject, target_subject
 from sr_assets.domain.target_stream import TargetOptions
+from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
+from sr_assets.settings.maintenance import MaintenanceBlock
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import (
     AdvisoryTemplate,
@@ -109,6 +111,9 @@ class StreamSettings(CommonKeys):
     retired_retention_ns: Duration | None = file_key(
         "retention of retired nodes", None, name="retired_retention", default_text="forever"
     )
+    named_maintenance: tuple[MaintenanceBlock, ...] | None = file_key(
+        "[windows](#block-maintenance) without announcements", None, name="maintenance", default_text="the top level's"
+    )
     workers: Positive = file_key("parallel writers", 1)
     named_order: Annotated[Order, choice(Order)] | None = file_key(
         "the order of copies: the source's, each sender's, or none",
@@ -150,6 +155,8 @@ class StreamSettings(CommonKeys):
     #: The top-level `name`, and the top-level `catch_up_messages`.
     replicator: str = ""
     default_catch_up: int | None = None
+    #: The windows about this stream.
+    windows: tuple[Window, ...] = ()
 
     def within(self, top: TopLevel) -> Self:
         """Return the stream with the inherited keys filled in; raises ValueError if they contradict its own."""
@@ -159,7 +166,13 @@ class StreamSettings(CommonKeys):
             template = advisory.observer_subject or None
             observer = observer_subject(template, top.replicator, entry.name, entry.stream)
             advisory = advisory.changed(observer_subject=observer)
-        return entry.changed(replicator=top.replicator, default_catch_up=top.catch_up_messages, advisory=advisory)
+        blocks = top.maintenance if entry.named_maintenance is None else entry.named_maintenance
+        return entry.changed(
+            replicator=top.replicator,
+            default_catch_up=top.catch_up_messages,
+            advisory=advisory,
+            windows=tuple(block.window for block in blocks if block.about(entry.name)),
+        )
 
     @cached_property
     def source(self) -> ClusterSettings:

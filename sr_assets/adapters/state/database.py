@@ -48,7 +48,8 @@ CREATE TABLE nodes (
 CREATE TABLE transitions (
     event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
     age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
-    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0);
+    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0,
+    suppressed_by VARCHAR, suppressed_until BIGINT);
 CREATE TABLE gaps (
     stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
 CREATE TABLE parked (
@@ -109,9 +110,19 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
     with contextlib.suppress(duckdb.CatalogException):
         connection.execute("FROM copying LIMIT 0")
         if versions == [(SCHEMA_VERSION,)]:
+            _add_columns(connection)
             return connection
     connection.close()
     raise OtherSchemaError(file, versions[0][0] if versions else None)
+
+
+def _add_columns(connection: duckdb.DuckDBPyConnection) -> None:
+    """Add the columns that the state of an earlier build lacks."""
+    try:
+        connection.execute("SELECT suppressed_by FROM transitions LIMIT 0")
+    except duckdb.BinderException:
+        connection.execute("ALTER TABLE transitions ADD COLUMN suppressed_by VARCHAR")
+        connection.execute("ALTER TABLE transitions ADD COLUMN suppressed_until BIGINT")
 
 
 def create_database(file: Path) -> None:

@@ -10,6 +10,7 @@ from sr_assets.adapters.state.gaps import Gap
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import event_id, is_late
+from sr_assets.domain.tracking.maintenance import suppression
 from sr_assets.domain.tracking.rules import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
@@ -34,6 +35,8 @@ _TRANSITIONS: Final = pa.schema(
         ("outage_ns", pa.int64()),
         ("published_ns", pa.int64()),
         ("outbox", pa.bool_()),
+        ("suppressed_by", pa.string()),
+        ("suppressed_until", pa.int64()),
     ]
 )
 
@@ -116,6 +119,8 @@ def add_transitions(
     report.events.update({row["values"]: row["counts"] for row in pc.value_counts(rows["event"]).to_pylist()})
     if rows.num_rows:
         store.add_rows("transitions", rows)
+        if stream.windows:
+            store.outbox(stream.stream).end_suppression(None, announce=stream.advisory is not None)
 
 
 def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Table, *, history: bool) -> pa.Table:
@@ -123,10 +128,16 @@ def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Tabl
     assert policy is not None  # settings require one of a tracked stream
     nodes, names, times = (events[column].to_pylist() for column in ("sender", "event", "event_ns"))
     identity = (stream.replicator, stream.name, stream.stream)
+    windows = () if history else stream.windows
+    ends = [suppression(windows, *event) if windows else None for event in zip(nodes, names, times, strict=True)]
+    announced = stream.advisory is not None and not history
     columns = {
         "event_id": [event_id(*identity, *event) for event in zip(nodes, names, times, strict=True)],
         "node": events["sender"],
         "late": [history or is_late(state.planned_ns, event_ns, policy.interval_ns) for event_ns in times],
+        "outbox": [announced and end is None for end in ends],
+        "suppressed_by": [end and end[0] for end in ends],
+        "suppressed_until": [end and end[1] for end in ends],
         **{name: events[name] for name in ("event", "event_ns")},
         **{
             name: events[f"event_{name}"]
@@ -138,7 +149,6 @@ def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Tabl
         "detected_ns": state.watermark_ns,
         "epoch": state.epoch_ns,
         "published_ns": None,
-        "outbox": stream.advisory is not None and not history,
     }
     constant = {
         name: pa.repeat(pa.scalar(value, _TRANSITIONS.field(name).type), count) for name, value in common.items()

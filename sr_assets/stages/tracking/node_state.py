@@ -34,6 +34,7 @@ from sr_assets.stages.source.fold_stage import Batch, FoldStage
 from sr_assets.stages.source.holes import Hole
 from sr_assets.stages.source.position import advance, clock_warning, warn_of_blind_time
 from sr_assets.stages.source.reading import next_range, save_gaps, too_old_before
+from sr_assets.stages.tracking.announcing import end_maintenance, follow_windows
 from sr_assets.stages.tracking.batch_rows import (
     add_transitions,
     amounts_of,
@@ -65,6 +66,7 @@ class NodeStage(FoldStage):
     def _prepare(self, state: StreamState, *, first: bool) -> None:
         if first:
             follow_policy(self._store, self._stream, self._policy, state)
+            follow_windows(self._store, self._stream)
         # Sweep up to the committed watermark before reading again.
         self.sweep_due()
 
@@ -255,6 +257,7 @@ def sweep_due(
             reach(Point.SWEPT)
             swept += due.num_rows
             progress.reached(swept)
+    end_maintenance(store, stream, state.watermark_ns)
     report.swept += swept
     return swept > 0
 

@@ -1,0 +1,58 @@
+"""Maintenance windows: which transitions of a node are not announced, and until when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Final
+
+from croniter import croniter
+
+from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.tracking.rules import Event
+
+#: The most windows that follow one another without a gap and count as one.
+_MOST_JOINED: Final = 366
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window of nodes that match one of the globs: once, `[from_ns, to_ns)`, or `length_ns` from each start of `cron`.
+
+    The cron expression is in UTC. Without globs, all nodes match.
+    """
+
+    id: str
+    globs: tuple[str, ...] = ()
+    from_ns: int = 0
+    to_ns: int = 0
+    cron: str | None = None
+    length_ns: int = 0
+
+    def matches(self, node: str) -> bool:
+        """Return whether the window is about a node."""
+        return not self.globs or any(fnmatchcase(node, glob) for glob in self.globs)
+
+    def end_ns(self, at_ns: int) -> int | None:
+        """Return the end of the window that covers a time, or None if none does."""
+        if self.cron is None:
+            return self.to_ns if self.from_ns <= at_ns < self.to_ns else None
+        # croniter searches before its argument, in whole seconds.
+        after = datetime.fromtimestamp(at_ns // SECOND_NS + 1, UTC)
+        end_ns = int(croniter(self.cron, after).get_prev(datetime).timestamp()) * SECOND_NS + self.length_ns
+        return end_ns if at_ns < end_ns else None
+
+
+def suppression(windows: Sequence[Window], node: str, event: str, event_ns: int) -> tuple[str, int] | None:
+    """Return the id of the first window that suppresses a transition, and the end of all windows joined to it, or None."""
+    own = [window for window in windows if event != Event.NEW and window.matches(node)]
+    first = next((window.id for window in own if window.end_ns(event_ns) is not None), None)
+    if first is None:
+        return None
+    until_ns = event_ns
+    for _ in range(_MOST_JOINED):
+        ends = [end_ns for window in own if (end_ns := window.end_ns(until_ns)) is not None]
+        if not ends:
+            break
+        until_ns = max(ends)
+    return first, until_ns

@@ -1,0 +1,200 @@
+"""Maintenance windows: what is announced, and when, for every cut of a history."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.blindness import BlindSpans
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, transition_row
+from sr_assets.domain.tracking.rules import NodeState, Policy, Sighting, Transition, sight, sweep
+from sr_assets.settings import StreamSettings, load_settings
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.announcing import follow_windows
+from sr_assets.stages.tracking.batch_rows import add_transitions
+from sr_assets.stages.tracking.node_state import sweep_due
+
+SECOND = 10**9
+#: A Saturday.
+BEGIN = datetime(2026, 1, 3, tzinfo=UTC)
+BEGIN_NS = int(BEGIN.timestamp()) * SECOND
+POLICY = Policy(20 * SECOND, 10 * SECOND)
+NODES = ("web1", "web2", "db1")
+Row = tuple[str, str, int]
+
+
+def at(seconds: float) -> str:
+    return (BEGIN + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def configured(folder: Path, *windows: dict[str, Any], **keys: Any) -> StreamSettings:
+    entry = {"stream": "REG", "source_url": "nats://a:1", "target_url": "nats://b:1", "target_stream": "COPY"}
+    tracked = {"inspect_field": "sender", "inspect_duration": "20s", "advisory": {"subject": "adv.%s.%v"}}
+    file = folder / "replication.yaml"
+    document = {"name": "london", "maintenance": list(windows), "streams": [{**entry, **tracked, **keys}]}
+    file.write_text(json.dumps(document))
+    return load_settings(file, {"SR_ASSETS_HOME": str(folder)}).streams[0]
+
+
+def fold(
+    state: SiteState, stream: StreamSettings, sightings: Sequence[tuple[int, str]], cuts: Sequence[int], end: int
+) -> None:
+    """Fold sightings (second, node) in batches that end before each cut, sweeping after each batch."""
+    known: dict[str, NodeState] = {row[0]: NodeState(*row[1:]) for row in state.nodes("REG").all_states()}
+    row = StreamState("REG", 1, 1, epoch_ns=1)
+    first = -1
+    for cut in (*sorted(cuts), end):
+        found: list[tuple[str, Transition]] = []
+        for second, node in sightings:
+            if first <= second < cut:
+                sighting = Sighting(second, BEGIN_NS + second * SECOND, 1, False)
+                known[node], _, new = sight(POLICY, 0, known.get(node), sighting, BlindSpans())
+                found += [(node, each) for each in new]
+        row.watermark_ns = row.planned_ns = BEGIN_NS + cut * SECOND
+        with state.transaction():
+            state.save_stream(row)
+            if known:
+                state.nodes("REG").merge(node_table([node_row(POLICY, *item, BlindSpans()) for item in known.items()]))
+            table = folded_table([transition_row(*item) for item in found])
+            add_transitions(state, stream, row, table, StreamReport(stream))
+        sweep_due(state, stream, POLICY, StreamReport(stream), at_once=1)
+        known = {node: sweep(POLICY, each, row.watermark_ns, BlindSpans())[0] for node, each in known.items()}
+        first = cut
+
+
+def outbox(state: SiteState) -> list[Row]:
+    return [
+        (row["node"], row["event"], (row["event_ns"] - BEGIN_NS) // SECOND)
+        for row in state.outbox("REG").unpublished(999)
+    ]
+
+
+def history(state: SiteState) -> list[Row]:
+    query = "SELECT node, event, (event_ns - ?) // ? FROM transitions ORDER BY event_ns, node, transition"
+    return state.connection.execute(query, [BEGIN_NS, SECOND]).fetchall()
+
+
+def expected(rows: list[Row], windows: Sequence[tuple[str, int, int]], end: int) -> list[Row]:
+    """Decide second by second: a node's suppressed seconds, and its last transition where they end."""
+    announced = []
+    for node in NODES:
+        own = [row for row in rows if row[0] == node]
+        covered = {
+            second for glob, begin, to in windows if glob in ("*", node[:3] + "*") for second in range(begin, to)
+        }
+        announced += [row for row in own if row[1] == "new" or row[2] not in covered]
+        for closing in (second for second in covered if second + 1 not in covered and second + 1 <= end):
+            opening = closing
+            while opening in covered:
+                opening -= 1
+            last = [row for row in own if row[2] <= closing][-1:]
+            announced += [row for row in last if row[1] in ("timeout", "expire") and row[2] > opening]
+    return sorted(announced, key=lambda row: (row[2], row[0], rows.index(row)))
+
+
+seconds = st.integers(0, 100)
+spans = st.tuples(st.sampled_from(("*", "web*")), seconds, st.integers(1, 40)).map(lambda x: (x[0], x[1], x[1] + x[2]))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(seconds, st.sampled_from(NODES)), min_size=1, max_size=25, unique=True).map(sorted),
+    st.lists(spans, max_size=3),
+    st.lists(seconds, max_size=4, unique=True),
+)
+def test_maintenance_announces_the_same_for_every_cut(
+    sightings: list[tuple[int, str]], windows: list[tuple[str, int, int]], cuts: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stream = configured(folder, *({"match": glob, "from": at(a), "to": at(b)} for glob, a, b in windows))
+        results = []
+        for number, chosen in enumerate((cuts, ())):
+            with SiteState(folder / str(number)) as state:
+                fold(state, stream, sightings, chosen, 130)
+                results.append(outbox(state))
+                rows = history(state)
+        assert results[0] == results[1] == expected(rows, windows, 130)
+
+
+def test_maintenance_announces_a_silent_node_only_at_the_end(tmp_path: Path) -> None:
+    stream = configured(tmp_path, {"match": ["web*"], "from": at(5), "to": at(15)})
+    with SiteState(tmp_path / "state") as state:
+        fold(state, stream, [(0, "web1"), (0, "web2"), (0, "db1"), (12, "web2")], [], 14)
+        assert outbox(state) == [("db1", "new", 0), ("web1", "new", 0), ("web2", "new", 0), ("db1", "timeout", 10)]
+        assert state.nodes("REG").next_deadline() == BEGIN_NS + 15 * SECOND - 1
+        fold(state, stream, [], [], 16)
+        assert outbox(state)[3:] == [("db1", "timeout", 10), ("web1", "timeout", 10)]
+        query = "SELECT node, event, suppressed_by FROM transitions WHERE suppressed_by IS NOT NULL ORDER BY ALL"
+        (window,) = stream.windows
+        held = [("web1", "timeout"), ("web2", "recover"), ("web2", "timeout")]
+        assert state.connection.execute(query).fetchall() == [(*row, window.id) for row in held]
+
+
+def test_maintenance_ends_at_the_next_run_when_a_window_is_removed(tmp_path: Path) -> None:
+    stream = configured(tmp_path, {"from": at(5), "to": at(900)})
+    with SiteState(tmp_path / "state") as state:
+        fold(state, stream, [(0, "web1")], [], 12)
+        assert outbox(state) == [("web1", "new", 0)]
+        stream = configured(tmp_path)
+        follow_windows(state, stream)
+        sweep_due(state, stream, POLICY, StreamReport(stream))
+        assert outbox(state) == [("web1", "new", 0), ("web1", "timeout", 10)]
+
+
+def test_cron_windows_cover_their_length_from_each_start(tmp_path: Path) -> None:
+    (window,) = configured(tmp_path, {"cron": "0 2 * * 6", "for": "90m"}).windows
+    start_ns = BEGIN_NS + 7_200 * SECOND
+    for days, expected_end in ((0, True), (1, False), (7, True)):
+        begin_ns = start_ns + days * 86_400 * SECOND
+        ends = [window.end_ns(begin_ns + offset) for offset in (-1, 0, 5_400 * SECOND - 1, 5_400 * SECOND)]
+        end = begin_ns + 5_400 * SECOND if expected_end else None
+        assert ends == [None, end, end, None]
+
+
+@pytest.mark.parametrize(
+    ("window", "problem"),
+    (
+        ({"cron": "0 0 31 2 *", "for": "1h"}, "cron: '0 0 31 2 \\*' never fires"),
+        ({"cron": "often", "for": "1h"}, "cron: 'often' is not a cron expression"),
+        ({"cron": "0 0 * * *"}, "needs from and to, or cron and for"),
+        ({"from": at(0)}, "needs from and to, or cron and for"),
+        ({"from": at(0), "to": at(9), "cron": "0 0 * * *", "for": "1h"}, "needs from and to, or cron and for"),
+        ({"from": at(9), "to": at(9)}, "to: is not after from"),
+    ),
+)
+def test_maintenance_refuses_a_window_in_one_line(tmp_path: Path, window: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"maintenance.*{problem}.*;") as raised:
+        configured(tmp_path, window)
+    assert "\n" not in str(raised.value)
+
+
+def test_entry_windows_replace_those_of_the_top_level(tmp_path: Path) -> None:
+    once = {"from": at(0), "to": at(1)}
+    assert not configured(tmp_path, {**once, "site": "par*"}).windows
+    assert len(configured(tmp_path, {**once, "site": "lon*"}, once).windows) == 2
+    assert not configured(tmp_path, once, maintenance=[]).windows
+
+
+def test_state_without_the_columns_gets_them_when_opened(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state:
+        columns = state.connection.execute("DESCRIBE transitions").fetchall()
+    older = SCHEMA.replace(",\n    suppressed_by VARCHAR, suppressed_until BIGINT", "")
+    assert older != SCHEMA
+    (tmp_path / "old").mkdir()
+    with duckdb.connect(str(tmp_path / "old" / "state.duckdb")) as connection:
+        connection.execute(older)
+        connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
+    with SiteState(tmp_path / "old") as state:
+        assert state.connection.execute("DESCRIBE transitions").fetchall() == columns
