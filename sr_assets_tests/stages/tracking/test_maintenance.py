@@ -24,6 +24,7 @@ from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.announcing import follow_windows
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_state import sweep_due
+from sr_assets_tests.rig import Rig, Sent
 
 SECOND = 10**9
 #: A Saturday.
@@ -55,18 +56,18 @@ def fold(
     row = StreamState("REG", 1, 1, epoch_ns=1)
     first = -1
     for cut in (*sorted(cuts), end):
-        found: list[tuple[str, Transition]] = []
+        transitions: list[tuple[str, Transition]] = []
         for second, node in sightings:
             if first <= second < cut:
                 sighting = Sighting(second, BEGIN_NS + second * SECOND, 1, False)
                 known[node], _, new = sight(POLICY, 0, known.get(node), sighting, BlindSpans())
-                found += [(node, each) for each in new]
+                transitions += [(node, each) for each in new]
         row.watermark_ns = row.planned_ns = BEGIN_NS + cut * SECOND
         with state.transaction():
             state.save_stream(row)
             if known:
                 state.nodes("REG").merge(node_table([node_row(POLICY, *item, BlindSpans()) for item in known.items()]))
-            table = folded_table([transition_row(*item) for item in found])
+            table = folded_table([transition_row(*item) for item in transitions])
             add_transitions(state, stream, row, table, StreamReport(stream))
         sweep_due(state, stream, POLICY, StreamReport(stream), at_once=1)
         known = {node: sweep(POLICY, each, row.watermark_ns, BlindSpans())[0] for node, each in known.items()}
@@ -198,3 +199,29 @@ def test_state_without_the_columns_gets_them_when_opened(tmp_path: Path) -> None
         connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
     with SiteState(tmp_path / "old") as state:
         assert state.connection.execute("DESCRIBE transitions").fetchall() == columns
+
+
+def test_maintenance_delays_a_stored_advisory_until_its_end(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.make("ADV")
+    rig.publish(stream, [Sent(json.dumps({"sender": name}).encode()) for name in ("web1", "db1")])
+    stored_ns = rig.stored(stream)[-1].stored_ns
+    begin = datetime.fromtimestamp(stored_ns // SECOND, UTC)
+    window = {"match": "web*", "from": f"{begin:%FT%TZ}", "to": f"{begin + timedelta(seconds=6):%FT%TZ}"}
+    short = {"inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "1s"}
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, maintenance=[window], **short)
+    rig.drain()
+    rig.await_clock(stream, stored_ns + 3 * SECOND)
+    rig.drain()
+    assert announced(rig, advisories) == [("web1", "new"), ("db1", "new"), ("db1", "timeout")]
+    rig.await_clock(stream, stored_ns + 8 * SECOND)
+    rig.drain()
+    assert announced(rig, advisories)[3:] == [("web1", "timeout")]
+    rows = rig.rows(
+        "SELECT node, event FROM node_advisories WHERE suppressed_by IS NOT NULL AND published_at IS NOT NULL"
+    )
+    assert rows == [{"node": "web1", "event": "timeout"}]
+
+
+def announced(rig: Rig, advisories: str) -> list[tuple[str, str]]:
+    bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
+    return [(body["value"], body["event"]) for body in bodies]
