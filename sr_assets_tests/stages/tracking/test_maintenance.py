@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sr_assets.adapters.published.manifest import is_published
+from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -24,7 +26,7 @@ from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.announcing import follow_windows
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_state import sweep_due
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent
 
 SECOND = 10**9
 #: A Saturday.
@@ -225,3 +227,23 @@ def test_maintenance_delays_a_stored_advisory_until_its_end(rig: Rig) -> None:
 def announced(rig: Rig, advisories: str) -> list[tuple[str, str]]:
     bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
     return [(body["value"], body["event"]) for body in bodies]
+
+
+def test_publication_without_the_column_is_written_again(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(json.dumps({"sender": "web1"}).encode())])
+    rig.add(stream, inspect_field="sender", inspect_duration="1h")
+    rig.drain()
+    folder = publication_folder(rig.home, SITE)
+    note = folder / "publication.json"
+    content = json.loads(note.read_text())
+    for name in content["files"]["node_advisories"]:
+        file, older = folder / name, folder / "older"
+        duckdb.sql(f"COPY (SELECT * EXCLUDE suppressed_by FROM '{file}') TO '{older}' (FORMAT parquet)")
+        older.replace(file)
+        content["files"]["node_advisories"][name] = file.stat().st_size
+    del content["columns"]
+    note.write_text(json.dumps(content))
+    assert not is_published(rig.home, SITE)
+    rig.drain()
+    assert rig.rows("SELECT node, suppressed_by FROM node_advisories") == [{"node": "web1", "suppressed_by": None}]
