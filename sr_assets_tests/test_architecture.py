@@ -56,6 +56,7 @@ PACKAGE_ORDER = {
     ),
     "stages": (
         "clock",
+        "maintained_time",
         "daily",
         "report",
         "probes",

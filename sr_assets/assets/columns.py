@@ -100,6 +100,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
     "node_advisories": {
         "detected_at": "Watermark that found the transition.",
         "published_at": "Time at which the advisory was acknowledged; NULL until then.",
+        "announced_at": "Watermark at the decision to announce it; NULL until then, and for a transition that is not announced.",
         "suppressed_by": "Id of the maintenance window in which the transition lies, or NULL.",
     },
     "replication": {
@@ -237,6 +238,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "up_seconds": "Time in which the node was up.",
         "timeout_seconds": "Time in which the node was silent.",
         "retired_seconds": "Time in which the node was retired.",
+        "maintenance_seconds": "Time in maintenance windows, which the other columns count too.",
         "outages": "Outages that began on the day.",
         "longest_outage_seconds": "Longest part of an outage on the day, without blind time.",
     },

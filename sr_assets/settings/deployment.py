@@ -25,7 +25,7 @@ from sr_assets.settings.election import CheckpointSettings, ElectionSettings, Me
 from sr_assets.settings.entries import FeedSettings
 from sr_assets.settings.heartbeats import HeartbeatSettings
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
-from sr_assets.settings.maintenance import MaintenanceBlock
+from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import SiteName
 from sr_assets.settings.notify import NotifySettings, refuse_unknown_sites
@@ -126,6 +126,7 @@ class Settings(Block):
         if names or not (self.heartbeats or self.topology):
             refuse_same_names(names)
         refuse_unknown_sites(self.notify, {name for name, _ in names})
+        refuse_other_sites(self.maintenance, dict.fromkeys(stream.name or self.replicator for stream in self.streams))
         return self.changed(
             streams=tuple(map(self._filled_in, self.streams)),
             feeds=tuple(map(self._filled_in, self.feeds)),

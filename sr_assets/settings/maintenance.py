@@ -1,6 +1,7 @@
 """The blocks `maintenance`: windows during which transitions are recorded but not announced."""
 
 import hashlib
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Annotated, Self
@@ -60,4 +61,11 @@ class MaintenanceBlock(Block):
         """The window of the rules; the same keys and values always have the same id."""
         keys = (self.match, self.site, self.from_ns, self.to_ns, self.cron, self.for_ns)
         name = hashlib.sha256(repr(keys).encode()).hexdigest()[:8]
-        return Window(name, self.match, self.from_ns or 0, self.to_ns or 0, self.cron, self.for_ns or 0)
+        return Window(name, self.match, self.from_ns or 0, self.to_ns or 0, self.cron, self.for_ns or 0, self.reason)
+
+
+def refuse_other_sites(blocks: Iterable[MaintenanceBlock], sites: Collection[str]) -> None:
+    """Raise ValueError for a block about none of the sites."""
+    for block in blocks:
+        if not any(map(block.about, sites)):
+            raise ValueError(f"maintenance: site: {shown(block.site)} matches no site; sites: {', '.join(sites)}")

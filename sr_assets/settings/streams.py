@@ -14,7 +14,7 @@ from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
-from sr_assets.settings.maintenance import MaintenanceBlock
+from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import (
     AdvisoryTemplate,
@@ -167,6 +167,8 @@ class StreamSettings(CommonKeys):
             observer = observer_subject(template, top.replicator, entry.name, entry.stream)
             advisory = advisory.changed(observer_subject=observer)
         blocks = top.maintenance if entry.named_maintenance is None else entry.named_maintenance
+        if entry.named_maintenance is not None:
+            refuse_other_sites(entry.named_maintenance, [entry.name])
         return entry.changed(
             replicator=top.replicator,
             default_catch_up=top.catch_up_messages,

@@ -71,7 +71,7 @@ def nodes(
 def node_states(home: Path, node: str) -> Rows:
     """Return a node's state at every stream that tracks it; the first two columns are name and stream."""
     sql = """
-        SELECT a.name, a.stream, a.status,
+        SELECT a.name, a.stream, a.node, a.status,
             greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds,
             a.last_seen, a.status_since, a.first_seen, l.last_copied, l.copied_bytes, l.last_sequence,
             retired.retired_at, retired.times_retired
@@ -88,7 +88,7 @@ def node_history(home: Path, node: str) -> Rows:
     """Return a node's transitions in order; the first two columns are name and stream."""
     sql = """
         SELECT name, stream, transition, event, event_time, previous, age_seconds, outage_seconds, late, returned,
-            published_at
+            published_at, suppressed_by
         FROM node_advisories WHERE node = $node ORDER BY name, stream, transition
     """
     return ask(home, sql, {"node": node})
@@ -120,7 +120,8 @@ def advisories(home: Path, *, since: float | None, node: str | None, event: str 
     """Return the transitions in order of time; `since` is in seconds before the watermark. The last column is the id."""
     sql = """
         SELECT a.event_time, a.name, a.stream, a.node, a.event, a.age_seconds, a.previous, a.outage_seconds, a.late,
-            a.returned, a.seen, a.detected_at, a.transition, a.published_at, a.event_id
+            a.returned, a.seen, a.detected_at, a.transition, a.published_at,
+            a.suppressed_by, a.event_id
         FROM node_advisories AS a JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         WHERE ($since IS NULL OR epoch_us(r.watermark) - epoch_us(a.event_time) <= $since * 1e6)
             AND ($node IS NULL OR a.node = $node)

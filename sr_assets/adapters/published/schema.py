@@ -51,16 +51,16 @@ TABLES: Final[dict[str, Table]] = {
         event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ,
         detected_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR, transition BIGINT,
         late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ, epoch BIGINT, event_ns BIGINT,
-        suppressed_by VARCHAR
+        suppressed_by VARCHAR, announced_at TIMESTAMPTZ
         """,
         f"""
         SELECT event_id, $name, stream, node, event, {at("event_ns")}, {at("detected_ns")}, {at("seen_ns")},
             round(age_ns / 1e9, 3), previous, transition, late, returned, round(outage_ns / 1e9, 3), {at("published_ns")},
-            epoch, event_ns, suppressed_by
+            epoch, event_ns, suppressed_by, {at("if(withheld, NULL, coalesce(announced_ns, detected_ns))")}
         FROM transitions WHERE true
         """,
         "transitions",
-        growth=Growth("detected_ns", "hash(event_ns, transition, published_ns)"),
+        growth=Growth("detected_ns", "hash(event_ns, transition, published_ns, announced_ns, suppressed_by)"),
     ),
     "replication": Table(
         """

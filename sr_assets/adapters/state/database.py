@@ -49,7 +49,7 @@ CREATE TABLE transitions (
     event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
     age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
     outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0,
-    suppressed_by VARCHAR, suppressed_until BIGINT);
+    suppressed_by VARCHAR, suppressed_until_ns BIGINT, due_ns BIGINT, withheld BOOLEAN, announced_ns BIGINT);
 CREATE TABLE gaps (
     stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
 CREATE TABLE parked (
@@ -62,6 +62,14 @@ CREATE TABLE parked (
 {heartbeats.SCHEMA}
 {global_view.SCHEMA}
 """
+#: Columns of `transitions` that the first builds did not have.
+_LATER_COLUMNS: Final = (
+    "suppressed_by VARCHAR",
+    "suppressed_until_ns BIGINT",
+    "due_ns BIGINT",
+    "withheld BOOLEAN",
+    "announced_ns BIGINT",
+)
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",
@@ -119,10 +127,10 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
 def _add_columns(connection: duckdb.DuckDBPyConnection) -> None:
     """Add the columns that the state of an earlier build lacks."""
     try:
-        connection.execute("SELECT suppressed_by FROM transitions LIMIT 0")
+        connection.execute("SELECT announced_ns FROM transitions LIMIT 0")
     except duckdb.BinderException:
-        connection.execute("ALTER TABLE transitions ADD COLUMN suppressed_by VARCHAR")
-        connection.execute("ALTER TABLE transitions ADD COLUMN suppressed_until BIGINT")
+        for column in _LATER_COLUMNS:
+            connection.execute(f"ALTER TABLE transitions ADD COLUMN {column}")
 
 
 def create_database(file: Path) -> None:

@@ -102,13 +102,10 @@ class Nodes(StreamTable):
         return int(highest)
 
     def next_deadline(self) -> int | None:
-        """Return the earliest deadline in unix ns, or None: of a node, or of a suppressed transition's window.
-
-        The work of a deadline is due once the watermark is after it.
-        """
+        """Return the earliest deadline in unix ns, or None: of a node, or of an announcement that waits."""
         deadline_ns: int | None = self._value(
             """
-            SELECT least(min(deadline_ns), (SELECT min(suppressed_until) - 1 FROM transitions WHERE stream = $1))
+            SELECT least(min(deadline_ns), (SELECT min(due_ns) FROM transitions WHERE stream = $1))
             FROM nodes WHERE stream = $1
             """
         )

@@ -134,50 +134,9 @@ class Outbox(StreamTable):
             self._value(
                 """
                 SELECT count(*) FROM stored WHERE stream = ? AND ours
-                    AND event_id NOT IN (SELECT event_id FROM transitions)
+                    AND event_id NOT IN (SELECT event_id FROM transitions WHERE published_ns IS NOT NULL)
                 """
             )
-        )
-
-    def suppressed(self) -> list[tuple[str, str, str, int, int]]:
-        """Return the undecided suppressed transitions: event_id, node, event, event_ns, end of the window in unix ns."""
-        return self._connection.execute(
-            "SELECT event_id, node, event, event_ns, suppressed_until FROM transitions"
-            " WHERE stream = ? AND suppressed_until IS NOT NULL",
-            [self._stream],
-        ).fetchall()
-
-    def move_end(self, ends_ns: dict[str, int]) -> None:
-        """Set the ends of the windows of suppressed transitions, by event_id; call it inside a transaction."""
-        self._connection.execute(
-            """
-            UPDATE transitions SET suppressed_until = moved.until_ns
-            FROM (SELECT unnest(?::VARCHAR[]) AS event_id, unnest(?::BIGINT[]) AS until_ns) AS moved
-            WHERE transitions.event_id = moved.event_id
-            """,
-            [list(ends_ns), list(ends_ns.values())],
-        )
-
-    def end_suppression(self, swept_ns: int | None, *, announce: bool) -> None:
-        """Decide on the transitions whose window has ended: a node that was not up then is announced, if `announce`.
-
-        A window has ended for a node with a later transition, and for every node if all were swept until `swept_ns`. Call
-        it inside a transaction.
-        """
-        self._connection.execute(
-            """
-            UPDATE transitions SET suppressed_until = NULL, outbox = $announce AND decided.last AND event <> 'recover'
-            FROM (
-                SELECT event_id, next_ns IS NULL OR next_ns >= suppressed_until AS last FROM (
-                    SELECT event_id, suppressed_until, max(event_ns) OVER own AS latest_ns,
-                        lead(event_ns) OVER (PARTITION BY node ORDER BY transition) AS next_ns
-                    FROM transitions WHERE stream = $stream
-                        AND node IN (SELECT node FROM transitions WHERE stream = $stream AND suppressed_until IS NOT NULL)
-                    WINDOW own AS (PARTITION BY node)
-                ) WHERE suppressed_until <= greatest(latest_ns, coalesce($swept_ns, latest_ns))
-            ) AS decided WHERE transitions.stream = $stream AND transitions.event_id = decided.event_id
-            """,
-            {"stream": self._stream, "swept_ns": swept_ns, "announce": announce},
         )
 
     def newest(self, limit: int) -> list[tuple[str, str, int, bool]]:

@@ -26,6 +26,7 @@ from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.outbox import Outbox
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
+from sr_assets.adapters.state.undecided import Undecided
 from sr_assets.domain.errors import RunError, cannot_write
 
 #: Tables that hold the current state of a stream.
@@ -79,6 +80,11 @@ class SiteState:
             yield other
         finally:
             other._connection.close()
+
+    @property
+    def folder(self) -> Path:
+        """The site's folder."""
+        return self._folder
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -146,6 +152,10 @@ class SiteState:
         """Return a stream's transitions."""
         return Outbox(self._connection, stream)
 
+    def undecided(self, stream: str) -> Undecided:
+        """Return a stream's transitions on which the rules of operators have not decided."""
+        return Undecided(self._connection, stream)
+
     def snapshot_index(self, stream: str) -> SnapshotIndex:
         """Return the index of a stream's history."""
         return SnapshotIndex(self._connection, stream)
@@ -200,6 +210,7 @@ class SiteState:
         self._connection.execute(
             """
             DELETE FROM transitions WHERE stream = $stream AND event_ns < $before_ns AND NOT (outbox AND published_ns IS NULL)
+                AND due_ns IS NULL
                 AND NOT EXISTS (
                     FROM nodes WHERE nodes.stream = $stream AND nodes.node = transitions.node
                         AND nodes.transition = transitions.transition)

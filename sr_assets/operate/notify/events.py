@@ -23,14 +23,15 @@ from sr_assets.settings import NotifySettings, Settings
 #: The minimum time between two recorded failures.
 _FAILURE_SECONDS: Final = 3_600.0
 _SINCE: Final = """
-SELECT name || '/' || stream AS label, epoch_us(max(detected_at)) FROM node_advisories GROUP BY ALL
+SELECT name || '/' || stream AS label, epoch_us(max(announced_at)) FROM node_advisories
+WHERE announced_at IS NOT NULL GROUP BY ALL
 """
 _NEW: Final = """
-SELECT event_id, name, stream, event, event_time, detected_at, node, age_seconds, outage_seconds
+SELECT event_id, name, stream, event, event_time, announced_at, node, age_seconds, outage_seconds
 FROM node_advisories LEFT JOIN (SELECT unnest(?::VARCHAR[]) AS label, unnest(?::BIGINT[]) AS since) AS known
     ON known.label = name || '/' || stream
-WHERE epoch_us(detected_at) >= coalesce(since, 0)
-ORDER BY detected_at, event_time, node
+WHERE epoch_us(announced_at) >= coalesce(since, 0)
+ORDER BY announced_at, event_time, node
 """
 
 

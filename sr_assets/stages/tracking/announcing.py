@@ -1,29 +1,56 @@
-"""The announcement of transitions that a maintenance window suppressed."""
+"""The decisions of the rules of operators on a stream's recorded transitions, once their order is complete."""
 
+from typing import Final
+
+from sr_assets.adapters.state.maintenance import added_windows
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.tracking.announcements import Rules
 from sr_assets.domain.tracking.maintenance import suppression
 from sr_assets.settings import StreamSettings
 
+#: Number of nodes decided in one transaction.
+DECIDED_AT_ONCE: Final = 20_000
 
-def follow_windows(store: SiteState, stream: StreamSettings) -> None:
-    """Recompute the ends of the windows of suppressed transitions, because the configuration may have changed them.
 
-    A transition whose window was removed is no longer suppressed.
+def operator_rules(store: SiteState, stream: StreamSettings) -> Rules:
+    """Return a stream's rules: the configured ones, and the windows that operators added. Raises RunError."""
+    return Rules((*stream.windows, *added_windows(store.folder)))
+
+
+def decide_announcements(
+    store: SiteState, stream: StreamSettings, watermark_ns: int, at_once: int = DECIDED_AT_ONCE
+) -> bool:
+    """Decide on the transitions before the watermark, after every node is swept until then; return whether any was due.
+
+    Each portion of `at_once` nodes is one transaction.
     """
-    outbox = store.outbox(stream.stream)
-    ends_ns = {}
-    for event_id, node, event, event_ns, until_ns in outbox.suppressed():
-        end = suppression(stream.windows, node, event, event_ns)
-        if until_ns != (now_until_ns := end[1] if end else event_ns):
-            ends_ns[event_id] = now_until_ns
-    if ends_ns:
+    undecided = store.undecided(stream.stream)
+    first_ns = undecided.next_due()
+    if first_ns is None:
+        return False
+    rules, decided = operator_rules(store, stream), False
+    _follow_windows(store, stream, rules)
+    while nodes := undecided.due(watermark_ns, at_once):
+        transitions = [each for node in nodes for each in node.decide(rules, watermark_ns)]
         with store.transaction():
-            outbox.move_end(ends_ns)
+            undecided.save(transitions, watermark_ns, publish=stream.advisory is not None)
+        decided = True
+    return decided
 
 
-def end_maintenance(store: SiteState, stream: StreamSettings, swept_ns: int) -> None:
-    """Announce the nodes that are not up at the end of their window; every node was swept until `swept_ns`."""
-    outbox = store.outbox(stream.stream)
-    if any(until_ns <= swept_ns for *_, until_ns in outbox.suppressed()):
+def _follow_windows(store: SiteState, stream: StreamSettings, rules: Rules) -> None:
+    """Recompute the ends of the windows of suppressed transitions: a window may have been ended, removed or prolonged."""
+    undecided, moved = store.undecided(stream.stream), []
+    for node in undecided.suppressed():
+        for each in node.delayed:
+            if each.suppressed_until_ns is None:
+                continue
+            window = suppression(rules.windows, node.node, each.event, each.event_ns)
+            # The transition of a removed window waits no longer.
+            until_ns = window[1] if window else each.event_ns
+            if until_ns != each.suppressed_until_ns:
+                each.suppressed_until_ns = until_ns
+                moved.append(each)
+    if moved:
         with store.transaction():
-            outbox.end_suppression(swept_ns, announce=stream.advisory is not None)
+            undecided.save(moved, None, publish=False)

@@ -10,10 +10,10 @@ from sr_assets.adapters.state.gaps import Gap
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import event_id, is_late
-from sr_assets.domain.tracking.maintenance import suppression
 from sr_assets.domain.tracking.rules import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.announcing import operator_rules
 
 _NOT_COPIED: Final = pa.array([decision.reason.value for decision in (SAMPLED, TOO_OLD)])
 _TRANSITIONS: Final = pa.schema(
@@ -35,8 +35,8 @@ _TRANSITIONS: Final = pa.schema(
         ("outage_ns", pa.int64()),
         ("published_ns", pa.int64()),
         ("outbox", pa.bool_()),
-        ("suppressed_by", pa.string()),
-        ("suppressed_until", pa.int64()),
+        ("withheld", pa.bool_()),
+        ("due_ns", pa.int64()),
     ]
 )
 
@@ -106,38 +106,35 @@ def add_transitions(
 ) -> None:
     """Write the transitions among folded rows, inside the caller's transaction.
 
-    `history` transitions are only recorded: they are late and never published. Recorded transitions are not repeated: a
-    recovered stream folds some messages a second time.
+    If the stream has rules of operators, they decide later on the announcement. `history` transitions are only recorded:
+    they are late and never published. Recorded transitions are not repeated: a recovered stream folds some messages a
+    second time.
     """
     events = folded.filter(pc.is_valid(folded["event"]))
     if not events.num_rows:
         return
-    rows = _transition_rows(stream, state, events, history=history)
+    undecided = not history and operator_rules(store, stream).active
+    rows = _transition_rows(stream, state, events, history=history, undecided=undecided)
     recorded = store.outbox(stream.stream).recorded(rows)
     if recorded.num_rows:
         rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], recorded["event_id"].combine_chunks())))
     report.events.update({row["values"]: row["counts"] for row in pc.value_counts(rows["event"]).to_pylist()})
     if rows.num_rows:
         store.add_rows("transitions", rows)
-        if stream.windows:
-            store.outbox(stream.stream).end_suppression(None, announce=stream.advisory is not None)
 
 
-def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Table, *, history: bool) -> pa.Table:
+def _transition_rows(
+    stream: StreamSettings, state: StreamState, events: pa.Table, *, history: bool, undecided: bool
+) -> pa.Table:
     policy, count = stream.policy, events.num_rows
     assert policy is not None  # settings require one of a tracked stream
     nodes, names, times = (events[column].to_pylist() for column in ("sender", "event", "event_ns"))
     identity = (stream.replicator, stream.name, stream.stream)
-    windows = () if history else stream.windows
-    ends = [suppression(windows, *event) if windows else None for event in zip(nodes, names, times, strict=True)]
-    announced = stream.advisory is not None and not history
     columns = {
         "event_id": [event_id(*identity, *event) for event in zip(nodes, names, times, strict=True)],
         "node": events["sender"],
         "late": [history or is_late(state.planned_ns, event_ns, policy.interval_ns) for event_ns in times],
-        "outbox": [announced and end is None for end in ends],
-        "suppressed_by": [end and end[0] for end in ends],
-        "suppressed_until": [end and end[1] for end in ends],
+        "due_ns": times if undecided else pa.nulls(count, pa.int64()),
         **{name: events[name] for name in ("event", "event_ns")},
         **{
             name: events[f"event_{name}"]
@@ -149,6 +146,8 @@ def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Tabl
         "detected_ns": state.watermark_ns,
         "epoch": state.epoch_ns,
         "published_ns": None,
+        "outbox": stream.advisory is not None and not history and not undecided,
+        "withheld": undecided,
     }
     constant = {
         name: pa.repeat(pa.scalar(value, _TRANSITIONS.field(name).type), count) for name, value in common.items()

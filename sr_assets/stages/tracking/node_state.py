@@ -34,7 +34,7 @@ from sr_assets.stages.source.fold_stage import Batch, FoldStage
 from sr_assets.stages.source.holes import Hole
 from sr_assets.stages.source.position import advance, clock_warning, warn_of_blind_time
 from sr_assets.stages.source.reading import next_range, save_gaps, too_old_before
-from sr_assets.stages.tracking.announcing import end_maintenance, follow_windows
+from sr_assets.stages.tracking.announcing import decide_announcements
 from sr_assets.stages.tracking.batch_rows import (
     add_transitions,
     amounts_of,
@@ -66,7 +66,6 @@ class NodeStage(FoldStage):
     def _prepare(self, state: StreamState, *, first: bool) -> None:
         if first:
             follow_policy(self._store, self._stream, self._policy, state)
-            follow_windows(self._store, self._stream)
         # Sweep up to the committed watermark before reading again.
         self.sweep_due()
 
@@ -237,7 +236,9 @@ def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
 def sweep_due(
     store: SiteState, stream: StreamSettings, policy: Policy, report: StreamReport, at_once: int = SWEPT_AT_ONCE
 ) -> bool:
-    """Sweep the nodes whose deadline is before the committed watermark; return whether there were any.
+    """Sweep the nodes whose deadline is before the committed watermark, and decide on due announcements.
+
+    Return whether there was any work.
 
     Queries no server. Each portion of `at_once` nodes, in the order of the deadlines, is one transaction. A fleet that
     falls silent therefore needs little memory, and a killed run repeats no committed portion.
@@ -257,9 +258,9 @@ def sweep_due(
             reach(Point.SWEPT)
             swept += due.num_rows
             progress.reached(swept)
-    end_maintenance(store, stream, state.watermark_ns)
+    decided = decide_announcements(store, stream, state.watermark_ns)
     report.swept += swept
-    return swept > 0
+    return swept > 0 or decided
 
 
 def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
