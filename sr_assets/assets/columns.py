@@ -101,6 +101,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "detected_at": "Watermark that found the transition.",
         "published_at": "Time at which the advisory was acknowledged; NULL until then.",
         "announced_at": "Watermark at the decision to announce it; NULL until then, and for a transition that is not announced.",
+        "held_by": "Id of the outage that held the transition, or NULL.",
         "suppressed_by": "Id of the maintenance window in which the transition lies, or NULL.",
     },
     "replication": {
@@ -169,6 +170,20 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "since": "Beginning of its term; of a Stream Replicator, when this home first saw it lead.",
         "checkpoint_at": "Time of the newest checkpoint that this home has stored or, as a follower, shows.",
     },
+    "site_summary": {
+        "outage": "`partial` or `dark` during an outage of the site, else NULL.",
+        "outage_since": "Time of the outage's last event.",
+    },
+    "site_events": {
+        "event": "`partial`, `dark` or `restored`.",
+        "event_time": "Time of the timeout or sighting at which it became true.",
+        "nodes": "Nodes that are up, or held by the outage.",
+        "silent": "Silent nodes among them.",
+        "since": "Earliest last sighting of the nodes that were silent; of `restored`, when the outage began.",
+        "published_at": "Time at which the event was published; NULL until then.",
+        "outage": "Id of the outage: that of its first event.",
+        "event_id": "Id of the event.",
+    },
     "operator_actions": {
         "at": "Time of the action.",
         "user": "User of the operating system who ran the command.",
@@ -184,6 +199,8 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "blind": "Whether the site's heartbeat is overdue.",
         "observer": "`ok`, `blind`, or `unwatched` if the site sends no heartbeat.",
         "observer_alive_at": "Time of the site's last heartbeat.",
+        "outage": "`partial` or `dark` during an outage of the site, by its last site event, else NULL.",
+        "outage_since": "Time of that event.",
         "watermark": "Watermark in the site's last heartbeat.",
         "position": "Position in the source, from the site's last heartbeat.",
         "lag_messages": "Lag in messages, from the site's last heartbeat.",

@@ -1,8 +1,11 @@
-"""The messages that a site publishes: advisories (Choria's version 2 with extensions, or version 1) and heartbeats."""
+"""The messages that a site publishes: advisories (Choria's version 2 with extensions, or version 1), site events and
+heartbeats.
+"""
 
 import json
 import uuid
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
 from sr_assets.domain.tracking.rules import Transition
@@ -11,6 +14,7 @@ PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
 V1_SCHEMA: Final = "https://choria.io/schemas/sr/v1/age_advisory.json"
 #: The event of a heartbeat, which concerns a site instead of a node.
 OBSERVER_EVENT: Final = "observer_alive"
+SITE_PROTOCOL: Final = "io.choria.sr_assets.v1.site_event"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
 _compact: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -89,6 +93,25 @@ def encode_v1(transition: Transition, *, name: str, sender: str, inspect_field: 
         "replicator": name,
         "timestamp": transition.event_ns // SECOND_NS,
         "event": transition.event.value,
+    }
+    return _compact(body).encode()
+
+
+def encode_site_event(event: Mapping[str, Any], *, replicator: str, name: str) -> bytes:
+    """Return the body of a site event, from its row in `site_events`."""
+    body = {
+        "protocol": SITE_PROTOCOL,
+        "event_id": event["event_id"],
+        "event": event["event"],
+        "replicator": replicator,
+        "name": name,
+        "stream": event["stream"],
+        "timestamp": event["event_ns"] // SECOND_NS,
+        "event_time": format_rfc3339_ns(event["event_ns"]),
+        "nodes": event["nodes"],
+        "silent": event["silent"],
+        "since": format_rfc3339_ns(event["since_ns"]),
+        "epoch": event["epoch"],
     }
     return _compact(body).encode()
 

@@ -12,9 +12,10 @@ import uuid
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from sr_assets.domain.advisories import OBSERVER_EVENT, PROTOCOL
+from sr_assets.domain.advisories import OBSERVER_EVENT, PROTOCOL, SITE_PROTOCOL
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3339_ns
 from sr_assets.domain.senders import MAX_SENDER_BYTES, refuse_constant
+from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.domain.tracking.rules import Event, Status
 
 #: An advisory has about 500 bytes; larger payloads than this are not parsed.
@@ -103,6 +104,16 @@ class Observation(NamedTuple):
     next_within_ns: int | None
 
 
+class SiteNotice(NamedTuple):
+    """A site event: an outage began (`partial`, `dark`) or ended (`restored`)."""
+
+    replicator: str
+    name: str
+    stream: str
+    event: str
+    event_ns: int
+
+
 class Rejected(NamedTuple):
     """An invalid message and its reason; `field` names the wrong field, or is ""."""
 
@@ -117,7 +128,7 @@ class _UnfitError(Exception):
     """Raised for an invalid message; `args` are the fields of `Rejected`."""
 
 
-def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | Rejected:
+def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | SiteNotice | Rejected:
     """Interpret one message of an advisory stream, without raising. `received_ns` is its stored time in the centre's
     stream.
     """
@@ -132,6 +143,8 @@ def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | R
     try:
         if document.get("event") == OBSERVER_EVENT:
             return _observation(document)
+        if document.get("protocol") == SITE_PROTOCOL:
+            return _site_notice(document)
         return _advisory(document, received_ns)
     except _UnfitError as unfit:
         return Rejected(*unfit.args)
@@ -273,6 +286,13 @@ def _observation(document: dict[str, Any]) -> Observation:
         _count(document.get("nodes")),
         None if within is None else min(round(within * SECOND_NS), _END_OF_TIME_NS // 2),
     )
+
+
+def _site_notice(document: dict[str, Any]) -> SiteNotice:
+    names = _text(document, "replicator"), _text(document, "name", ""), _text(document, "stream", "")
+    if document.get("event") not in tuple(SiteEvent):
+        raise _UnfitError(Reject.UNKNOWN_EVENT, "event")
+    return SiteNotice(*names, document["event"], _event_ns(document))
 
 
 def _count(value: object) -> int | None:

@@ -29,6 +29,7 @@ from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import SiteName
 from sr_assets.settings.notify import NotifySettings, refuse_unknown_sites
+from sr_assets.settings.outage_guard import OutageGuardBlock
 from sr_assets.settings.streams import CatchUp, Entry, StreamSettings
 from sr_assets.settings.topology import TopologySettings
 from sr_assets.settings.values import Duration, File, FileMode, Port, Positive, Span, Value, choice, shown
@@ -75,6 +76,11 @@ class Settings(Block):
     catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
     maintenance: tuple[MaintenanceBlock, ...] = file_key(
         "[windows](#block-maintenance) without announcements, the default of all streams", [], default_text="none"
+    )
+    outage_guard: OutageGuardBlock | None = file_key(
+        "the [guard](#block-outage_guard) against announcements of a site's outage, the default of all streams",
+        None,
+        default_text="none",
     )
     leader_election_name: Member | None = file_key(
         "this member's name in the [election](#block-leader_election), the default of all entries",

@@ -11,6 +11,7 @@ from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_secur
 from sr_assets.settings.maintenance import MaintenanceBlock
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
+from sr_assets.settings.outage_guard import OutageGuardBlock
 from sr_assets.settings.values import Duration, Flag, Natural, Positive, Size, Time, choice
 
 Kind = Literal["stream", "feed"]
@@ -50,7 +51,11 @@ class TopLevel(Protocol):
 
     @property
     def maintenance(self) -> tuple[MaintenanceBlock, ...]:
-        """The default of all streams."""
+        """The windows of streams without windows of their own."""
+
+    @property
+    def outage_guard(self) -> OutageGuardBlock | None:
+        """The guard of streams without one."""
 
 
 class CommonKeys(Block):

@@ -9,12 +9,10 @@ from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
 from sr_assets.domain.subjects import observer_subject, target_subject
 from sr_assets.domain.target_stream import TargetOptions
-from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings.clusters import Url
-from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
+from sr_assets.settings.entries import FeedSettings, TopLevel
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
-from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import (
     AdvisoryTemplate,
@@ -29,6 +27,7 @@ from sr_assets.settings.names import (
     StreamName,
     rewritten,
 )
+from sr_assets.settings.operators import OperatorKeys
 from sr_assets.settings.target import TargetBlock
 from sr_assets.settings.values import Duration, Flag, Positive, choice, size_in_bytes, whole_number
 
@@ -55,7 +54,7 @@ class AdvisorySettings(Block):
     )
 
 
-class StreamSettings(CommonKeys):
+class StreamSettings(OperatorKeys):
     """One of `streams`. Only `within` the top level it has the inherited keys."""
 
     kind: ClassVar[Literal["stream"]] = "stream"
@@ -111,9 +110,6 @@ class StreamSettings(CommonKeys):
     retired_retention_ns: Duration | None = file_key(
         "retention of retired nodes", None, name="retired_retention", default_text="forever"
     )
-    named_maintenance: tuple[MaintenanceBlock, ...] | None = file_key(
-        "[windows](#block-maintenance) without announcements", None, name="maintenance", default_text="the top level's"
-    )
     workers: Positive = file_key("parallel writers", 1)
     named_order: Annotated[Order, choice(Order)] | None = file_key(
         "the order of copies: the source's, each sender's, or none",
@@ -155,8 +151,6 @@ class StreamSettings(CommonKeys):
     #: The top-level `name`, and the top-level `catch_up_messages`.
     replicator: str = ""
     default_catch_up: int | None = None
-    #: The windows about this stream.
-    windows: tuple[Window, ...] = ()
 
     def within(self, top: TopLevel) -> Self:
         """Return the stream with the inherited keys filled in; raises ValueError if they contradict its own."""
@@ -166,15 +160,12 @@ class StreamSettings(CommonKeys):
             template = advisory.observer_subject or None
             observer = observer_subject(template, top.replicator, entry.name, entry.stream)
             advisory = advisory.changed(observer_subject=observer)
-        blocks = top.maintenance if entry.named_maintenance is None else entry.named_maintenance
-        if entry.named_maintenance is not None:
-            refuse_other_sites(entry.named_maintenance, [entry.name])
-        return entry.changed(
+        entry = entry.changed(
             replicator=top.replicator,
             default_catch_up=top.catch_up_messages,
             advisory=advisory,
-            windows=tuple(block.window for block in blocks if block.about(entry.name)),
         )
+        return entry.with_rules(top, entry.policy)
 
     @cached_property
     def source(self) -> ClusterSettings:

@@ -88,7 +88,7 @@ def node_history(home: Path, node: str) -> Rows:
     """Return a node's transitions in order; the first two columns are name and stream."""
     sql = """
         SELECT name, stream, transition, event, event_time, previous, age_seconds, outage_seconds, late, returned,
-            published_at, suppressed_by
+            published_at, suppressed_by, held_by
         FROM node_advisories WHERE node = $node ORDER BY name, stream, transition
     """
     return ask(home, sql, {"node": node})
@@ -121,7 +121,7 @@ def advisories(home: Path, *, since: float | None, node: str | None, event: str 
     sql = """
         SELECT a.event_time, a.name, a.stream, a.node, a.event, a.age_seconds, a.previous, a.outage_seconds, a.late,
             a.returned, a.seen, a.detected_at, a.transition, a.published_at,
-            a.suppressed_by, a.event_id
+            a.suppressed_by, a.held_by, a.event_id
         FROM node_advisories AS a JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         WHERE ($since IS NULL OR epoch_us(r.watermark) - epoch_us(a.event_time) <= $since * 1e6)
             AND ($node IS NULL OR a.node = $node)
@@ -229,7 +229,7 @@ def global_advisories(home: Path, *, since: float | None, node: str | None, even
 def summary(home: Path) -> Rows:
     """Return one row per reported site and stream, with its counts, rates and the age of its heartbeat."""
     sql = f"""
-        SELECT s.replicator, s.name, s.stream, s.observer, s.up, s.timeout, s.retired, s.new_24h,
+        SELECT s.replicator, s.name, s.stream, s.observer, s.outage, s.up, s.timeout, s.retired, s.new_24h,
             coalesce(h.last_hour, 0) AS advisories_1h, coalesce(h.last_day, 0) AS advisories_24h,
             {_age("s.as_of", "s.last_advisory_at")} AS last_advisory_age_seconds,
             {_age("s.as_of", "s.observer_alive_at")} AS observer_age_seconds,

@@ -24,11 +24,11 @@ STEPS: Final = 96
 
 _SITES: Final = """
     SELECT * FROM (
-        SELECT replicator, name, stream, up, timeout, retired, new_24h, as_of, observer, observer_alive_at
+        SELECT replicator, name, stream, up, timeout, retired, new_24h, as_of, observer, observer_alive_at, outage, outage_since
         FROM global_summary
-        UNION ALL SELECT NULL, name, stream, up, timeout, retired, new_24h, as_of, NULL, NULL
+        UNION ALL SELECT NULL, name, stream, up, timeout, retired, new_24h, as_of, NULL, NULL, outage, outage_since
             FROM site_summary ANTI JOIN global_summary USING (name, stream)
-    ) ORDER BY coalesce(observer = 'blind', false) DESC, timeout DESC, replicator, name, stream
+    ) ORDER BY coalesce(observer = 'blind', false) DESC, outage IS NULL, timeout DESC, replicator, name, stream
     """
 _EVENTS: Final = """
     SELECT replicator, name, stream, node, event, event_time, returned FROM global_advisories

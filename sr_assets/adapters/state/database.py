@@ -13,7 +13,16 @@ from typing import Final
 import duckdb
 
 from sr_assets.adapters.home import OtherSchemaError
-from sr_assets.adapters.state import copy_log, copy_queue, counters, global_view, heartbeats, nodes, snapshot_index
+from sr_assets.adapters.state import (
+    copy_log,
+    copy_queue,
+    counters,
+    global_view,
+    guard,
+    heartbeats,
+    nodes,
+    snapshot_index,
+)
 from sr_assets.domain.errors import RunError
 
 SCHEMA_VERSION: Final = 1
@@ -49,7 +58,8 @@ CREATE TABLE transitions (
     event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
     age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
     outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0,
-    suppressed_by VARCHAR, suppressed_until_ns BIGINT, due_ns BIGINT, withheld BOOLEAN, announced_ns BIGINT);
+    suppressed_by VARCHAR, suppressed_until_ns BIGINT, held_by VARCHAR, held_until_ns BIGINT,
+    due_ns BIGINT, withheld BOOLEAN, announced_ns BIGINT);
 CREATE TABLE gaps (
     stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
 CREATE TABLE parked (
@@ -60,12 +70,15 @@ CREATE TABLE parked (
 {copy_queue.SCHEMA}
 {counters.SCHEMA}
 {heartbeats.SCHEMA}
+{guard.SCHEMA}
 {global_view.SCHEMA}
 """
 #: Columns of `transitions` that the first builds did not have.
 _LATER_COLUMNS: Final = (
     "suppressed_by VARCHAR",
     "suppressed_until_ns BIGINT",
+    "held_by VARCHAR",
+    "held_until_ns BIGINT",
     "due_ns BIGINT",
     "withheld BOOLEAN",
     "announced_ns BIGINT",
@@ -125,12 +138,17 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _add_columns(connection: duckdb.DuckDBPyConnection) -> None:
-    """Add the columns that the state of an earlier build lacks."""
+    """Add the columns and tables that the state of an earlier build lacks."""
     try:
-        connection.execute("SELECT announced_ns FROM transitions LIMIT 0")
-    except duckdb.BinderException:
+        connection.execute(
+            "SELECT announced_ns, held_by, outage_ns FROM transitions, site_events, global_sites LIMIT 0"
+        )
+    except (duckdb.BinderException, duckdb.CatalogException):
         for column in _LATER_COLUMNS:
-            connection.execute(f"ALTER TABLE transitions ADD COLUMN {column}")
+            connection.execute(f"ALTER TABLE transitions ADD COLUMN IF NOT EXISTS {column}")
+        for column in ("outage VARCHAR", "outage_ns BIGINT"):
+            connection.execute(f"ALTER TABLE global_sites ADD COLUMN IF NOT EXISTS {column}")
+        connection.execute(guard.SCHEMA.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
 
 
 def create_database(file: Path) -> None:

@@ -21,6 +21,7 @@ from sr_assets.adapters.state.counters import Counters
 from sr_assets.adapters.state.database import first_line, open_database
 from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
+from sr_assets.adapters.state.guard import GuardRows
 from sr_assets.adapters.state.heartbeats import Heartbeats
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.outbox import Outbox
@@ -43,10 +44,12 @@ _CURRENT: Final = (
     "snapshots",
     "history",
     "counters",
+    "guards",
+    "guard_sightings",
 )
 
 #: Tables that hold the history of a stream.
-_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats")
+_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats", "site_events")
 
 
 class SiteState:
@@ -152,6 +155,10 @@ class SiteState:
         """Return a stream's transitions."""
         return Outbox(self._connection, stream)
 
+    def guard(self, stream: str) -> GuardRows:
+        """Return a stream's rows of the outage guard."""
+        return GuardRows(self._connection, stream)
+
     def undecided(self, stream: str) -> Undecided:
         """Return a stream's transitions on which the rules of operators have not decided."""
         return Undecided(self._connection, stream)
@@ -217,6 +224,7 @@ class SiteState:
             """,
             {"stream": stream, "before_ns": transitions_ns},
         )
+        self.guard(stream).forget_before(transitions_ns)
 
     def known_streams(self) -> list[str]:
         """Return every stream and feed that has rows in any table."""

@@ -17,6 +17,8 @@ _DECISIONS: Final = pa.schema(
         ("event_id", pa.string()),
         ("suppressed_by", pa.string()),
         ("suppressed_until_ns", pa.int64()),
+        ("held_by", pa.string()),
+        ("held_until_ns", pa.int64()),
         ("due_ns", pa.int64()),
         ("announced", pa.bool_()),
     ]
@@ -49,14 +51,34 @@ class Undecided(StreamTable):
     def _nodes(self, nodes: str, **values: int) -> list[NodeAnnouncements]:
         rows = self._connection.execute(
             f"""
-            SELECT t.node, n.status, t.event_id, t.event, t.event_ns, t.previous, t.suppressed_by, t.suppressed_until_ns
-            FROM transitions AS t LEFT JOIN nodes AS n USING (stream, node)
-            WHERE t.stream = $stream AND t.due_ns IS NOT NULL AND t.node IN ({nodes})
+            WITH chosen AS ({nodes})
+            SELECT t.node, n.status, told.event, t.event_id, t.event, t.event_ns, t.previous, t.suppressed_by,
+                t.suppressed_until_ns, t.held_by, t.held_until_ns
+            FROM transitions AS t LEFT JOIN nodes AS n USING (stream, node) LEFT JOIN (
+                SELECT node, arg_max(event, transition) AS event FROM transitions
+                WHERE stream = $stream AND withheld IS NOT TRUE AND node IN (FROM chosen) GROUP BY node) AS told USING (node)
+            WHERE t.stream = $stream AND t.due_ns IS NOT NULL AND t.node IN (FROM chosen)
             ORDER BY t.node, t.transition
             """,
             {"stream": self._stream, **values},
         ).fetchall()
         return list(_nodes(rows))
+
+    def move_holds(self, outage: str, until_ns: int | None) -> None:
+        """Set the end of an outage's holds, if it has changed; None: they end now. Call it inside a transaction."""
+        self._connection.execute(
+            """
+            UPDATE transitions SET held_until_ns = coalesce($until_ns, event_ns),
+                due_ns = least(suppressed_until_ns, coalesce($until_ns, event_ns))
+            WHERE stream = $stream AND held_by = $outage AND held_until_ns <> coalesce($until_ns, event_ns)
+            """,
+            {"stream": self._stream, "outage": outage, "until_ns": until_ns},
+        )
+
+    def held_by(self) -> list[str]:
+        """Return the outages that hold a transition."""
+        query = "SELECT DISTINCT held_by FROM transitions WHERE stream = ? AND held_until_ns IS NOT NULL"
+        return [row[0] for row in self._connection.execute(query, [self._stream]).fetchall()]
 
     def save(self, transitions: Iterable[Recorded], at_ns: int | None, *, publish: bool) -> None:
         """Write the decisions on transitions, made at the watermark `at_ns`; call it inside a transaction.
@@ -70,7 +92,8 @@ class Undecided(StreamTable):
             rows = self._connection.sql(
                 """
                 SELECT t.* REPLACE (
-                    d.suppressed_by AS suppressed_by, d.suppressed_until_ns AS suppressed_until_ns, d.due_ns AS due_ns,
+                    d.suppressed_by AS suppressed_by, d.suppressed_until_ns AS suppressed_until_ns, d.held_by AS held_by,
+                    d.held_until_ns AS held_until_ns, d.due_ns AS due_ns,
                     NOT d.announced AS withheld, if(d.announced, $at_ns::BIGINT, NULL) AS announced_ns,
                     d.announced AND $publish AS outbox)
                 FROM transitions AS t JOIN decisions AS d USING (event_id) WHERE t.stream = $stream
@@ -91,17 +114,17 @@ class Undecided(StreamTable):
 
 
 def _nodes(rows: list[tuple[Any, ...]]) -> Iterator[NodeAnnouncements]:
-    for (node, status), own in groupby(rows, key=lambda row: (row[0], row[1])):
-        history = NodeAnnouncements(node, status == Status.UP)
-        for _, _, event_id, event, event_ns, previous, suppressed_by, until_ns in own:
-            transition = Recorded(event_id, Event(event), event_ns, suppressed_by, until_ns)
+    for (node, status, told), own in groupby(rows, key=lambda row: row[:3]):
+        announcements = NodeAnnouncements(node, status == Status.UP, told not in (Event.TIMEOUT, Event.EXPIRE))
+        for _, _, _, event_id, event, event_ns, previous, *delays in own:
+            transition = Recorded(event_id, Event(event), event_ns, *delays)
             if transition.waits_until_ns is not None:
-                history.delayed.append(transition)
+                announcements.delayed.append(transition)
                 continue
-            if not history.unseen:
-                history.up = previous == Status.UP
-            history.unseen.append(transition)
-        yield history
+            if not announcements.unseen:
+                announcements.up = previous == Status.UP
+            announcements.unseen.append(transition)
+        yield announcements
 
 
 def _decision(transition: Recorded) -> dict[str, object]:
@@ -109,6 +132,8 @@ def _decision(transition: Recorded) -> dict[str, object]:
         "event_id": transition.event_id,
         "suppressed_by": transition.suppressed_by,
         "suppressed_until_ns": transition.suppressed_until_ns,
+        "held_by": transition.held_by,
+        "held_until_ns": transition.held_until_ns,
         "due_ns": transition.waits_until_ns,
         "announced": transition.announced,
     }

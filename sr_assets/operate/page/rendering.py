@@ -88,6 +88,7 @@ def _shown(published: Status) -> dict[str, object]:
         "old": datetime.now(UTC) - published.as_of > _OLD,
         "totals": totals,
         "blind": len(blind),
+        "outages": [site for site in sites if site["outage"]],
         "site_count": len({(site["replicator"], site["name"]) for site in sites}),
         "failing": [stream for stream in published.replication if stream["last_error"]],
         "paused": [stream for stream in published.replication if stream["paused"]],

@@ -128,6 +128,8 @@ class NodeStage(FoldStage):
         state.as_of_ns = self._clock.now_ns()
         state.advisories_stored |= report.advisories_stored
         with store.transaction():
+            if stream.guard is not None:
+                store.guard(stream.stream).add(sightings)
             store.save_stream(state)
             if due.num_rows:
                 store.copy_queue(stream.stream).append(due, state.created_ns, state.starts)
@@ -201,7 +203,8 @@ class NodeStage(FoldStage):
             after_hole=state.hole_open,
             until_ns=source.ts_ns if by_clock else None,
         )
-        needed = (nodes.oldest_seen(), state.watermark_ns, state.last_stored_ns)
+        guarded_ns = self._store.guard(self._stream.stream).oldest_before_ns()
+        needed = (nodes.oldest_seen(), guarded_ns, state.watermark_ns, state.last_stored_ns)
         oldest_ns = min((ns for ns in needed if ns is not None), default=0)
         warn_of_blind_time(self._stream, spans)
         return known.forget_before(oldest_ns).add(spans), hole_open
@@ -258,7 +261,7 @@ def sweep_due(
             reach(Point.SWEPT)
             swept += due.num_rows
             progress.reached(swept)
-    decided = decide_announcements(store, stream, state.watermark_ns)
+    decided = decide_announcements(store, stream, state)
     report.swept += swept
     return swept > 0 or decided
 

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
@@ -16,78 +15,26 @@ from hypothesis import strategies as st
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION
-from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, transition_row
-from sr_assets.domain.tracking.rules import NodeState, Policy, Sighting, Transition, sight, sweep
 from sr_assets.operate.notify.events import Sent, pending
-from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import StreamReport
-from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_state import sweep_due
+from sr_assets_tests.announcing import (
+    BEGIN_NS,
+    POLICY,
+    SECOND,
+    Row,
+    at,
+    configured,
+    fold,
+    history,
+    outbox,
+)
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
 
-SECOND = 10**9
-#: A Saturday.
-BEGIN = datetime(2026, 1, 3, tzinfo=UTC)
-BEGIN_NS = int(BEGIN.timestamp()) * SECOND
-POLICY = Policy(20 * SECOND, 10 * SECOND)
 NODES = ("web1", "web2", "db1")
-Row = tuple[str, str, int]
-
-
-def at(seconds: float) -> str:
-    return (BEGIN + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def configured(folder: Path, *windows: dict[str, Any], **keys: Any) -> StreamSettings:
-    entry = {"stream": "REG", "source_url": "nats://a:1", "target_url": "nats://b:1", "target_stream": "COPY"}
-    tracked = {"inspect_field": "sender", "inspect_duration": "20s", "advisory": {"subject": "adv.%s.%v"}}
-    file = folder / "replication.yaml"
-    document = {"name": "london", "maintenance": list(windows), "streams": [{**entry, **tracked, **keys}]}
-    file.write_text(json.dumps(document))
-    return load_settings(file, {"SR_ASSETS_HOME": str(folder)}).streams[0]
-
-
-def fold(
-    state: SiteState, stream: StreamSettings, sightings: Sequence[tuple[int, str]], cuts: Sequence[int], end: int
-) -> None:
-    """Fold sightings (second, node) in batches that end before each cut, sweeping after each batch."""
-    known: dict[str, NodeState] = {row[0]: NodeState(*row[1:]) for row in state.nodes("REG").all_states()}
-    row = StreamState("REG", 1, 1, epoch_ns=1)
-    first = -1
-    for cut in (*sorted(cuts), end):
-        transitions: list[tuple[str, Transition]] = []
-        for second, node in sightings:
-            if first <= second < cut:
-                sighting = Sighting(second, BEGIN_NS + second * SECOND, 1, False)
-                known[node], _, new = sight(POLICY, 0, known.get(node), sighting, BlindSpans())
-                transitions += [(node, each) for each in new]
-        row.watermark_ns = row.planned_ns = BEGIN_NS + cut * SECOND
-        with state.transaction():
-            state.save_stream(row)
-            if known:
-                state.nodes("REG").merge(node_table([node_row(POLICY, *item, BlindSpans()) for item in known.items()]))
-            table = folded_table([transition_row(*item) for item in transitions])
-            add_transitions(state, stream, row, table, StreamReport(stream))
-        sweep_due(state, stream, POLICY, StreamReport(stream), at_once=1)
-        known = {node: sweep(POLICY, each, row.watermark_ns, BlindSpans())[0] for node, each in known.items()}
-        first = cut
-
-
-def outbox(state: SiteState) -> list[Row]:
-    return [
-        (row["node"], row["event"], (row["event_ns"] - BEGIN_NS) // SECOND)
-        for row in state.outbox("REG").unpublished(999)
-    ]
-
-
-def history(state: SiteState) -> list[Row]:
-    query = "SELECT node, event, (event_ns - ?) // ? FROM transitions ORDER BY event_ns, node, transition"
-    return state.connection.execute(query, [BEGIN_NS, SECOND]).fetchall()
 
 
 def expected(rows: list[Row], windows: Sequence[tuple[str, int, int]], end: int) -> list[Row]:
@@ -195,7 +142,7 @@ def test_entry_windows_replace_those_of_the_top_level(tmp_path: Path) -> None:
 def test_state_without_the_columns_gets_them_when_opened(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state:
         columns = state.connection.execute("DESCRIBE transitions").fetchall()
-    older = re.sub(r",\s+suppressed_by VARCHAR.*(?=\);\nCREATE TABLE gaps)", "", SCHEMA)
+    older = re.sub(r",\s+suppressed_by VARCHAR.*(?=\);\nCREATE TABLE gaps)", "", SCHEMA, flags=re.DOTALL)
     assert older != SCHEMA
     (tmp_path / "old").mkdir()
     with duckdb.connect(str(tmp_path / "old" / "state.duckdb")) as connection:
