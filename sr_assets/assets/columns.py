@@ -184,6 +184,13 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "outage": "Id of the outage: that of its first event.",
         "event_id": "Id of the event.",
     },
+    "node_events": {
+        "event": "`flapping` or `settled`.",
+        "event_time": "Time of the transition that made the node flap, or at which the node settled.",
+        "transitions": "Transitions, except `new`: those that made it flap; of `settled`, all since the first of them.",
+        "published_at": "Time at which the event was published; NULL until then.",
+        "event_id": "Id of the event.",
+    },
     "operator_actions": {
         "at": "Time of the action.",
         "user": "User of the operating system who ran the command.",

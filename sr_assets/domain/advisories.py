@@ -15,6 +15,7 @@ V1_SCHEMA: Final = "https://choria.io/schemas/sr/v1/age_advisory.json"
 #: The event of a heartbeat, which concerns a site instead of a node.
 OBSERVER_EVENT: Final = "observer_alive"
 SITE_PROTOCOL: Final = "io.choria.sr_assets.v1.site_event"
+NODE_PROTOCOL: Final = "io.choria.sr_assets.v1.node_event"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
 _compact: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -99,8 +100,19 @@ def encode_v1(transition: Transition, *, name: str, sender: str, inspect_field: 
 
 def encode_site_event(event: Mapping[str, Any], *, replicator: str, name: str) -> bytes:
     """Return the body of a site event, from its row in `site_events`."""
+    counts = {"nodes": event["nodes"], "silent": event["silent"], "since": format_rfc3339_ns(event["since_ns"])}
+    return _event_body(SITE_PROTOCOL, event, replicator, name, counts)
+
+
+def encode_node_event(event: Mapping[str, Any], *, replicator: str, name: str) -> bytes:
+    """Return the body of a node's event, from its row in `node_events`."""
+    node = {"value": event["node"], "transitions": event["transitions"], "up": event["up"]}
+    return _event_body(NODE_PROTOCOL, event, replicator, name, node)
+
+
+def _event_body(protocol: str, event: Mapping[str, Any], replicator: str, name: str, own: dict[str, object]) -> bytes:
     body = {
-        "protocol": SITE_PROTOCOL,
+        "protocol": protocol,
         "event_id": event["event_id"],
         "event": event["event"],
         "replicator": replicator,
@@ -108,9 +120,7 @@ def encode_site_event(event: Mapping[str, Any], *, replicator: str, name: str) -
         "stream": event["stream"],
         "timestamp": event["event_ns"] // SECOND_NS,
         "event_time": format_rfc3339_ns(event["event_ns"]),
-        "nodes": event["nodes"],
-        "silent": event["silent"],
-        "since": format_rfc3339_ns(event["since_ns"]),
+        **own,
         "epoch": event["epoch"],
     }
     return _compact(body).encode()

@@ -23,6 +23,7 @@ from sr_assets.settings.contradictions import refuse_contradiction, refuse_same_
 from sr_assets.settings.digest import digest_of
 from sr_assets.settings.election import CheckpointSettings, ElectionSettings, Member
 from sr_assets.settings.entries import FeedSettings
+from sr_assets.settings.flapping import FlappingBlock
 from sr_assets.settings.heartbeats import HeartbeatSettings
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
 from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites
@@ -76,6 +77,12 @@ class Settings(Block):
     catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
     maintenance: tuple[MaintenanceBlock, ...] = file_key(
         "[windows](#block-maintenance) without announcements, the default of all streams", [], default_text="none"
+    )
+    flapping: FlappingBlock | None = file_key(
+        "announcements of a [flapping](#block-flapping) node, the default of all streams", None, default_text="none"
+    )
+    recover_after_ns: Span = file_key(
+        "announce `recover` once the node was up for this time, the default of all streams", "0s", name="recover_after"
     )
     outage_guard: OutageGuardBlock | None = file_key(
         "the [guard](#block-outage_guard) against announcements of a site's outage, the default of all streams",

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, Self
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.election import Member
+from sr_assets.settings.flapping import FlappingBlock
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
 from sr_assets.settings.maintenance import MaintenanceBlock
 from sr_assets.settings.mapping import Block, file_key
@@ -56,6 +57,14 @@ class TopLevel(Protocol):
     @property
     def outage_guard(self) -> OutageGuardBlock | None:
         """The guard of streams without one."""
+
+    @property
+    def flapping(self) -> FlappingBlock | None:
+        """The rule of streams without one."""
+
+    @property
+    def recover_after_ns(self) -> int:
+        """The default of all streams."""
 
 
 class CommonKeys(Block):

@@ -30,7 +30,7 @@ from sr_assets.stages.source.reading import Ends
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.node_state import NodeStage
-from sr_assets.stages.tracking.site_events import publish_site_events
+from sr_assets.stages.tracking.site_events import publish_events
 from sr_assets.stages.work_loop import BackgroundSteps, WorkLoop
 
 _INTERRUPTED_SECONDS: Final = 5.0
@@ -170,7 +170,7 @@ class StreamWork(EntryWork):
         if self._advisories is None or self._heartbeat is None:
             return False
         cluster = clusters.connect(where)
-        published = publish_site_events(self._stream, self._announcing, cluster, self._site.clock)
+        published = publish_events(self._stream, self._announcing, cluster, self._site.clock)
         published |= self._advisories.publish(cluster)
         self._site.note_refused(self._stream.stream, refused=self._advisories.refused)
         self._heartbeat.send(cluster, busy=busy or published)

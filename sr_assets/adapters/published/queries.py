@@ -54,10 +54,13 @@ def nodes(
     """Return the nodes of some streams (`name/stream`; None: all); `silent_for` is in seconds."""
     sql = """
         SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
-            l.last_copied, l.copied_bytes, l.last_sequence
+            l.last_copied, l.copied_bytes, l.last_sequence, coalesce(f.flapping, false) AS flapping
         FROM node_availability AS a
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
-        LEFT JOIN last_seen_nodes AS l USING (name, stream, node),
+        LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
+        LEFT JOIN (
+            SELECT name, stream, node, arg_max(event, event_time) = 'flapping' AS flapping FROM node_events GROUP BY ALL
+        ) AS f USING (name, stream, node),
         LATERAL (SELECT greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds)
         WHERE ($labels IS NULL OR list_contains($labels, a.name || '/' || a.stream))
             AND ($status IS NULL OR a.status = $status)

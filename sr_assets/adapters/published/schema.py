@@ -74,6 +74,17 @@ TABLES: Final[dict[str, Table]] = {
         """,
         "site_events",
     ),
+    "node_events": Table(
+        """
+        name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ, transitions BIGINT,
+        published_at TIMESTAMPTZ, event_id VARCHAR
+        """,
+        f"""
+        SELECT $name, stream, node, event, {at("event_ns")}, transitions, {at("published_ns")}, event_id
+        FROM node_events WHERE true
+        """,
+        "node_events",
+    ),
     "replication": Table(
         """
         name VARCHAR, stream VARCHAR, source_stream VARCHAR, source_created TIMESTAMPTZ, target_stream VARCHAR,

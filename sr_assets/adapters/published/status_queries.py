@@ -43,6 +43,11 @@ _STEPS: Final = f"""
         sum(CASE event WHEN 'timeout' THEN 1 WHEN 'new' THEN 0 ELSE -1 END)::BIGINT AS silent
     FROM ({_EVENTS}) WHERE epoch_us(event_time) > epoch_us($until) - $steps * $step_us::BIGINT GROUP BY back
     """
+_FLAPPING: Final = """
+    SELECT name, stream, node, event_time, transitions FROM node_events
+    QUALIFY row_number() OVER (PARTITION BY name, stream, node ORDER BY event_time DESC) = 1 AND event = 'flapping'
+    ORDER BY event_time DESC, node
+    """
 _REPLICATION: Final = """
     SELECT name, stream, target_stream, lag_messages, lag_seconds, queued_messages, paused, last_error
     FROM replication
@@ -60,6 +65,7 @@ class Status:
     replication: list[dict[str, Any]]
     worst: list[dict[str, Any]]
     chart: list[tuple[int, int]]
+    flapping: list[dict[str, Any]]
 
 
 def status(home: Path) -> Status:
@@ -69,8 +75,9 @@ def status(home: Path) -> Status:
         as_of = _ask(connection, "SELECT as_of FROM snapshot_info")[0]["as_of"]
         sites, replication = _ask(connection, _SITES), _ask(connection, _REPLICATION)
         transitions = _ask(connection, _TRANSITIONS, most=MOST_TRANSITIONS)
+        flapping = _ask(connection, _FLAPPING)
         steps = _ask(connection, _STEPS, until=as_of, steps=STEPS, step_us=step_us)
-    return Status(as_of, sites, transitions, replication, _worst(home, as_of), _chart(sites, steps))
+    return Status(as_of, sites, transitions, replication, _worst(home, as_of), _chart(sites, steps), flapping)
 
 
 def _chart(sites: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[tuple[int, int]]:

@@ -22,6 +22,7 @@ from sr_assets.adapters.state import (
     heartbeats,
     nodes,
     snapshot_index,
+    undecided,
 )
 from sr_assets.domain.errors import RunError
 
@@ -59,7 +60,7 @@ CREATE TABLE transitions (
     age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
     outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0,
     suppressed_by VARCHAR, suppressed_until_ns BIGINT, held_by VARCHAR, held_until_ns BIGINT,
-    due_ns BIGINT, withheld BOOLEAN, announced_ns BIGINT);
+    waits_ns BIGINT, due_ns BIGINT, withheld BOOLEAN, announced_ns BIGINT);
 CREATE TABLE gaps (
     stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
 CREATE TABLE parked (
@@ -71,6 +72,7 @@ CREATE TABLE parked (
 {counters.SCHEMA}
 {heartbeats.SCHEMA}
 {guard.SCHEMA}
+{undecided.SCHEMA}
 {global_view.SCHEMA}
 """
 #: Columns of `transitions` that the first builds did not have.
@@ -79,6 +81,7 @@ _LATER_COLUMNS: Final = (
     "suppressed_until_ns BIGINT",
     "held_by VARCHAR",
     "held_until_ns BIGINT",
+    "waits_ns BIGINT",
     "due_ns BIGINT",
     "withheld BOOLEAN",
     "announced_ns BIGINT",
@@ -141,14 +144,15 @@ def _add_columns(connection: duckdb.DuckDBPyConnection) -> None:
     """Add the columns and tables that the state of an earlier build lacks."""
     try:
         connection.execute(
-            "SELECT announced_ns, held_by, outage_ns FROM transitions, site_events, global_sites LIMIT 0"
+            "SELECT waits_ns, outage_ns FROM transitions, site_events, node_events, global_sites LIMIT 0"
         )
     except (duckdb.BinderException, duckdb.CatalogException):
         for column in _LATER_COLUMNS:
             connection.execute(f"ALTER TABLE transitions ADD COLUMN IF NOT EXISTS {column}")
         for column in ("outage VARCHAR", "outage_ns BIGINT"):
             connection.execute(f"ALTER TABLE global_sites ADD COLUMN IF NOT EXISTS {column}")
-        connection.execute(guard.SCHEMA.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
+        later = f"{guard.SCHEMA} {undecided.SCHEMA}"
+        connection.execute(later.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
 
 
 def create_database(file: Path) -> None:

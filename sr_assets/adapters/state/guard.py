@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from sr_assets.adapters.state.stream_table import StreamTable
+from sr_assets.adapters.state.stream_table import EventTable
 from sr_assets.domain.tracking.outages import Guard, Outage, SiteEvent, SiteReport, Watched
 
 SCHEMA: Final = """
@@ -49,8 +49,10 @@ SELECT node, (SELECT count(*) FROM members) + row_number() OVER () FROM (
 """
 
 
-class GuardRows(StreamTable):
+class GuardRows(EventTable):
     """One stream's rows of the outage guard. Call the methods that change them inside a transaction."""
+
+    events = "site_events"
 
     def watched_ns(self) -> int | None:
         """Return the time before which the guard has watched, or None if it has not begun."""
@@ -193,28 +195,9 @@ class GuardRows(StreamTable):
             {"stream": self._stream, "time_ns": time_ns},
         )
 
-    def unpublished(self) -> list[dict[str, Any]]:
-        """Return the site events to publish, in order of time."""
-        return self._events("outbox AND published_ns IS NULL")
-
     def last_event(self) -> dict[str, Any]:
         """Return the last site event; there must be one."""
         return self._events("true")[-1]
-
-    def _events(self, condition: str) -> list[dict[str, Any]]:
-        cursor = self._connection.execute(
-            f"SELECT * FROM site_events WHERE stream = ? AND {condition} ORDER BY event_ns, event <> 'restored'",
-            [self._stream],
-        )
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-    def mark_published(self, event_ids: list[str], at_ns: int) -> None:
-        """Record the publication of site events."""
-        self._connection.execute(
-            "UPDATE site_events SET published_ns = ? WHERE stream = ? AND list_contains(?::VARCHAR[], event_id)",
-            [at_ns, self._stream, event_ids],
-        )
 
     def _arrays(self, query: str, *values: object) -> tuple[Any, ...]:
         table: pa.Table = self._connection.sql(query, params=list(values)).to_arrow_table()

@@ -105,7 +105,8 @@ class Nodes(StreamTable):
         """Return the earliest deadline in unix ns, or None: of a node, or of an announcement that waits."""
         deadline_ns: int | None = self._value(
             """
-            SELECT least(min(deadline_ns), (SELECT min(due_ns) FROM transitions WHERE stream = $1))
+            SELECT least(min(deadline_ns), (SELECT min(due_ns) FROM transitions WHERE stream = $1),
+                (SELECT min(settles_ns) FROM flapping_nodes WHERE stream = $1))
             FROM nodes WHERE stream = $1
             """
         )

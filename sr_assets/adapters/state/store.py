@@ -46,10 +46,11 @@ _CURRENT: Final = (
     "counters",
     "guards",
     "guard_sightings",
+    "flapping_nodes",
 )
 
 #: Tables that hold the history of a stream.
-_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats", "site_events")
+_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats", "site_events", "node_events")
 
 
 class SiteState:
@@ -225,6 +226,7 @@ class SiteState:
             {"stream": stream, "before_ns": transitions_ns},
         )
         self.guard(stream).forget_before(transitions_ns)
+        self.undecided(stream).forget_before(transitions_ns)
 
     def known_streams(self) -> list[str]:
         """Return every stream and feed that has rows in any table."""

@@ -13,6 +13,7 @@ from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, retention_begins_ns, retention_clock_ns
 from sr_assets.domain.received import LIFE_CYCLE, Observation, SiteNotice, read_message
+from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.settings import FeedSettings
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
@@ -88,7 +89,7 @@ class FeedStage(FoldStage):
             report = read_message(row["excerpt"].encode(), row["stored_ns"])
             if isinstance(report, Observation):
                 tables.observe(name, report, row["stored_ns"])
-            elif isinstance(report, SiteNotice):
+            elif isinstance(report, SiteNotice) and report.event in tuple(SiteEvent):
                 tables.note_outage(name, report)
         if rejected:
             tables.limit_rejects(name, self._most_rejects)

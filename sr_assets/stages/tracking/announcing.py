@@ -6,6 +6,7 @@ from typing import Final
 from sr_assets.adapters.state.maintenance import added_windows
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.advisories import event_id
 from sr_assets.domain.tracking.announcements import Rules
 from sr_assets.domain.tracking.maintenance import suppression
 from sr_assets.domain.tracking.outages import Outage
@@ -18,7 +19,8 @@ DECIDED_AT_ONCE: Final = 20_000
 
 def operator_rules(store: SiteState, stream: StreamSettings, outages: Sequence[Outage] = ()) -> Rules:
     """Return a stream's rules: the configured ones, and the windows that operators added. Raises RunError."""
-    return Rules((*stream.windows, *added_windows(store.folder)), stream.guard, outages)
+    windows = (*stream.windows, *added_windows(store.folder))
+    return Rules(windows, stream.guard, outages, stream.flapping_rule, stream.recover_after_ns)
 
 
 def decide_announcements(
@@ -33,15 +35,23 @@ def decide_announcements(
         store.undecided(stream.stream),
         state.watermark_ns,
     )
-    if watermark_ns is None or undecided.next_due() is None:
+    if watermark_ns is None or not undecided.any():
         return False
     rules, decided = operator_rules(store, stream, outages), False
     _follow_windows(store, stream, rules)
     _follow_outages(store, stream, rules)
-    while nodes := undecided.due(watermark_ns, at_once):
+    identity, publish = (stream.replicator, stream.name, stream.stream), stream.advisory is not None
+    while nodes := undecided.due(watermark_ns, rules, at_once):
         transitions = [each for node in nodes for each in node.decide(rules, watermark_ns)]
+        reports = [
+            (event_id(*identity, node.node, report.event, report.event_ns), node.node, report)
+            for node in nodes
+            for report in node.reports
+        ]
         with store.transaction():
-            undecided.save(transitions, watermark_ns, publish=stream.advisory is not None)
+            undecided.save(transitions, watermark_ns, publish=publish)
+            undecided.save_flapping(nodes, rules)
+            undecided.report(reports, state.epoch_ns, watermark_ns, publish=publish)
         decided = True
     return decided
 

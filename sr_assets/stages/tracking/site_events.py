@@ -1,11 +1,11 @@
-"""The publication of a stream's site events, each once, also from an older state."""
+"""The publication of a stream's site events and of its nodes' events, each once, also from an older state."""
 
 from typing import Any
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.advisories import encode_site_event
+from sr_assets.domain.advisories import encode_node_event, encode_site_event
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import rule_subject
@@ -17,27 +17,30 @@ from sr_assets.stages.source.position import sequence_at
 _CLOCKS_NS = 3_600_000_000_000
 
 
-def publish_site_events(stream: StreamSettings, store: SiteState, cluster: Cluster, clock: Clock) -> bool:
-    """Publish the unpublished site events in order; return whether there were any.
+def publish_events(stream: StreamSettings, store: SiteState, cluster: Cluster, clock: Clock) -> bool:
+    """Publish the unpublished events in order; return whether there were any.
 
     JetStream stores an event if a stream takes its subject; else current subscribers receive it. An event that is stored
     already, by a later state of this site, is not stored again.
     """
-    rows = store.guard(stream.stream)
-    sent = []
-    for event in rows.unpublished():
-        if not _publish(stream, event, cluster):
-            break
-        sent.append(event["event_id"])
-    if sent:
-        with store.transaction():
-            rows.mark_published(sent, clock.now_ns())
-    return bool(sent)
+    published = False
+    for kind, rows in (("site", store.guard(stream.stream)), ("node", store.undecided(stream.stream))):
+        sent = []
+        for event in rows.unpublished():
+            if not _publish(kind, stream, event, cluster):
+                break
+            sent.append(event["event_id"])
+        if sent:
+            with store.transaction():
+                rows.mark_published(sent, clock.now_ns())
+        published |= bool(sent)
+    return published
 
 
-def _publish(stream: StreamSettings, event: dict[str, Any], cluster: Cluster) -> bool:
-    subject = rule_subject("site", event["event"], stream.replicator, stream.name, stream.stream)
-    body = encode_site_event(event, replicator=stream.replicator, name=stream.name)
+def _publish(kind: str, stream: StreamSettings, event: dict[str, Any], cluster: Cluster) -> bool:
+    subject = rule_subject(kind, event["event"], stream.replicator, stream.name, stream.stream)
+    encode = encode_site_event if kind == "site" else encode_node_event
+    body = encode(event, replicator=stream.replicator, name=stream.name)
     assert stream.advisory is not None
     keepers = cluster.stream_names(subject) if stream.advisory.reliable is not False else []
     if not keepers:

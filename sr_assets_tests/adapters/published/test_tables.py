@@ -51,6 +51,7 @@ CONTRACT = {
     "inventory_daily": "date name stream property value nodes came went all_nodes final",
     "parked_messages": "name stream sequence stored_at subject payload_bytes reason parked_at",
     "site_summary": "name stream nodes up timeout retired new_24h as_of",
+    "node_events": "name stream node event event_time transitions published_at",
     "site_events": "name stream event event_time nodes silent since published_at",
     "snapshot_info": "as_of run_id schema_version generation role leader",
     "operator_actions": "at user host action subject detail",
