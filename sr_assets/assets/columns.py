@@ -183,6 +183,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "published_at": "Time at which the event was published; NULL until then.",
         "outage": "Id of the outage: that of its first event.",
         "event_id": "Id of the event.",
+        "detected_at": "Watermark that found the event.",
     },
     "node_events": {
         "event": "`flapping` or `settled`.",
@@ -190,6 +191,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "transitions": "Transitions, except `new`: those that made it flap; of `settled`, all since the first of them.",
         "published_at": "Time at which the event was published; NULL until then.",
         "event_id": "Id of the event.",
+        "detected_at": "Watermark that found the event.",
     },
     "operator_actions": {
         "at": "Time of the action.",

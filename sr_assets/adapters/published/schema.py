@@ -66,10 +66,11 @@ TABLES: Final[dict[str, Table]] = {
     "site_events": Table(
         """
         name VARCHAR, stream VARCHAR, event VARCHAR, event_time TIMESTAMPTZ, nodes BIGINT, silent BIGINT,
-        since TIMESTAMPTZ, published_at TIMESTAMPTZ, outage VARCHAR, event_id VARCHAR
+        since TIMESTAMPTZ, published_at TIMESTAMPTZ, outage VARCHAR, event_id VARCHAR, detected_at TIMESTAMPTZ
         """,
         f"""
-        SELECT $name, stream, event, {at("event_ns")}, nodes, silent, {at("since_ns")}, {at("published_ns")}, outage, event_id
+        SELECT $name, stream, event, {at("event_ns")}, nodes, silent, {at("since_ns")}, {at("published_ns")}, outage, event_id,
+            {at("detected_ns")}
         FROM site_events WHERE true
         """,
         "site_events",
@@ -77,10 +78,10 @@ TABLES: Final[dict[str, Table]] = {
     "node_events": Table(
         """
         name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ, transitions BIGINT,
-        published_at TIMESTAMPTZ, event_id VARCHAR
+        published_at TIMESTAMPTZ, event_id VARCHAR, detected_at TIMESTAMPTZ
         """,
         f"""
-        SELECT $name, stream, node, event, {at("event_ns")}, transitions, {at("published_ns")}, event_id
+        SELECT $name, stream, node, event, {at("event_ns")}, transitions, {at("published_ns")}, event_id, {at("detected_ns")}
         FROM node_events WHERE true
         """,
         "node_events",

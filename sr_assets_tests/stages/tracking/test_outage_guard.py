@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.operate.notify.events import Sent, pending
 from sr_assets_tests.announcing import SECOND, NaiveGuard, Row, configured, fold, history, outbox, site_events
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
@@ -142,6 +143,10 @@ def test_dark_site_sends_one_event_and_only_lost_nodes(rig: Rig) -> None:
     rig.drain()
     rig.drain()
     dark = {"event": "dark", "nodes": 5, "silent": 5}
+    configuration = rig.settings(notify=[{"name": "all", "webhook": "http://127.0.0.1:9/"}])
+    (notice,) = pending(configuration, configuration.notify[0], progress := Sent())
+    assert notice.text.startswith(f"{SITE}/{stream} is dark: 5 of 5 nodes are silent (")
+    progress.add([notice])
     assert rig.rows("SELECT event, nodes, silent FROM site_events") == [dark]
     assert rig.rows("SELECT outage FROM site_summary") == [{"outage": "dark"}]
     assert rig.rows("SELECT outage, up FROM global_summary WHERE outage IS NOT NULL") == [{"outage": "dark", "up": 5}]
@@ -157,6 +162,9 @@ def test_dark_site_sends_one_event_and_only_lost_nodes(rig: Rig) -> None:
         ("dark", 5, True),
         ("restored", 2, True),
     ]
+    notices = [event.text.split(" (")[0] for event in pending(configuration, configuration.notify[0], progress)]
+    assert notices.count(f"{SITE}/{stream} reports again: 2 of 5 nodes are silent") == 1
+    assert "web0 is silent after 2 s" in notices
     bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
     web0 = [body for body in bodies if body.get("value") == "web0"]
     assert [body["event"] for body in web0] == ["new", "timeout"]
