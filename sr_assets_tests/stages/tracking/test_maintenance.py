@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -153,7 +154,7 @@ def test_state_without_the_columns_gets_them_when_opened(tmp_path: Path) -> None
 
 
 def test_maintenance_delays_a_stored_advisory_until_its_end(rig: Rig) -> None:
-    stream, advisories = rig.make(), rig.make("ADV")
+    stream, advisories = rig.make(), rig.make("ADV", duplicate_window=100_000_000)
     rig.publish(stream, [Message(json.dumps({"sender": name}).encode()) for name in ("web1", "db1")])
     stored_ns = rig.stored(stream)[-1].stored_ns
     begin = datetime.fromtimestamp(stored_ns // SECOND, UTC)
@@ -169,7 +170,12 @@ def test_maintenance_delays_a_stored_advisory_until_its_end(rig: Rig) -> None:
     first = pending(configuration, configuration.notify[0], sent)
     assert [event.node for event in first] == ["db1"]
     sent.add(first)
+    state, older = rig.home / "sites" / SITE / "state.duckdb", rig.home / "older.duckdb"
+    shutil.copy(state, older)
     rig.await_clock(stream, stored_ns + 8 * SECOND)
+    rig.drain()
+    assert announced(rig, advisories)[3:] == [("web1", "timeout")]
+    shutil.copy(older, state)  # an older state of the site
     rig.drain()
     assert announced(rig, advisories)[3:] == [("web1", "timeout")]
     assert [event.node for event in pending(configuration, configuration.notify[0], sent)] == ["web1"]
