@@ -59,6 +59,7 @@ PACKAGE_ORDER = {
     ),
     "stages": (
         "clock",
+        "maintained_time",
         "daily",
         "report",
         "probes",

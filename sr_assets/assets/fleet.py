@@ -40,6 +40,8 @@ _TABLE_ROWS: Final = {
     "parked_messages": ("replica", "message that a target cannot take"),
     "heartbeats": ("replica", "heartbeat subject and hop"),
     "site_summary": ("node_state", "site and stream"),
+    "site_events": ("node_state", "outage event of a site"),
+    "node_events": ("node_state", "beginning or end of a node's flapping"),
     "snapshot_info": ("replica", "publication: only the last"),
     "site_leaders": ("replica", "site"),
     "operator_actions": ("replica", "command that changed something"),

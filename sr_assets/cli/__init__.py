@@ -8,6 +8,7 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     engine,
     enrolling,
     importing,
+    maintenance,
     measuring,
     members,
     metrics,

@@ -37,11 +37,12 @@ def nodes(
 ) -> None:
     """List nodes, with ages relative to the table's watermark."""
     from sr_assets.adapters.published import queries
+    from sr_assets.stages.tracking.windows import mark_maintained
 
     if everywhere:
         _show_global(settings, form, site=site, stream=stream, **narrowed)
         return
-    rows = queries.nodes(settings.home, labels=_labels(settings, site, stream), **narrowed)
+    rows = mark_maintained(settings, queries.nodes(settings.home, labels=_labels(settings, site, stream), **narrowed))
     show(rows.columns, rows.values, form, first=_FIRST)
     if form in ("table", "wide"):
         note_age(settings)
@@ -86,9 +87,11 @@ def node(settings: "Settings", name: str, form: Format) -> None:
     The sites of this installation come first, followed by the reports of the feeds.
     """
     from sr_assets.adapters.published import queries
+    from sr_assets.stages.tracking.windows import mark_maintained
 
     home = settings.home
-    states, global_states = queries.node_states(home, name), queries.global_node_states(home, name)
+    states = mark_maintained(settings, queries.node_states(home, name))
+    global_states = queries.global_node_states(home, name)
     if not states.values and not global_states.values:
         similar = " or ".join(map(repr, queries.similar_nodes(home, name)))
         raise RunError(f"node {name!r} is unknown{f'; did you mean {similar}?' if similar else ''}")
@@ -182,9 +185,10 @@ def summary(settings: "Settings", form: Format) -> None:
     The heartbeat of a blind site is overdue; its node states may be stale.
     """
     from sr_assets.adapters.published import queries
+    from sr_assets.stages.tracking.windows import mark_maintained
 
     need_feeds(settings, "summary")
-    rows = queries.summary(settings.home)
+    rows = mark_maintained(settings, queries.summary(settings.home))
     if form in ("json", "csv"):
         show(rows.columns, rows.values, form)
     elif rows.values:

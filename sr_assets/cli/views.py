@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sr_assets.adapters.published.reading import Rows
 
 #: The columns that a narrow window keeps, and the summed columns of the summary.
-_SUMMARY: Final = ("replicator", "name", "stream", "observer", "up", "timeout", "retired")
+_SUMMARY: Final = ("replicator", "name", "stream", "observer", "outage", "up", "timeout", "retired")
 _SUMMED: Final = ("up", "timeout", "retired", "new_24h")
 _NODE: Final = ("name", "status", "age_seconds")
 _HISTORY: Final = ("event", "event_time", "name", "age_seconds")
@@ -27,16 +27,20 @@ def print_node(tables: Iterable[tuple[str, "Rows"]], messages: "Rows", form: For
 
 
 def print_summary(rows: "Rows", form: Format) -> None:
-    """Print the summary with blind sites in red, its sums, and the meaning of `blind` and `unwatched`."""
+    """Print the summary with blind and dark sites in red, its sums, and the meaning of `blind` and `unwatched`."""
     records = [dict(zip(rows.columns, row, strict=True)) for row in rows.values]
-    observer = rows.columns.index("observer")
-    show(rows.columns, rows.values, form, first=_SUMMARY, alarmed=lambda row: row[observer] == "blind")
+    observer, outage = rows.columns.index("observer"), rows.columns.index("outage")
+    show(rows.columns, rows.values, form, first=_SUMMARY, alarmed=lambda row: row[observer] == "blind" or row[outage])
     sites = len({(record["replicator"], record["name"]) for record in records})
     blind = sum(record["observer"] == "blind" for record in records)
     up, silent, retired, new = (sum(record[column] for record in records) for column in _SUMMED)
     as_of = max(record["as_of"] for record in records)
     counted = f"{up} up, {silent} silent, {retired} retired, {new} new in 24 h"
     print_note(f"{sites} sites ({blind} blind): {counted}; {age_text(as_of)}")
+    for record in records:
+        if record["outage"]:
+            where = f"{record['name'] or record['replicator']}/{record['stream']}"
+            print_note(f"{where}: {record['outage']}: the announcements of its nodes are held")
     if blind:
         print_note("blind: heartbeat overdue; node states may be stale")
     if any(record["observer"] == "unwatched" for record in records):

@@ -1,8 +1,11 @@
-"""The messages that a site publishes: advisories (Choria's version 2 with extensions, or version 1) and heartbeats."""
+"""The messages that a site publishes: advisories (Choria's version 2 with extensions, or version 1), site events and
+heartbeats.
+"""
 
 import json
 import uuid
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
 from sr_assets.domain.tracking.rules import Transition
@@ -11,6 +14,8 @@ PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
 V1_SCHEMA: Final = "https://choria.io/schemas/sr/v1/age_advisory.json"
 #: The event of a heartbeat, which concerns a site instead of a node.
 OBSERVER_EVENT: Final = "observer_alive"
+SITE_PROTOCOL: Final = "io.choria.sr_assets.v1.site_event"
+NODE_PROTOCOL: Final = "io.choria.sr_assets.v1.node_event"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
 _compact: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -89,6 +94,34 @@ def encode_v1(transition: Transition, *, name: str, sender: str, inspect_field: 
         "replicator": name,
         "timestamp": transition.event_ns // SECOND_NS,
         "event": transition.event.value,
+    }
+    return _compact(body).encode()
+
+
+def encode_site_event(event: Mapping[str, Any], *, replicator: str, name: str) -> bytes:
+    """Return the body of a site event, from its row in `site_events`."""
+    counts = {"nodes": event["nodes"], "silent": event["silent"], "since": format_rfc3339_ns(event["since_ns"])}
+    return _event_body(SITE_PROTOCOL, event, replicator, name, counts)
+
+
+def encode_node_event(event: Mapping[str, Any], *, replicator: str, name: str) -> bytes:
+    """Return the body of a node's event, from its row in `node_events`."""
+    node = {"value": event["node"], "transitions": event["transitions"], "up": event["up"]}
+    return _event_body(NODE_PROTOCOL, event, replicator, name, node)
+
+
+def _event_body(protocol: str, event: Mapping[str, Any], replicator: str, name: str, own: dict[str, object]) -> bytes:
+    body = {
+        "protocol": protocol,
+        "event_id": event["event_id"],
+        "event": event["event"],
+        "replicator": replicator,
+        "name": name,
+        "stream": event["stream"],
+        "timestamp": event["event_ns"] // SECOND_NS,
+        "event_time": format_rfc3339_ns(event["event_ns"]),
+        **own,
+        "epoch": event["epoch"],
     }
     return _compact(body).encode()
 

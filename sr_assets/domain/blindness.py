@@ -39,7 +39,7 @@ class BlindSpans:
 
     def __post_init__(self) -> None:
         """Sort and merge the spans once, so that every lookup is a binary search."""
-        spans = _merge_closest(_merge(self.spans))
+        spans = _merge_closest(merge_spans(self.spans))
         before = (0, *accumulate(until - since for since, until in spans))
         object.__setattr__(self, "spans", spans)
         object.__setattr__(self, "_starts", tuple(since for since, _ in spans))
@@ -118,8 +118,8 @@ def find_blind_spans(
     return spans, is_open
 
 
-def _merge(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order, with adjacent and overlapping ones merged."""
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return spans in order, with adjacent and overlapping ones merged and empty ones dropped."""
     merged: list[Span] = []
     for since, until in sorted(span for span in spans if span[0] < span[1]):
         if merged and since <= merged[-1][1]:

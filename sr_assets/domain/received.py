@@ -12,12 +12,14 @@ import uuid
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from sr_assets.domain.advisories import OBSERVER_EVENT, PROTOCOL
+from sr_assets.domain.advisories import NODE_PROTOCOL, OBSERVER_EVENT, PROTOCOL, SITE_PROTOCOL
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3339_ns
 from sr_assets.domain.senders import MAX_SENDER_BYTES, refuse_constant
+from sr_assets.domain.tracking.announcements import NodeEvent
+from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.domain.tracking.rules import Event, Status
 
-#: An advisory has about 500 bytes; larger payloads than this are not parsed.
+#: Larger payloads are not parsed: an advisory has about 500 bytes.
 MAX_PAYLOAD_BYTES: Final = 64 << 10
 _END_OF_TIME_NS: Final = 1 << 63
 _V1_SCHEMA: Final = "/age_advisory.json"
@@ -104,6 +106,16 @@ class Observation(NamedTuple):
     next_within_ns: int | None
 
 
+class SiteNotice(NamedTuple):
+    """An event of a site's outage, or of a node's flapping, which the centre ignores."""
+
+    replicator: str
+    name: str
+    stream: str
+    event: str
+    event_ns: int
+
+
 class Rejected(NamedTuple):
     """An invalid message and its reason; `field` names the wrong field, or is ""."""
 
@@ -118,10 +130,8 @@ class _UnfitError(Exception):
     """Raised for an invalid message; `args` are the fields of `Rejected`."""
 
 
-def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | Rejected:
-    """Interpret one message of an advisory stream, without raising. `received_ns` is its stored time in the centre's
-    stream.
-    """
+def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | SiteNotice | Rejected:
+    """Interpret one message of an advisory stream, stored in it at `received_ns`, without raising."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         return Rejected(Reject.TOO_LARGE)
     try:
@@ -133,6 +143,8 @@ def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | R
     try:
         if document.get("event") == OBSERVER_EVENT:
             return _observation(document)
+        if document.get("protocol") in (SITE_PROTOCOL, NODE_PROTOCOL):
+            return _site_notice(document)
         return _advisory(document, received_ns)
     except _UnfitError as unfit:
         return Rejected(*unfit.args)
@@ -274,6 +286,13 @@ def _observation(document: dict[str, Any]) -> Observation:
         _count(document.get("nodes")),
         None if within is None else min(round(within * SECOND_NS), _END_OF_TIME_NS // 2),
     )
+
+
+def _site_notice(document: dict[str, Any]) -> SiteNotice:
+    if document.get("event") not in (*SiteEvent, *NodeEvent):
+        raise _UnfitError(Reject.UNKNOWN_EVENT, "event")
+    names = _text(document, "replicator"), _text(document, "name", ""), _text(document, "stream", "")
+    return SiteNotice(*names, document["event"], _event_ns(document))
 
 
 def _count(value: object) -> int | None:

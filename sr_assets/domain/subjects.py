@@ -109,6 +109,11 @@ def observer_subject(template: str | None, replicator: str, name: str, stream: s
     return ".".join(("sr_assets.observer_alive", _encode(replicator), _encode(name), _encode(stream)))
 
 
+def rule_subject(kind: str, event: str, replicator: str, name: str, stream: str) -> str:
+    """Return the subject of a site's event (`kind` is `site`), or of an event of one of its nodes (`node`)."""
+    return ".".join((f"sr_assets.{kind}", event, _encode(replicator), _encode(name), _encode(stream)))
+
+
 def _encode(value: str) -> str:
     return ".".join(
         _UNSAFE.sub(lambda byte: b"%" + byte[0].hex().upper().encode(), part.encode()).decode() or "%"

@@ -25,11 +25,14 @@ from sr_assets.settings.data import Locks, LockTtl, SourceSettings, refuse_unusa
 from sr_assets.settings.digest import digest_of
 from sr_assets.settings.election import CheckpointSettings, ElectionSettings, Member
 from sr_assets.settings.entries import FeedSettings
+from sr_assets.settings.flapping import FlappingBlock
 from sr_assets.settings.heartbeats import HeartbeatSettings
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
+from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import SiteName
 from sr_assets.settings.notify import NotifySettings, refuse_unknown_sites
+from sr_assets.settings.outage_guard import OutageGuardBlock
 from sr_assets.settings.references import Loaded
 from sr_assets.settings.streams import CatchUp, Entry, StreamSettings
 from sr_assets.settings.topology import TopologySettings
@@ -83,6 +86,20 @@ class Settings(Block):
         None,
         name="purge_after",
         default_text="never",
+    )
+    maintenance: tuple[MaintenanceBlock, ...] = file_key(
+        "[windows](#block-maintenance) without announcements, the default of all streams", [], default_text="none"
+    )
+    flapping: FlappingBlock | None = file_key(
+        "announcements of a [flapping](#block-flapping) node, the default of all streams", None, default_text="none"
+    )
+    recover_after_ns: Span = file_key(
+        "announce `recover` once the node was up for this time, the default of all streams", "0s", name="recover_after"
+    )
+    outage_guard: OutageGuardBlock | None = file_key(
+        "the [guard](#block-outage_guard) against announcements of a site's outage, the default of all streams",
+        None,
+        default_text="none",
     )
     leader_election_name: Member | None = file_key(
         "this member's name in the [election](#block-leader_election), the default of all entries",
@@ -142,6 +159,7 @@ class Settings(Block):
             refuse_same_names(names)
         refuse_unknown_sites(self.notify, {name for name, _ in names})
         refuse_unusable_locks(self.data, [self.locks, *(entry.locks or () for entry in self.entries)])
+        refuse_other_sites(self.maintenance, dict.fromkeys(stream.name or self.replicator for stream in self.streams))
         return self.changed(
             streams=tuple(map(self._filled_in, self.streams)),
             feeds=tuple(map(self._filled_in, self.feeds)),

@@ -9,9 +9,12 @@ from sr_assets.settings.classes import ClassBlock
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.data import Locks, LockTtl
 from sr_assets.settings.election import Member
+from sr_assets.settings.flapping import FlappingBlock
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
+from sr_assets.settings.maintenance import MaintenanceBlock
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
+from sr_assets.settings.outage_guard import OutageGuardBlock
 from sr_assets.settings.values import Duration, Flag, Natural, Positive, Size, Span, Time, choice
 
 Kind = Literal["stream", "feed"]
@@ -61,11 +64,28 @@ class TopLevel(Protocol):
     def lock_ttl_ns(self) -> int:
         """The default of all entries."""
 
+    @property
     def purge_after_ns(self) -> int | None:
         """The default of all streams."""
 
     @property
     def classes(self) -> tuple[ClassBlock, ...]:
+        """The default of all streams."""
+
+    @property
+    def maintenance(self) -> tuple[MaintenanceBlock, ...]:
+        """The windows of streams without windows of their own."""
+
+    @property
+    def outage_guard(self) -> OutageGuardBlock | None:
+        """The guard of streams without one."""
+
+    @property
+    def flapping(self) -> FlappingBlock | None:
+        """The rule of streams without one."""
+
+    @property
+    def recover_after_ns(self) -> int:
         """The default of all streams."""
 
 

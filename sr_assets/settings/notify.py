@@ -24,7 +24,7 @@ from sr_assets.settings.values import (
 )
 
 #: Events of notifications: the transitions of nodes, and failed streams.
-Event = Literal["new", "timeout", "recover", "expire", "failed"]
+Event = Literal["new", "timeout", "recover", "expire", "failed", "partial", "dark", "restored", "flapping", "settled"]
 MailTls = Literal["none", "starttls", "tls"]
 _MAIL_PORTS = {"none": 25, "starttls": 587, "tls": 465}
 _EVENT = choice(Event)
@@ -83,7 +83,9 @@ class NotifySettings(Block):
     command: Texts = file_key("a program with its arguments", [], default_text="none")
     email: EmailSettings | None = file_key("[a mail](#block-email)", None)
     events: Annotated[tuple[Annotated[Event, _EVENT], ...], Value(as_list, type=f"list of {_EVENT.type}")] = file_key(
-        "the events", ["timeout", "expire", "failed"], default_text="`timeout`, `expire`, `failed`"
+        "the events",
+        ["timeout", "expire", "failed", "partial", "dark", "restored", "flapping", "settled"],
+        default_text="all except `new` and `recover`",
     )
     match: Texts = file_key("patterns of nodes", [], default_text="all")
     sites: Texts = file_key("names of sites", [], default_text="all")
@@ -103,7 +105,7 @@ class NotifySettings(Block):
         return f"notify {self.name} ({f'mail by {self.email.host}' if self.email else f'command {self.command[0]}'})"
 
     def wants(self, event: str, site: str, node: str | None) -> bool:
-        """Return whether an event is sent; a failure has no node."""
+        """Return whether an event is sent; a failure and a site event have no node."""
         if event not in self.events or (self.sites and site not in self.sites):
             return False
         return node is None or not self.match or any(fnmatchcase(node, pattern) for pattern in self.match)

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from sr_assets.domain.clusters import OWN_API, ClusterSettings
 from sr_assets.domain.election import election_key, heartbeats_key, heartbeats_site, lock_key, record_key
 from sr_assets.domain.permissions import USER_INFO, Action
-from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.domain.subjects import advisory_pattern, rule_subject
 from sr_assets.settings.data import split_label
 from sr_assets.settings.deployment import Settings
 from sr_assets.settings.election import CheckpointSettings
@@ -207,6 +207,12 @@ def _of_advisories(stream: StreamSettings, facts: StreamFacts) -> Iterator[Permi
     role, about, pattern = advisory.cluster, stream.label, advisory_pattern(advisory.subject)
     yield from _publishes(cluster, role, about, [pattern], "publish advisories")
     yield from _publishes(cluster, role, about, [advisory.observer_subject], "publish the site's heartbeat")
+    if stream.guard is not None:
+        events = rule_subject("site", "*", stream.replicator, stream.name, stream.stream)
+        yield from _publishes(cluster, role, about, [events], "publish site events")
+    if stream.flapping_rule is not None:
+        events = rule_subject("node", "*", stream.replicator, stream.name, stream.stream)
+        yield from _publishes(cluster, role, about, [events], "publish events of flapping nodes")
     yield from _requests(cluster, role, about, _FIND, "")
     if advisory.reliable is False:
         return

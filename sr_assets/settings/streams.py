@@ -15,7 +15,7 @@ from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings.advisory import AdvisorySettings
 from sr_assets.settings.classes import ClassBlocks, NodeClasses
 from sr_assets.settings.clusters import Url
-from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
+from sr_assets.settings.entries import FeedSettings, TopLevel
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
 from sr_assets.settings.mapping import file_key
 from sr_assets.settings.names import (
@@ -30,6 +30,7 @@ from sr_assets.settings.names import (
     StreamName,
     rewritten,
 )
+from sr_assets.settings.operators import OperatorKeys
 from sr_assets.settings.target import TargetBlock
 from sr_assets.settings.values import Duration, Flag, Positive, choice, size_in_bytes, whole_number
 
@@ -40,7 +41,7 @@ AllowBatched = Literal["auto", "off"]
 CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
 
 
-class StreamSettings(CommonKeys):
+class StreamSettings(OperatorKeys):
     """One of `streams`. Only `within` the top level it has the inherited keys."""
 
     kind: ClassVar[Literal["stream"]] = "stream"
@@ -163,7 +164,7 @@ class StreamSettings(CommonKeys):
             template = advisory.observer_subject or None
             observer = observer_subject(template, top.replicator, entry.name, entry.stream)
             advisory = advisory.changed(observer_subject=observer)
-        return entry.changed(
+        entry = entry.changed(
             replicator=top.replicator,
             default_catch_up=top.catch_up_messages,
             advisory=advisory,
@@ -172,6 +173,7 @@ class StreamSettings(CommonKeys):
             ),
             purge_after_ns=top.purge_after_ns if entry.named_purge_after_ns is None else entry.named_purge_after_ns,
         )
+        return entry.with_rules(top, entry.policy)
 
     @cached_property
     def source(self) -> ClusterSettings:

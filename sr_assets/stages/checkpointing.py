@@ -20,6 +20,7 @@ from sr_assets.adapters.state.checkpoint import (
     write_checkpoint,
 )
 from sr_assets.adapters.state.lock import SiteLock
+from sr_assets.adapters.state.maintenance import add_windows, added_windows, read_window
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.adapters.state.status_file import outdate_status, read_status
@@ -146,6 +147,7 @@ def export_state(settings: Settings, site: str, state: SiteState, file: Path) ->
             at_ns=Clock(folder).now_ns(),
             identities=identities,
             paused=paused_streams(folder),
+            maintenance=added_windows(folder),
         )
 
 
@@ -264,6 +266,7 @@ def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | N
     folder = settings.home / "sites" / site
     aside = restore_checkpoint(file, about, folder, settings.home.resolve())
     outdate_status(folder)
+    add_windows(folder, map(read_window, about.maintenance))
     for entry in settings.sites[site]:
         if isinstance(entry, StreamSettings):
             set_paused(settings, entry, entry.stream in about.paused)

@@ -18,6 +18,7 @@ from sr_assets.adapters.published.node_histories import Histories
 from sr_assets.domain.days import Day, date_at, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import DailySettings, Settings
+from sr_assets.stages.maintained_time import maintained_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,7 +152,8 @@ class AvailabilityStage(DailyStage):
 
         with spark_errors():
             parts = [measure_days(session(), part, days) for part in published.histories(days, _JOB_ROWS)]
-        return write_availability(published, days, pa.concat_tables(parts), settings.published_mode)
+        maintained = maintained_time(settings, published, days)
+        return write_availability(published, days, pa.concat_tables(parts), maintained, settings.published_mode)
 
 
 class InventoryStage(DailyStage):

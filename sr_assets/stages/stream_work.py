@@ -31,6 +31,7 @@ from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatSt
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets.stages.tracking.retention import forget_old_nodes
+from sr_assets.stages.tracking.site_events import publish_events
 from sr_assets.stages.work_loop import BackgroundSteps, WorkLoop
 
 _INTERRUPTED_SECONDS: Final = 5.0
@@ -75,7 +76,7 @@ class StreamWork(EntryWork):
         self._refill = HistoryRefill(self._context, self._snapshots, site.settings.run_budget_ns / 1e9)
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
         self._announced_with_copies = announces and self._announced_at_target
-        store = self._context.store if self._announced_with_copies else site.state
+        self._announcing = store = self._context.store if self._announced_with_copies else site.state
         self._advisories = AdvisoryStage(stream, store, site.clock, self.report) if announces else None
         grace_ns = heartbeat_grace_ns(site.settings)
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
@@ -171,7 +172,8 @@ class StreamWork(EntryWork):
         if self._advisories is None or self._heartbeat is None:
             return False
         cluster = clusters.connect(where)
-        published = self._advisories.publish(cluster)
+        published = publish_events(self._stream, self._announcing, cluster, self._site.clock)
+        published |= self._advisories.publish(cluster)
         self._site.note_refused(self._stream.stream, refused=self._advisories.refused)
         self._heartbeat.send(cluster, busy=busy or published)
         return published

@@ -18,6 +18,7 @@ from sr_assets.domain.received import (
     Observation,
     Reject,
     Rejected,
+    SiteNotice,
     read_message,
 )
 from sr_assets_tests.domain.advisory_fold import Key, Standing, fold
@@ -49,7 +50,7 @@ V1 = {"$schema": "https://choria.io/schemas/sr/v1/age_advisory.json", "inspect":
 }
 
 
-def read(document: object) -> Advisory | Observation | Rejected:
+def read(document: object) -> Advisory | Observation | SiteNotice | Rejected:
     payload = document if isinstance(document, bytes) else json.dumps(document).encode()
     return read_message(payload, NOW_NS)
 

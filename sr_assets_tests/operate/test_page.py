@@ -1,5 +1,7 @@
 """The status page: correct numbers, escaped names, access control, rendering in a browser."""
 
+import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,8 +13,11 @@ import pytest
 from playwright.sync_api import Page
 
 from sr_assets.adapters.published.status_queries import STEPS, status
+from sr_assets.adapters.state.maintenance import add_windows
+from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.operate.metrics import Exposition, MetricsServer, page_url
 from sr_assets.operate.page import PagePublisher, write_page
+from sr_assets.operate.page.rendering import render_page
 from sr_assets.settings import Settings, load_settings
 from sr_assets_tests import test_cli, test_cli_global
 from sr_assets_tests.browser import find_chromium, open_page
@@ -94,6 +99,20 @@ def test_page_contains_no_script_or_address_from_node_names(settings: Settings, 
     assert "\u202e" not in page
     assert HOSTILE[5] not in page
     assert f"{HOSTILE[5][:160]}…" in page
+
+
+def test_page_and_nodes_show_active_maintenance(settings: Settings, command: Command) -> None:
+    publish(settings)
+    now_ns = time.time_ns()
+    over = Window("over", ("*",), now_ns - 9, now_ns - 1)
+    active = Window("active", ("l*",), now_ns - 9, now_ns + 3_600_000_000_000, reason="<new> switches")
+    add_windows(settings.home / "sites" / "london", [over, active])
+    page = render_page(settings)
+    assert "maintenance of <bdi>l*</bdi> at <bdi>london</bdi>: <bdi>&lt;new&gt; switches</bdi>" in page
+    assert page.count("maintenance of") == 1
+    rows = json.loads(command("nodes", "--format", "json")[1])
+    assert {row["maintenance"] for row in rows if row["node"].startswith("l")} == {"active"}
+    assert {row["maintenance"] for row in rows if not row["node"].startswith("l")} == {None}
 
 
 def test_page_of_a_centre_lists_the_blind_site_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,8 +176,9 @@ def cut(file: Path) -> None:
 
 
 def flip(file: Path) -> None:
+    """Change a byte of the first table: not every byte of an archive has a checksum."""
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 255
+    content[content.index(b"PAR1") + 8] ^= 255
     file.write_bytes(content)
 
 

@@ -15,9 +15,11 @@ from sr_assets.adapters.published.daily import AVAILABILITY, INVENTORY
 from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.adapters.state.maintenance import add_windows
 from sr_assets.automation.jobs import due_days
 from sr_assets.domain.days import Day, dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.settings import Settings, SparkSettings
 from sr_assets.stages import daily
 from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
@@ -190,6 +192,26 @@ def test_availability_matches_each_node_history(
             assert rows.get((local_date, node)) == expected_row, (local_date, node)
         assert availability.wrong_sums(settings.home, day) == 0
         assert availability.missing_nodes(settings.home, day) == 0
+
+
+def test_maintenance_seconds_are_the_union_of_the_windows(settings: Settings, spark: Session) -> None:
+    """Of known time: node b appears in the middle of the second window, and only one window is about it."""
+    histories = {"a": [Change(BEGIN_NS, "new", None)], "b": [Change(BEGIN_NS + 26 * HOUR, "new", None)]}
+    publish(settings.home, histories, BEGIN_NS + 40 * HOUR)
+    windows = [
+        Window("1", ("a",), BEGIN_NS + HOUR, BEGIN_NS + 3 * HOUR),
+        Window("2", ("a",), BEGIN_NS + 2 * HOUR, BEGIN_NS + 4 * HOUR),
+        Window("3", (), BEGIN_NS + 23 * HOUR, BEGIN_NS + 27 * HOUR),
+        Window("4", ("a",), BEGIN_NS + 39 * HOUR, BEGIN_NS + 48 * HOUR),
+    ]
+    add_windows(settings.home / "sites" / SITE, windows)
+    rows = compute(AVAILABILITY_STAGE, settings, list(dates_between(FIRST, FIRST + timedelta(days=1))), spark)
+    with duckdb.connect(str(settings.home / "fleet.duckdb"), read_only=True) as connection:
+        query = "SELECT date, node, maintenance_seconds // 3600 FROM availability_daily"
+        hours = {(when, node): value for when, node, value in connection.execute(query).fetchall()}
+    second = FIRST + timedelta(days=1)
+    assert hours == {(FIRST, "a"): 4, (second, "a"): 4, (second, "b"): 1}
+    assert rows[FIRST, "a"][0] == 24 * HOUR
 
 
 def test_centre_computes_availability_from_advisories(settings: Settings, spark: Session) -> None:

@@ -24,22 +24,32 @@ _KEYS: Final[dict[By, str]] = {"node": "name, stream, node", "site": "name, stre
 _ROUNDED_SECONDS: Final = 2e-6
 
 
-def write_availability(histories: Histories, days: Sequence[Day], measured: pa.Table, mode: int) -> dict[date, int]:
+def write_availability(
+    histories: Histories, days: Sequence[Day], measured: pa.Table, maintained: tuple[pa.Table, pa.Table], mode: int
+) -> dict[date, int]:
     """Replace the rows of some days, in files of permissions `mode`; return the number of rows by date.
 
     `measured` has a row for each node and day. Its columns: day (an index into `days`), key, transitions, outages, and
-    in ns up_ns, timeout_ns, retired_ns, blind_ns and longest_ns. Raises RunError if they cannot be written.
+    in ns up_ns, timeout_ns, retired_ns, blind_ns and longest_ns. `maintained` are nodes (key, windows) and the disjoint times
+    of their maintenance (windows, from_ns, to_ns). Raises RunError if they cannot be written.
     """
     queries = {
         day.date: f"""
             SELECT DATE '{day.date}', replicator, name, stream, node, up_ns / 1e9, timeout_ns / 1e9, retired_ns / 1e9,
-                blind_ns / 1e9, transitions, outages, longest_ns / 1e9, until_ns >= {day.next_ns}
-            FROM measured JOIN node_keys USING (key) JOIN streams USING (number) WHERE day = {number}
-            ORDER BY key
+                blind_ns / 1e9, transitions, outages, longest_ns / 1e9, until_ns >= {day.next_ns},
+                coalesce(maintenance_ns, 0) / 1e9
+            FROM measured JOIN node_keys USING (key) JOIN streams USING (number) LEFT JOIN (
+                SELECT key, sum(greatest(0, least(to_ns, until_ns, {day.next_ns}) - greatest(from_ns, first_ns, {day.first_ns})))
+                    AS maintenance_ns
+                FROM maintained_nodes JOIN maintained_spans USING (windows) JOIN node_keys USING (key)
+                    JOIN streams USING (number)
+                WHERE to_ns > {day.first_ns} AND from_ns < {day.next_ns} GROUP BY key) USING (key)
+            WHERE day = {number} ORDER BY key
             """
         for number, day in enumerate(days)
     }
-    with histories.with_tables(measured=measured) as connection:
+    nodes, spans = maintained
+    with histories.with_tables(measured=measured, maintained_nodes=nodes, maintained_spans=spans) as connection:
         return AVAILABILITY.write_days(connection, histories.home, queries, mode)
 
 
@@ -69,7 +79,8 @@ def availability(
                 AS availability_percent,
             count(DISTINCT (replicator, name, stream, node)) AS nodes, sum(outages)::BIGINT AS outages,
             max(longest_outage_seconds) AS longest_outage_seconds, sum(timeout_seconds + retired_seconds) AS down_seconds,
-            sum(blind_seconds) AS blind_seconds, min(date) AS first_date, max(date) AS last_date, bool_and(final) AS final
+            sum(blind_seconds) AS blind_seconds, sum(maintenance_seconds) AS maintenance_seconds,
+            min(date) AS first_date, max(date) AS last_date, bool_and(final) AS final
         FROM chosen GROUP BY {keys}
         ORDER BY {"date" if by == "day" else f"availability_percent NULLS LAST, down_seconds DESC, {keys}"}
         LIMIT $most

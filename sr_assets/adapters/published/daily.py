@@ -16,8 +16,8 @@ from sr_assets.adapters.private import make_shared_folder
 from sr_assets.adapters.published.table import literal
 from sr_assets.domain.errors import RunError, cannot_write
 
-#: A file without rows, so that the view's pattern always matches one.
-_EMPTY: Final = "0000-00-00.parquet"
+#: The beginning of the name of the file without rows, so that the view's pattern always matches one.
+_EMPTY: Final = "0000-00-00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class DailyTable:
 
     def computed_dates(self, home: Path) -> list[date]:
         """Return the computed dates in order."""
-        stems = (file.stem for file in (home / self.folder).glob("????-??-??.parquet") if file.name != _EMPTY)
+        stems = (file.stem for file in (home / self.folder).glob("????-??-??.parquet") if file.stem != _EMPTY)
         return sorted(date.fromisoformat(text) for text in stems)
 
     def forget_before(self, home: Path, first: date) -> None:
@@ -52,13 +52,16 @@ class DailyTable:
 
     def view(self, connection: duckdb.DuckDBPyConnection, home: Path, mode: int) -> str:
         """Return the query of the table's view, which shows a day as soon as its file exists."""
-        empty = home / self.folder / _EMPTY
+        empty = home / self.folder / f"{_EMPTY}-{len(self.kinds)}.parquet"
         if not empty.exists():
             make_shared_folder(empty.parent)
             nulls = ", ".join(["NULL"] * len(self.kinds))
             self._write(connection, empty, f"SELECT {nulls} WHERE false", mode)
         pattern = literal(f"{glob.escape(str(home))}/{self.folder}/*.parquet")
-        return f"SELECT * FROM read_parquet({pattern}, hive_partitioning = false)"
+        # Files of an earlier build lack the newest columns. DuckDB reads every file for their names.
+        by_name = str((home / self.folder / f"{_EMPTY}.parquet").exists()).lower()
+        columns = ", ".join(self.kinds)
+        return f"SELECT {columns} FROM read_parquet({pattern}, hive_partitioning = false, union_by_name = {by_name})"
 
     def write_days(
         self, connection: duckdb.DuckDBPyConnection, home: Path, queries: Mapping[date, str], mode: int
@@ -97,7 +100,7 @@ AVAILABILITY: Final = DailyTable(
     """
     date DATE, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, up_seconds DOUBLE, timeout_seconds DOUBLE,
     retired_seconds DOUBLE, blind_seconds DOUBLE, transitions BIGINT, outages BIGINT, longest_outage_seconds DOUBLE,
-    final BOOLEAN
+    final BOOLEAN, maintenance_seconds DOUBLE
     """,
     """
     SELECT name, stream, watermark AS known_until FROM replication

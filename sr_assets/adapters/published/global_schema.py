@@ -69,14 +69,15 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         replicator VARCHAR, name VARCHAR, stream VARCHAR, nodes BIGINT, up BIGINT, timeout BIGINT, retired BIGINT,
         new_24h BIGINT, last_advisory_at TIMESTAMPTZ, blind BOOLEAN, observer VARCHAR, observer_alive_at TIMESTAMPTZ,
         watermark TIMESTAMPTZ, position BIGINT, lag_messages BIGINT, tracked_nodes BIGINT, as_of TIMESTAMPTZ,
-        feed VARCHAR
+        feed VARCHAR, outage VARCHAR, outage_since TIMESTAMPTZ
         """,
         f"""
         SELECT {_site("site")}, coalesce(up, 0) + coalesce(timeout, 0), coalesce(up, 0), coalesce(timeout, 0),
             coalesce(retired, 0), coalesce(new_24h, 0), {at("advised_ns")}, {_BLIND},
             CASE WHEN {_BLIND} THEN 'blind' WHEN observed_ns IS NULL THEN 'unwatched' ELSE 'ok' END,
             {at("observed_ns")}, {at("site.watermark_ns")}, position, lag_messages, site.nodes,
-            {at("watermarks.now_ns")}, {_FEED}
+            {at("watermarks.now_ns")}, {_FEED}, nullif(outage, 'restored'),
+            {at("if(outage = 'restored', NULL, outage_ns)")}
         FROM global_sites AS site
         JOIN (SELECT stream AS feed, watermark_ns AS now_ns FROM streams) AS watermarks USING (feed)
         LEFT JOIN (

@@ -153,6 +153,11 @@ class Histories:
         """Return the number of nodes ever seen."""
         return int(self.connection.execute("SELECT count(*) FROM node_keys").fetchall()[0][0])
 
+    def nodes_of(self, name: str, stream: str) -> list[tuple[int, str]]:
+        """Return the key and the node of each node of a stream of this installation."""
+        query = "SELECT key, node FROM node_keys JOIN streams USING (number) WHERE own AND name = ? AND stream = ?"
+        return self.connection.execute(query, [name, stream]).fetchall()
+
     def watermark_ns(self) -> int | None:
         """Return the latest watermark of any stream, or None without a stream."""
         latest: int | None = self.connection.execute("SELECT max(until_ns) FROM streams").fetchall()[0][0]

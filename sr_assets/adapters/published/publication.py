@@ -3,6 +3,7 @@
 import json
 import os
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,13 +15,15 @@ import duckdb
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import share_as_folder, write_private
-from sr_assets.adapters.published.schema import SCHEMA_VERSION
+from sr_assets.adapters.published.schema import SCHEMA_VERSION, TABLES, TOPOLOGY_TABLES
 from sr_assets.adapters.published.table import Table, literal
 from sr_assets.domain.errors import RunError, cannot_write
 
 #: Folder of the home with a folder of files for each site.
 FOLDER: Final = "published"
 _NAME: Final = "publication.json"
+#: A checksum of the tables' columns: the next run writes a publication of other columns again.
+COLUMNS: Final = zlib.crc32(repr([(name, table.kinds) for name, table in (TABLES | TOPOLOGY_TABLES).items()]).encode())
 
 
 class BaseFile(NamedTuple):
@@ -60,6 +63,7 @@ class Publication:
     earlier: dict[str, BaseFile] = field(default_factory=dict)
     replaced: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+    columns: int = COLUMNS
 
     @property
     def names(self) -> set[str]:
@@ -91,7 +95,7 @@ def file_name(table: str, token: str) -> str:
 
 
 def read_publication(folder: Path) -> Publication | None:
-    """Return a site's publication, or None if it is missing or incomplete.
+    """Return a site's publication, or None if it is missing, incomplete, or of other columns.
 
     Raises OtherSchemaError if another version of sr-assets wrote it.
     """
@@ -101,6 +105,8 @@ def read_publication(folder: Path) -> Publication | None:
         version = content["schema_version"]
         if version != SCHEMA_VERSION:
             raise OtherSchemaError(file, version)
+        if content.get("columns") != COLUMNS:
+            return None
         publication = Publication(**content)
         # After a power failure, a file may exist without its content.
         at = str(folder)

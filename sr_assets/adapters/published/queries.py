@@ -63,10 +63,13 @@ def nodes(
     """Return the nodes of some streams (`name/stream`; None: all); `silent_for` is in seconds."""
     sql = """
         SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
-            l.last_copied, l.copied_bytes, l.last_sequence, a.class
+            l.last_copied, l.copied_bytes, l.last_sequence, a.class, coalesce(f.flapping, false) AS flapping
         FROM node_availability AS a
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
-        LEFT JOIN last_seen_nodes AS l USING (name, stream, node),
+        LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
+        LEFT JOIN (
+            SELECT name, stream, node, arg_max(event, event_time) = 'flapping' AS flapping FROM node_events GROUP BY ALL
+        ) AS f USING (name, stream, node),
         LATERAL (SELECT greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds)
         WHERE ($labels IS NULL OR list_contains($labels, a.name || '/' || a.stream))
             AND ($status IS NULL OR a.status = $status)
@@ -80,7 +83,7 @@ def nodes(
 def node_states(home: Path, node: str) -> Rows:
     """Return a node's state at every stream that tracks it; the first two columns are name and stream."""
     sql = """
-        SELECT a.name, a.stream, a.status,
+        SELECT a.name, a.stream, a.node, a.status,
             greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds,
             a.last_seen, a.status_since, a.first_seen, l.last_copied, l.copied_bytes, l.last_sequence,
             retired.retired_at, retired.times_retired, a.class
@@ -97,7 +100,7 @@ def node_history(home: Path, node: str) -> Rows:
     """Return a node's transitions in order; the first two columns are name and stream."""
     sql = """
         SELECT name, stream, transition, event, event_time, previous, age_seconds, outage_seconds, late, returned,
-            published_at
+            published_at, suppressed_by, held_by
         FROM node_advisories WHERE node = $node ORDER BY name, stream, transition
     """
     return ask(home, sql, {"node": node})
@@ -138,7 +141,8 @@ def advisories(home: Path, *, since: float | None, node: str | None, event: str 
     """Return the transitions in order of time; `since` is in seconds before the watermark. The last column is the id."""
     sql = """
         SELECT a.event_time, a.name, a.stream, a.node, a.event, a.age_seconds, a.previous, a.outage_seconds, a.late,
-            a.returned, a.seen, a.detected_at, a.transition, a.published_at, a.event_id
+            a.returned, a.seen, a.detected_at, a.transition, a.published_at,
+            a.suppressed_by, a.held_by, a.event_id
         FROM node_advisories AS a JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         WHERE ($since IS NULL OR epoch_us(r.watermark) - epoch_us(a.event_time) <= $since * 1e6)
             AND ($node IS NULL OR a.node = $node)
@@ -246,7 +250,7 @@ def global_advisories(home: Path, *, since: float | None, node: str | None, even
 def summary(home: Path) -> Rows:
     """Return one row per reported site and stream, with its counts, rates and the age of its heartbeat."""
     sql = f"""
-        SELECT s.replicator, s.name, s.stream, s.observer, s.up, s.timeout, s.retired, s.new_24h,
+        SELECT s.replicator, s.name, s.stream, s.observer, s.outage, s.up, s.timeout, s.retired, s.new_24h,
             coalesce(h.last_hour, 0) AS advisories_1h, coalesce(h.last_day, 0) AS advisories_24h,
             {_age("s.as_of", "s.last_advisory_at")} AS last_advisory_age_seconds,
             {_age("s.as_of", "s.observer_alive_at")} AS observer_age_seconds,

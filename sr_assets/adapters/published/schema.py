@@ -52,16 +52,43 @@ TABLES: Final[dict[str, Table]] = {
         event_id VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ,
         detected_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR, transition BIGINT,
         late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, published_at TIMESTAMPTZ, epoch BIGINT, event_ns BIGINT,
-        undone_at TIMESTAMPTZ, class VARCHAR
+        undone_at TIMESTAMPTZ, class VARCHAR, suppressed_by VARCHAR, announced_at TIMESTAMPTZ, held_by VARCHAR
         """,
         f"""
         SELECT event_id, $name, stream, node, event, {at("event_ns")}, {at("detected_ns")}, {at("seen_ns")},
             round(age_ns / 1e9, 3), previous, transition, late, returned, round(outage_ns / 1e9, 3), {at("published_ns")},
-            epoch, event_ns, {at("undone_ns")}, class
+            epoch, event_ns, {at("undone_ns")}, class, suppressed_by,
+            {at("if(withheld, NULL, coalesce(announced_ns, detected_ns))")}, held_by
         FROM transitions WHERE true
         """,
         "transitions",
-        growth=Growth("detected_ns", "hash(event_ns, transition, published_ns, undone_ns)"),
+        growth=Growth(
+            "detected_ns",
+            "hash(event_ns, transition, published_ns, undone_ns, announced_ns, suppressed_by, held_by)",
+        ),
+    ),
+    "site_events": Table(
+        """
+        name VARCHAR, stream VARCHAR, event VARCHAR, event_time TIMESTAMPTZ, nodes BIGINT, silent BIGINT,
+        since TIMESTAMPTZ, published_at TIMESTAMPTZ, outage VARCHAR, event_id VARCHAR, detected_at TIMESTAMPTZ
+        """,
+        f"""
+        SELECT $name, stream, event, {at("event_ns")}, nodes, silent, {at("since_ns")}, {at("published_ns")}, outage, event_id,
+            {at("detected_ns")}
+        FROM site_events WHERE true
+        """,
+        "site_events",
+    ),
+    "node_events": Table(
+        """
+        name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_time TIMESTAMPTZ, transitions BIGINT,
+        published_at TIMESTAMPTZ, event_id VARCHAR, detected_at TIMESTAMPTZ
+        """,
+        f"""
+        SELECT $name, stream, node, event, {at("event_ns")}, transitions, {at("published_ns")}, event_id, {at("detected_ns")}
+        FROM node_events WHERE true
+        """,
+        "node_events",
     ),
     "replication": Table(
         """
@@ -117,14 +144,17 @@ TABLES: Final[dict[str, Table]] = {
     "site_summary": Table(
         """
         name VARCHAR, stream VARCHAR, nodes BIGINT, up BIGINT, timeout BIGINT, retired BIGINT, new_24h BIGINT,
-        as_of TIMESTAMPTZ
+        as_of TIMESTAMPTZ, outage VARCHAR, outage_since TIMESTAMPTZ
         """,
         f"""
         SELECT $name, stream, counted.up + counted.timeout, counted.up, counted.timeout, counted.retired, (
                 SELECT count(DISTINCT node) FROM transitions WHERE transitions.stream = streams.stream
                     AND event = 'new' AND event_ns > streams.watermark_ns - {DAY_NS}),
-            {at("as_of_ns")}
-        FROM streams JOIN configured USING (stream) JOIN (
+            {at("as_of_ns")}, nullif(reported.event, 'restored'), {at("if(reported.event = 'restored', NULL, reported.event_ns)")}
+        FROM streams JOIN configured USING (stream) LEFT JOIN (
+            SELECT stream, arg_max(event, (event_ns, event <> 'restored')) AS event, max(event_ns) AS event_ns
+            FROM site_events GROUP BY stream
+        ) AS reported USING (stream) JOIN (
             SELECT streams.stream AS stream, count(*) FILTER (status = 'up') AS up,
                 count(*) FILTER (status = 'timeout') AS timeout, count(*) FILTER (status = 'retired') AS retired
             FROM streams LEFT JOIN nodes USING (stream) GROUP BY streams.stream

@@ -25,12 +25,12 @@ STEPS: Final = 96
 
 _SITES: Final = f"""
     SELECT reported.*, classes FROM (
-        SELECT replicator, name, stream, up, timeout, retired, new_24h, as_of, observer, observer_alive_at
+        SELECT replicator, name, stream, up, timeout, retired, new_24h, as_of, observer, observer_alive_at, outage, outage_since
         FROM global_summary
-        UNION ALL SELECT NULL, name, stream, up, timeout, retired, new_24h, as_of, NULL, NULL
+        UNION ALL SELECT NULL, name, stream, up, timeout, retired, new_24h, as_of, NULL, NULL, outage, outage_since
             FROM site_summary ANTI JOIN global_summary USING (name, stream)
     ) AS reported LEFT JOIN ({CLASS_COUNTS}) USING (name, stream)
-    ORDER BY coalesce(observer = 'blind', false) DESC, timeout DESC, replicator, name, stream
+    ORDER BY coalesce(observer = 'blind', false) DESC, outage IS NULL, timeout DESC, replicator, name, stream
     """
 _EVENTS: Final = """
     SELECT replicator, name, stream, node, event, event_time, returned FROM global_advisories
@@ -44,6 +44,11 @@ _STEPS: Final = f"""
         sum(CASE event WHEN 'timeout' THEN -1 WHEN 'expire' THEN 0 ELSE 1 END)::BIGINT AS up,
         sum(CASE event WHEN 'timeout' THEN 1 WHEN 'new' THEN 0 ELSE -1 END)::BIGINT AS silent
     FROM ({_EVENTS}) WHERE epoch_us(event_time) > epoch_us($until) - $steps * $step_us::BIGINT GROUP BY back
+    """
+_FLAPPING: Final = """
+    SELECT name, stream, node, event_time, transitions FROM node_events
+    QUALIFY row_number() OVER (PARTITION BY name, stream, node ORDER BY event_time DESC) = 1 AND event = 'flapping'
+    ORDER BY event_time DESC, node
     """
 _REPLICATION: Final = """
     SELECT name, stream, target_stream, lag_messages, lag_seconds, queued_messages, paused, last_error
@@ -62,6 +67,7 @@ class Status:
     replication: list[dict[str, Any]]
     worst: list[dict[str, Any]]
     chart: list[tuple[int, int]]
+    flapping: list[dict[str, Any]]
 
 
 def status(home: Path) -> Status:
@@ -71,8 +77,9 @@ def status(home: Path) -> Status:
         as_of = _ask(connection, "SELECT as_of FROM snapshot_info")[0]["as_of"]
         sites, replication = _ask(connection, _SITES), _ask(connection, _REPLICATION)
         transitions = _ask(connection, _TRANSITIONS, most=MOST_TRANSITIONS)
+        flapping = _ask(connection, _FLAPPING)
         steps = _ask(connection, _STEPS, until=as_of, steps=STEPS, step_us=step_us)
-    return Status(as_of, sites, transitions, replication, _worst(home, as_of), _chart(sites, steps))
+    return Status(as_of, sites, transitions, replication, _worst(home, as_of), _chart(sites, steps), flapping)
 
 
 def _chart(sites: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[tuple[int, int]]:

@@ -42,8 +42,8 @@ SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes l
 #: The same of a stream with classes; `class` is null if the message has none.
 CLASSED_SCHEMA = f"{SIGHTING_SCHEMA}, class string"
 #: One row per message of an advisory stream: an `advisory` with the columns of `domain.received.Advisory`, an
-#: `observation` or `nothing`. `reason`, `field`, `subject` and `excerpt` (the whole payload of an observation) belong
-#: to rejected messages.
+#: `observation`, a `site_event` or `nothing`. `reason`, `field`, `subject` and `excerpt` (the whole payload of an
+#: observation or a site event) belong to rejected messages.
 ADVISORY_SCHEMA = (
     "sequence long, stored_ns long, kind string, payload_bytes long, replicator string, name string, stream string,"
     " node string, epoch_ns long, transition long, event_ns long, event_code byte, seen_ns long, origin string, event_id string,"
@@ -264,7 +264,7 @@ def _sightings(option: str) -> Callable[[list[Message]], pa.RecordBatch]:
 
 def read_advisories(messages: list[Message]) -> pa.RecordBatch:
     """Return the messages of an advisory stream as rows of `ADVISORY_SCHEMA`."""
-    from sr_assets.domain.received import Advisory, Observation, read_message
+    from sr_assets.domain.received import Advisory, Observation, SiteNotice, read_message
 
     # All except the warning, in the order of the schema's columns.
     count = len(Advisory._fields) - 1
@@ -275,8 +275,8 @@ def read_advisories(messages: list[Message]) -> pa.RecordBatch:
         if isinstance(content, Advisory):
             kind, body = "advisory", content[:count]
             rest = _rejected(message, content.warning, "event_time") if content.warning else (None,) * 4
-        elif isinstance(content, Observation):
-            kind, body = "observation", unset
+        elif isinstance(content, Observation | SiteNotice):
+            kind, body = "observation" if isinstance(content, Observation) else "site_event", unset
             rest = (None, None, None, message.payload.decode())
         else:
             kind, body = "nothing", unset

@@ -12,10 +12,10 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -24,6 +24,7 @@ from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION, create_database
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.tracking.maintenance import Window
 
 FORMAT: Final = 1
 _ABOUT: Final = "about.json"
@@ -90,7 +91,8 @@ Identity = tuple[str, str]
 class About:
     """The origin of a checkpoint: its site, its time (unix ns), and the next sequence of each stream.
 
-    `computed` are the streams whose event ids follow from `identities`: replicator and name by stream.
+    `computed` are the streams whose event ids follow from `identities`: replicator and name by stream. `maintenance` are the
+    windows that operators added.
     """
 
     replicator: str
@@ -100,6 +102,7 @@ class About:
     identities: dict[str, Identity]
     computed: list[str]
     paused: list[str]
+    maintenance: list[dict[str, Any]] = field(default_factory=list)
     format: int = FORMAT
     schema: int = SCHEMA_VERSION
 
@@ -132,11 +135,14 @@ def write_checkpoint(
     at_ns: int,
     identities: Mapping[str, Identity],
     paused: frozenset[str],
+    maintenance: Iterable[Window] = (),
 ) -> About:
     """Write a checkpoint of the state, as the connection's transaction sees it; the file appears when it is complete."""
     positions = dict(connection.execute("SELECT stream, next_sequence FROM streams WHERE created_ns <> 0").fetchall())
     computed = [stream for stream, identity in identities.items() if _follow(connection, stream, identity)]
-    about = About(replicator, site, at_ns, positions, dict(identities), computed, sorted(paused))
+    about = About(
+        replicator, site, at_ns, positions, dict(identities), computed, sorted(paused), list(map(asdict, maintenance))
+    )
     parts = file.with_name(f".{file.name}.parts")
     shutil.rmtree(parts, ignore_errors=True)
     own_folder(parts)
@@ -202,8 +208,7 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
             for table in _TABLES:
                 query = _READ.get(table, "FROM read_parquet($file)")
                 part = parts / f"{table}.parquet"
-                # The checkpoint of an earlier build lacks tables that were added since.
-                if part.exists():
+                if part.exists():  # an earlier build had fewer tables
                     connection.execute(f"INSERT INTO {table} BY NAME {query}", {"file": str(part)})
             _compute_ids(connection, about)
             _forget_missing_files(connection, home)

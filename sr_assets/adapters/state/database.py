@@ -18,10 +18,12 @@ from sr_assets.adapters.state import (
     copy_queue,
     counters,
     global_view,
+    guard,
     heartbeats,
     nodes,
     operator_requests,
     snapshot_index,
+    undecided,
 )
 from sr_assets.domain.errors import RunError
 
@@ -57,8 +59,9 @@ CREATE TABLE nodes (
 CREATE TABLE transitions (
     event_id VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, detected_ns BIGINT, seen_ns BIGINT,
     age_ns BIGINT, sequence BIGINT, previous VARCHAR, transition BIGINT, late BOOLEAN, returned BOOLEAN,
-    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0, undone_ns BIGINT,
-    class VARCHAR);
+    outage_ns BIGINT, published_ns BIGINT, outbox BOOLEAN, epoch BIGINT DEFAULT 0, undone_ns BIGINT, class VARCHAR,
+    suppressed_by VARCHAR, suppressed_until_ns BIGINT, held_by VARCHAR, held_until_ns BIGINT,
+    waits_ns BIGINT, due_ns BIGINT, withheld BOOLEAN, announced_ns BIGINT);
 CREATE TABLE gaps (
     stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR, noticed_ns BIGINT);
 CREATE TABLE parked (
@@ -70,14 +73,26 @@ CREATE TABLE parked (
 {counters.SCHEMA}
 {heartbeats.SCHEMA}
 {operator_requests.SCHEMA}
+{guard.SCHEMA}
+{undecided.SCHEMA}
 {global_view.SCHEMA}
 """
-#: What an earlier build's state lacks: a query that then fails, and the statement that adds it.
-_ADDED: Final = {
-    "SELECT undone_ns FROM transitions LIMIT 0": "ALTER TABLE transitions ADD COLUMN undone_ns BIGINT",
-    "SELECT class FROM nodes LIMIT 0": "ALTER TABLE nodes ADD COLUMN class VARCHAR",
-    "SELECT class FROM transitions LIMIT 0": "ALTER TABLE transitions ADD COLUMN class VARCHAR",
-    "FROM answered_requests LIMIT 0": operator_requests.SCHEMA,
+#: Columns that the tables of the first builds did not have; those builds also lacked some tables.
+_LATER_COLUMNS: Final = {
+    "transitions": (
+        "undone_ns BIGINT",
+        "class VARCHAR",
+        "suppressed_by VARCHAR",
+        "suppressed_until_ns BIGINT",
+        "held_by VARCHAR",
+        "held_until_ns BIGINT",
+        "waits_ns BIGINT",
+        "due_ns BIGINT",
+        "withheld BOOLEAN",
+        "announced_ns BIGINT",
+    ),
+    "nodes": ("class VARCHAR",),
+    "global_sites": ("outage VARCHAR", "outage_ns BIGINT"),
 }
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
@@ -135,11 +150,18 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
 
 def _add_missing(connection: duckdb.DuckDBPyConnection) -> None:
     """Add the columns and tables that the state of an earlier build lacks."""
-    for query, statement in _ADDED.items():
-        try:
-            connection.execute(query)
-        except (duckdb.BinderException, duckdb.CatalogException):
-            connection.execute(statement)
+    newest = """
+        SELECT transitions.class, nodes.class, waits_ns, global_sites.outage_ns
+        FROM transitions, nodes, site_events, node_events, global_sites, answered_requests LIMIT 0
+        """
+    try:
+        connection.execute(newest)
+    except (duckdb.BinderException, duckdb.CatalogException):
+        for table, columns in _LATER_COLUMNS.items():
+            for column in columns:
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
+        later = f"{guard.SCHEMA} {undecided.SCHEMA} {operator_requests.SCHEMA}"
+        connection.execute(later.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
 
 
 def create_database(file: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sr_assets.domain.received import BLIND_AFTER, RANK, Observation
+from sr_assets.domain.received import BLIND_AFTER, RANK, Observation, SiteNotice
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,7 +30,8 @@ CREATE TABLE global_history (
     epoch_ns BIGINT DEFAULT 0, transition BIGINT, late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, origin VARCHAR);
 CREATE TABLE global_sites (
     feed VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, advised_ns BIGINT, observed_ns BIGINT,
-    next_within_ns BIGINT, watermark_ns BIGINT, position BIGINT, lag_messages BIGINT, nodes BIGINT);
+    next_within_ns BIGINT, watermark_ns BIGINT, position BIGINT, lag_messages BIGINT, nodes BIGINT,
+    outage VARCHAR, outage_ns BIGINT);
 CREATE TABLE global_rejects (
     feed VARCHAR, sequence BIGINT, received_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
     field VARCHAR, excerpt VARCHAR);
@@ -102,6 +103,15 @@ WHEN NOT MATCHED THEN INSERT
     VALUES ($feed, fresh.replicator, fresh.name, fresh.stream, fresh.observed_ns, $next_within_ns, $watermark_ns,
         $position, $lag_messages, $nodes)
 """
+_NOTE_OUTAGE: Final = f"""
+MERGE INTO global_sites AS stored USING (
+    SELECT $replicator AS replicator, $name AS name, $stream AS stream, $event AS outage, $event_ns::BIGINT AS outage_ns
+) AS fresh ON {same_key("stored", "fresh", _KEY[:3])}
+WHEN MATCHED AND fresh.outage_ns >= coalesce(stored.outage_ns, 0) THEN UPDATE SET
+    feed = $feed, outage = fresh.outage, outage_ns = fresh.outage_ns
+WHEN NOT MATCHED THEN INSERT (feed, replicator, name, stream, outage, outage_ns)
+    VALUES ($feed, fresh.replicator, fresh.name, fresh.stream, fresh.outage, fresh.outage_ns)
+"""
 _ADD_REJECTS: Final = """
 INSERT INTO global_rejects BY NAME
 SELECT $feed AS feed, sequence, stored_ns AS received_ns, subject, payload_bytes, reason, field, excerpt
@@ -157,6 +167,10 @@ class GlobalTables:
     def observe(self, feed: str, observation: Observation, received_ns: int) -> None:
         """Record a site's heartbeat; the one received last counts."""
         self._connection.execute(_NOTE_OBSERVATION, {"feed": feed, "received_ns": received_ns, **observation._asdict()})
+
+    def note_outage(self, feed: str, notice: SiteNotice) -> None:
+        """Record a site event; the latest one counts."""
+        self._connection.execute(_NOTE_OUTAGE, {"feed": feed, **notice._asdict()})
 
     def limit_rejects(self, feed: str, most: int) -> None:
         """Keep only a feed's newest rejected messages."""

@@ -139,8 +139,14 @@ class Nodes(StreamTable):
         return int(highest)
 
     def next_deadline(self) -> int | None:
-        """Return the earliest deadline in unix ns, or None if no node has one."""
-        deadline_ns: int | None = self._value("SELECT min(deadline_ns) FROM nodes WHERE stream = ?")
+        """Return the earliest deadline in unix ns, or None: of a node, or of an announcement that waits."""
+        deadline_ns: int | None = self._value(
+            """
+            SELECT least(min(deadline_ns), (SELECT min(due_ns) FROM transitions WHERE stream = $1),
+                (SELECT min(settles_ns) FROM flapping_nodes WHERE stream = $1))
+            FROM nodes WHERE stream = $1
+            """
+        )
         return deadline_ns
 
     def any(self) -> bool:

@@ -134,7 +134,7 @@ class Outbox(StreamTable):
             self._value(
                 """
                 SELECT count(*) FROM stored WHERE stream = ? AND ours
-                    AND event_id NOT IN (SELECT event_id FROM transitions)
+                    AND event_id NOT IN (SELECT event_id FROM transitions WHERE published_ns IS NOT NULL)
                 """
             )
         )

@@ -21,12 +21,14 @@ from sr_assets.adapters.state.counters import Counters
 from sr_assets.adapters.state.database import first_line, open_database
 from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
+from sr_assets.adapters.state.guard import GuardRows
 from sr_assets.adapters.state.heartbeats import Heartbeats
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.operator_requests import AnsweredRequests
 from sr_assets.adapters.state.outbox import Outbox
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
+from sr_assets.adapters.state.undecided import Undecided
 from sr_assets.domain.errors import RunError, cannot_write
 
 #: Tables that hold the current state of a stream.
@@ -43,10 +45,22 @@ _CURRENT: Final = (
     "snapshots",
     "history",
     "counters",
+    "guards",
+    "guard_sightings",
+    "flapping_nodes",
 )
 
 #: Tables that hold the history of a stream.
-_HISTORY: Final = ("transitions", "gaps", "parked", "blind_history", "heartbeats", "answered_requests")
+_HISTORY: Final = (
+    "transitions",
+    "gaps",
+    "parked",
+    "blind_history",
+    "heartbeats",
+    "site_events",
+    "node_events",
+    "answered_requests",
+)
 
 
 class SiteState:
@@ -80,6 +94,11 @@ class SiteState:
             yield other
         finally:
             other._connection.close()
+
+    @property
+    def folder(self) -> Path:
+        """The site's folder."""
+        return self._folder
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -151,6 +170,14 @@ class SiteState:
         """Return a stream's applied requests of operators."""
         return AnsweredRequests(self._connection, stream)
 
+    def guard(self, stream: str) -> GuardRows:
+        """Return a stream's rows of the outage guard."""
+        return GuardRows(self._connection, stream)
+
+    def undecided(self, stream: str) -> Undecided:
+        """Return a stream's transitions on which the rules of operators have not decided."""
+        return Undecided(self._connection, stream)
+
     def snapshot_index(self, stream: str) -> SnapshotIndex:
         """Return the index of a stream's history."""
         return SnapshotIndex(self._connection, stream)
@@ -205,12 +232,15 @@ class SiteState:
         self._connection.execute(
             """
             DELETE FROM transitions WHERE stream = $stream AND event_ns < $before_ns AND NOT (outbox AND published_ns IS NULL)
+                AND due_ns IS NULL
                 AND NOT EXISTS (
                     FROM nodes WHERE nodes.stream = $stream AND nodes.node = transitions.node
                         AND nodes.transition = transitions.transition)
             """,
             {"stream": stream, "before_ns": transitions_ns},
         )
+        self.guard(stream).forget_before(transitions_ns)
+        self.undecided(stream).forget_before(transitions_ns)
 
     def known_streams(self) -> list[str]:
         """Return every stream and feed that has rows in any table."""

@@ -1,8 +1,8 @@
-"""The base of the classes that hold the statements on one stream's rows of a table in `state.duckdb`."""
+"""The bases of the classes that hold the statements on one stream's rows of a table in `state.duckdb`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import duckdb
@@ -18,3 +18,28 @@ class StreamTable:
     def _value(self, query: str, *values: object) -> Any:
         """Return the single value of a query whose first parameter is the stream."""
         return self._connection.execute(query, [self._stream, *values]).fetchall()[0][0]
+
+
+class EventTable(StreamTable):
+    """One stream's rows of a table of events that are published in order of time: `events` is the table's name."""
+
+    events: ClassVar[str]
+
+    def unpublished(self) -> list[dict[str, Any]]:
+        """Return the events to publish, in order of time."""
+        return self._events("outbox AND published_ns IS NULL")
+
+    def mark_published(self, event_ids: list[str], at_ns: int) -> None:
+        """Record the publication of events; call it inside a transaction."""
+        self._connection.execute(
+            f"UPDATE {self.events} SET published_ns = ? WHERE stream = ? AND list_contains(?::VARCHAR[], event_id)",
+            [at_ns, self._stream, event_ids],
+        )
+
+    def _events(self, condition: str) -> list[dict[str, Any]]:
+        cursor = self._connection.execute(
+            f"SELECT * FROM {self.events} WHERE stream = ? AND {condition} ORDER BY event_ns, event DESC",
+            [self._stream],
+        )
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

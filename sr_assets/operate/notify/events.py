@@ -23,14 +23,24 @@ from sr_assets.settings import NotifySettings, Settings
 #: The minimum time between two recorded failures.
 _FAILURE_SECONDS: Final = 3_600.0
 _SINCE: Final = """
-SELECT name || '/' || stream AS label, epoch_us(max(detected_at)) FROM node_advisories GROUP BY ALL
+SELECT name || '/' || stream AS label, epoch_us(max(found_at)) FROM (
+    SELECT name, stream, announced_at AS found_at FROM node_advisories
+    UNION ALL SELECT name, stream, detected_at FROM site_events
+    UNION ALL SELECT name, stream, detected_at FROM node_events
+) WHERE found_at IS NOT NULL GROUP BY ALL
 """
 _NEW: Final = """
-SELECT event_id, name, stream, event, event_time, detected_at, node, age_seconds, outage_seconds
-FROM node_advisories LEFT JOIN (SELECT unnest(?::VARCHAR[]) AS label, unnest(?::BIGINT[]) AS since) AS known
+SELECT event_id, name, stream, event, event_time, found_at, node, age_seconds, outage_seconds, reason FROM (
+    SELECT event_id, name, stream, event, event_time, announced_at AS found_at, node, age_seconds, outage_seconds, NULL AS reason
+    FROM node_advisories
+    UNION ALL SELECT event_id, name, stream, event, event_time, detected_at, NULL, NULL, NULL,
+        silent || ' of ' || nodes || ' nodes are silent' FROM site_events
+    UNION ALL SELECT event_id, name, stream, event, event_time, detected_at, node, NULL, NULL,
+        transitions || ' transitions' FROM node_events
+) LEFT JOIN (SELECT unnest(?::VARCHAR[]) AS label, unnest(?::BIGINT[]) AS since) AS known
     ON known.label = name || '/' || stream
-WHERE epoch_us(detected_at) >= coalesce(since, 0)
-ORDER BY detected_at, event_time, node
+WHERE epoch_us(found_at) >= coalesce(since, 0)
+ORDER BY found_at, event_time, node
 """
 
 
@@ -110,7 +120,7 @@ def pending(settings: Settings, target: NotifySettings, sent: Sent) -> list[Even
     newest = dict(sent.since)
     for event in events:
         label = f"{event.name}/{event.stream}"
-        if event.node is not None:
+        if event.event != "failed":
             newest[label] = max(newest.get(label, 0), unix_us(event.detected_at))
         if event.id not in sent.ids.get(label, ()) and target.wants(event.event, event.name, event.node):
             waiting.append(event)
@@ -123,7 +133,7 @@ def _forget(sent: Sent, events: list[Event], open_labels: set[str], newest: dict
     needed: dict[str, set[str]] = defaultdict(set)
     for event in events:
         label = f"{event.name}/{event.stream}"
-        if event.node is None or unix_us(event.detected_at) == newest[label]:
+        if event.event == "failed" or unix_us(event.detected_at) == newest[label]:
             needed[label].add(event.id)
     for label in (newest.keys() | sent.ids.keys()) - open_labels:
         sent.ids[label] = [event_id for event_id in sent.ids.get(label, ()) if event_id in needed[label]]

@@ -16,6 +16,11 @@ _VERBS: Final = {
     "timeout": "is silent",
     "recover": "is back",
     "expire": "is retired",
+    "flapping": "flaps",
+    "settled": "has settled",
+    "partial": "has a partial outage",
+    "dark": "is dark",
+    "restored": "reports again",
 }
 
 
@@ -23,7 +28,8 @@ _VERBS: Final = {
 class Event:
     """An event to notify about; a repeated message has the same `id`.
 
-    A failure has a `reason` and no node. The failure of a job that belongs to no site has no stream.
+    A failure has a `reason` and no node; an event of a site or of a flapping node has its counts as `reason`. The failure of
+    a job that belongs to no site has no stream.
     """
 
     id: str
@@ -41,8 +47,12 @@ class Event:
     def text(self) -> str:
         """The event as one line."""
         where = f"{self.name}/{self.stream}" if self.stream else self.name
-        if self.node is None:
+        if self.event == "failed":
             return f"{where} failed: {self.reason}"
+        if self.reason is not None:
+            return (
+                f"{self.node or where} {_VERBS[self.event]}: {self.reason} ({where}, {self.at:%Y-%m-%d %H:%M:%S} UTC)"
+            )
         seconds = {"timeout": self.age_seconds, "recover": self.outage_seconds}.get(self.event)
         lasted = f" after {seconds:.0f} s" if seconds is not None else ""
         return f"{self.node} {_VERBS[self.event]}{lasted} ({where}, {self.at:%Y-%m-%d %H:%M:%S} UTC)"

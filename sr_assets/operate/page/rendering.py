@@ -5,6 +5,7 @@ The template escapes every text from outside; texts too long for a name are trun
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
@@ -16,6 +17,7 @@ from sr_assets.adapters.published.status_queries import Status, status
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.settings import Settings
+from sr_assets.stages.tracking.windows import known_windows
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -38,6 +40,7 @@ def render_page(settings: Settings, refresh_seconds: int | None = None) -> str:
         now=datetime.now(UTC),
         refresh_seconds=refresh_seconds,
         most=_MOST_ROWS,
+        maintenance=[each for each in known_windows(settings) if each.state(time.time_ns()) == "active"],
         **_shown(status(settings.home)),
     )
 
@@ -85,6 +88,7 @@ def _shown(published: Status) -> dict[str, object]:
         "old": datetime.now(UTC) - published.as_of > _OLD,
         "totals": totals,
         "blind": len(blind),
+        "outages": [site for site in sites if site["outage"]],
         "site_count": len({(site["replicator"], site["name"]) for site in sites}),
         "failing": [stream for stream in published.replication if stream["last_error"]],
         "paused": [stream for stream in published.replication if stream["paused"]],

@@ -12,7 +12,8 @@ from sr_assets.adapters.spark.source import ADVISORY_SCHEMA
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, retention_begins_ns, retention_clock_ns
-from sr_assets.domain.received import LIFE_CYCLE, Observation, read_message
+from sr_assets.domain.received import LIFE_CYCLE, Observation, SiteNotice, read_message
+from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.settings import FeedSettings
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
@@ -84,10 +85,12 @@ class FeedStage(FoldStage):
     def _fold(self, received: pa.Table, rejected: int) -> None:
         tables, name = self._store.global_tables, self._feed.stream
         tables.fold(name, received)
-        for row in _observations(received):
-            observation = read_message(row["excerpt"].encode(), row["stored_ns"])
-            assert isinstance(observation, Observation)
-            tables.observe(name, observation, row["stored_ns"])
+        for row in _reports(received):
+            report = read_message(row["excerpt"].encode(), row["stored_ns"])
+            if isinstance(report, Observation):
+                tables.observe(name, report, row["stored_ns"])
+            elif isinstance(report, SiteNotice) and report.event in tuple(SiteEvent):
+                tables.note_outage(name, report)
         if rejected:
             tables.limit_rejects(name, self._most_rejects)
 
@@ -106,9 +109,8 @@ class FeedStage(FoldStage):
         return True
 
 
-def _observations(received: pa.Table) -> list[dict[str, Any]]:
-    """Return the heartbeats among received rows: stored_ns, excerpt (the whole payload)."""
-    rows: list[dict[str, Any]] = (
-        received.filter(pc.equal(received["kind"], "observation")).select(["stored_ns", "excerpt"]).to_pylist()
-    )
+def _reports(received: pa.Table) -> list[dict[str, Any]]:
+    """Return the heartbeats and site events among received rows: stored_ns, excerpt (the whole payload)."""
+    chosen = pc.is_in(received["kind"], pa.array(["observation", "site_event"]))
+    rows: list[dict[str, Any]] = received.filter(chosen).select(["stored_ns", "excerpt"]).to_pylist()
     return rows

@@ -13,6 +13,7 @@ from sr_assets.domain.advisories import event_id, is_late
 from sr_assets.domain.tracking.rules import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.announcing import operator_rules
 
 _NOT_COPIED: Final = pa.array([decision.reason.value for decision in (SAMPLED, TOO_OLD)])
 _TRANSITIONS: Final = pa.schema(
@@ -35,6 +36,8 @@ _TRANSITIONS: Final = pa.schema(
         ("published_ns", pa.int64()),
         ("outbox", pa.bool_()),
         ("class", pa.string()),
+        ("withheld", pa.bool_()),
+        ("due_ns", pa.int64()),
     ]
 )
 
@@ -104,13 +107,15 @@ def add_transitions(
 ) -> None:
     """Write the transitions among folded rows, inside the caller's transaction.
 
-    `history` transitions are only recorded: they are late and never published. Recorded transitions are not repeated: a
-    recovered stream folds some messages a second time.
+    If the stream has rules of operators, they decide later on the announcement. `history` transitions are only recorded:
+    they are late and never published. Recorded transitions are not repeated: a recovered stream folds some messages a
+    second time.
     """
     events = folded.filter(pc.is_valid(folded["event"]))
     if not events.num_rows:
         return
-    rows = _transition_rows(stream, state, events, history=history)
+    undecided = not history and operator_rules(store, stream).active
+    rows = _transition_rows(stream, state, events, history=history, undecided=undecided)
     recorded = store.outbox(stream.stream).recorded(rows)
     if recorded.num_rows:
         rows = rows.filter(pc.invert(pc.is_in(rows["event_id"], recorded["event_id"].combine_chunks())))
@@ -119,11 +124,15 @@ def add_transitions(
         store.add_rows("transitions", rows)
 
 
-def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Table, *, history: bool) -> pa.Table:
+def _transition_rows(
+    stream: StreamSettings, state: StreamState, events: pa.Table, *, history: bool, undecided: bool
+) -> pa.Table:
     count = events.num_rows
     nodes, names, times, kinds = (events[column].to_pylist() for column in ("sender", "event", "event_ns", "class"))
     intervals_ns = {kind: stream.policy_of(kind).interval_ns for kind in set(kinds)}
-    announced = {kind: stream.announces(kind) and not history for kind in intervals_ns}
+    # The rules of operators never decide on a class without announcements.
+    announced = {kind: stream.node_classes is None or stream.node_classes.announces(kind) for kind in intervals_ns}
+    published = stream.advisory is not None and not history and not undecided
     identity = (stream.replicator, stream.name, stream.stream)
     columns = {
         "event_id": [event_id(*identity, *event) for event in zip(nodes, names, times, strict=True)],
@@ -132,7 +141,11 @@ def _transition_rows(stream: StreamSettings, state: StreamState, events: pa.Tabl
             history or is_late(state.planned_ns, event_ns, intervals_ns[kind])
             for event_ns, kind in zip(times, kinds, strict=True)
         ],
-        "outbox": [announced[kind] for kind in kinds],
+        "outbox": [published and announced[kind] for kind in kinds],
+        "withheld": [undecided or not announced[kind] for kind in kinds],
+        "due_ns": [
+            event_ns if undecided and announced[kind] else None for event_ns, kind in zip(times, kinds, strict=True)
+        ],
         "class": events["class"],
         **{name: events[name] for name in ("event", "event_ns")},
         **{

@@ -36,6 +36,7 @@ from sr_assets.stages.source.fold_stage import Batch, FoldStage
 from sr_assets.stages.source.holes import Hole
 from sr_assets.stages.source.position import advance, clock_warning, warn_of_blind_time
 from sr_assets.stages.source.reading import next_range, save_gaps, too_old_before
+from sr_assets.stages.tracking.announcing import decide_announcements
 from sr_assets.stages.tracking.batch_rows import (
     add_transitions,
     amounts_of,
@@ -132,6 +133,8 @@ class NodeStage(FoldStage):
         state.as_of_ns = self._clock.now_ns()
         state.advisories_stored |= report.advisories_stored
         with store.transaction():
+            if stream.guard is not None:
+                store.guard(stream.stream).add(sightings)
             store.save_stream(state)
             if due.num_rows:
                 store.copy_queue(stream.stream).append(due, state.created_ns, state.starts)
@@ -205,7 +208,8 @@ class NodeStage(FoldStage):
             after_hole=state.hole_open,
             until_ns=source.ts_ns if by_clock else None,
         )
-        needed = (nodes.oldest_seen(), state.watermark_ns, state.last_stored_ns)
+        guarded_ns = self._store.guard(self._stream.stream).oldest_before_ns()
+        needed = (nodes.oldest_seen(), guarded_ns, state.watermark_ns, state.last_stored_ns)
         oldest_ns = min((ns for ns in needed if ns is not None), default=0)
         warn_of_blind_time(self._stream, spans)
         return known.forget_before(oldest_ns).add(spans), hole_open
@@ -248,7 +252,9 @@ def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:
 def sweep_due(
     store: SiteState, stream: StreamSettings, policy: Policy, report: StreamReport, at_once: int = SWEPT_AT_ONCE
 ) -> bool:
-    """Sweep the nodes whose deadline is before the committed watermark; return whether there were any.
+    """Sweep the nodes whose deadline is before the committed watermark, and decide on due announcements.
+
+    Return whether there was any work.
 
     Queries no server. Each portion of `at_once` nodes, in the order of the deadlines, is one transaction. A fleet that
     falls silent therefore needs little memory, and a killed run repeats no committed portion.
@@ -269,8 +275,9 @@ def sweep_due(
             reach(Point.SWEPT)
             swept += due.num_rows
             progress.reached(swept)
+    decided = decide_announcements(store, stream, state)
     report.swept += swept
-    return swept > 0
+    return swept > 0 or decided
 
 
 def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:

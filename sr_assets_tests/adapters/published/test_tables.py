@@ -36,7 +36,7 @@ CONTRACT = {
     "retired_nodes": "name stream node first_seen last_seen retired_at times_retired",
     "node_availability": "name stream node status status_since first_seen last_seen",
     "node_advisories": "event_id name stream node event event_time detected_at seen age_seconds previous transition late "
-    "returned outage_seconds published_at",
+    "returned outage_seconds published_at epoch event_ns suppressed_by announced_at",
     "node_snapshots": "name stream node sequence stored_at subject payload_bytes payload payload_raw metadata",
     "replication": "name stream source_stream source_created target_stream next_sequence source_last_sequence lag_messages "
     "lag_seconds seen_messages copied_messages copied_bytes skipped_messages too_old_messages no_sender_messages gap_messages "
@@ -47,10 +47,12 @@ CONTRACT = {
     "gaps": "name stream first_sequence last_sequence messages reason noticed_at",
     "blind_spans": "name stream since until since_ns until_ns",
     "availability_daily": "date replicator name stream node up_seconds timeout_seconds retired_seconds blind_seconds "
-    "transitions outages longest_outage_seconds final",
+    "transitions outages longest_outage_seconds final maintenance_seconds",
     "inventory_daily": "date name stream property value nodes came went all_nodes final",
     "parked_messages": "name stream sequence stored_at subject payload_bytes reason parked_at",
     "site_summary": "name stream nodes up timeout retired new_24h as_of",
+    "node_events": "name stream node event event_time transitions published_at",
+    "site_events": "name stream event event_time nodes silent since published_at",
     "snapshot_info": "as_of run_id schema_version generation role leader",
     "operator_actions": "at user host action subject detail",
     "site_leaders": "name role leader leader_host since checkpoint_at",

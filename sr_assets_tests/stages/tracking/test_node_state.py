@@ -55,7 +55,7 @@ def test_silent_nodes_time_out_and_retire_without_messages(rig: Rig) -> None:
     last_ns = rig.stored(stream)[-1].stored_ns
     drain_until_watermark(rig, last_ns + 2 * SECOND)
     assert events(rig) == [(node, event) for node in ("a", "b") for event in ("new", "timeout", "expire")]
-    counts = {"nodes": 0, "up": 0, "timeout": 0, "retired": 2, "new_24h": 2}
+    counts = {"nodes": 0, "up": 0, "timeout": 0, "retired": 2, "new_24h": 2, "outage": None, "outage_since": None}
     assert rig.row("site_summary") | {"as_of": None} == {"name": SITE, "stream": stream, **counts, "as_of": None}
     assert not rig.rows("last_seen_nodes")
     assert [row["times_retired"] for row in rig.rows("retired_nodes")] == [1, 1]

@@ -1,0 +1,236 @@
+"""Transitions in `state.duckdb` on whose announcement the rules of operators have not decided finally."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, Final
+
+import pyarrow as pa
+
+from sr_assets.adapters.state.stream_table import EventTable
+from sr_assets.domain.tracking.announcements import Flap, NodeAnnouncements, NodeReport, Recorded, Rules
+from sr_assets.domain.tracking.rules import Event, Status
+
+SCHEMA: Final = """
+CREATE TABLE flapping_nodes (stream VARCHAR, node VARCHAR, last_ns BIGINT, transitions BIGINT, settles_ns BIGINT);
+CREATE TABLE node_events (
+    stream VARCHAR, event_id VARCHAR, node VARCHAR, event VARCHAR, event_ns BIGINT, transitions BIGINT, up BOOLEAN,
+    epoch BIGINT, detected_ns BIGINT, outbox BOOLEAN, published_ns BIGINT);
+"""
+_DECISIONS: Final = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("suppressed_by", pa.string()),
+        ("suppressed_until_ns", pa.int64()),
+        ("held_by", pa.string()),
+        ("held_until_ns", pa.int64()),
+        ("waits_ns", pa.int64()),
+        ("due_ns", pa.int64()),
+        ("announced", pa.bool_()),
+    ]
+)
+
+
+class Undecided(EventTable):
+    """One stream's transitions with a `due_ns`: when the rules look at them next, once the watermark is after it."""
+
+    events = "node_events"
+
+    def any(self) -> bool:
+        """Return whether any transition waits for a decision, or any node flaps."""
+        query = """
+            SELECT EXISTS (FROM transitions WHERE stream = $1 AND due_ns IS NOT NULL)
+                OR EXISTS (FROM flapping_nodes WHERE stream = $1)
+            """
+        return bool(self._value(query))
+
+    def due(self, until_ns: int, rules: Rules, most: int) -> list[NodeAnnouncements]:
+        """Return at most `most` nodes with a transition or a flapping that is due before a time, those due first."""
+        nodes = self._nodes(
+            """
+            SELECT node FROM (
+                SELECT node, due_ns FROM transitions WHERE stream = $stream
+                UNION ALL SELECT node, settles_ns FROM flapping_nodes WHERE stream = $stream)
+            WHERE due_ns < $until_ns GROUP BY node ORDER BY min(due_ns), node LIMIT $most
+            """,
+            until_ns=until_ns,
+            most=most,
+        )
+        self._add_flapping(nodes, until_ns)
+        if rules.flapping is not None:
+            self._add_recent(nodes, rules.flapping.within_ns)
+        return nodes
+
+    def _add_flapping(self, nodes: list[NodeAnnouncements], until_ns: int) -> None:
+        """Add the flapping of nodes; add the due flapping nodes without a transition."""
+        by_name = {node.node: node for node in nodes}
+        for name, last_ns, transitions, up in self._connection.execute(
+            """
+            SELECT f.node, f.last_ns, f.transitions, coalesce(n.status = 'up', false)
+            FROM flapping_nodes AS f LEFT JOIN nodes AS n USING (stream, node)
+            WHERE f.stream = ? AND (f.settles_ns < ? OR list_contains(?::VARCHAR[], f.node))
+            """,
+            [self._stream, until_ns, list(by_name)],
+        ).fetchall():
+            if name not in by_name:
+                by_name[name] = NodeAnnouncements(name, up, told_up=up)
+                nodes.append(by_name[name])
+            by_name[name].flap = Flap(last_ns, transitions)
+
+    def _add_recent(self, nodes: list[NodeAnnouncements], within_ns: int) -> None:
+        """Add the times of the last transitions of nodes, without those that no rule has seen."""
+        by_name = {node.node: node for node in nodes if node.unseen}
+        values = {
+            "stream": self._stream,
+            "nodes": list(by_name),
+            "firsts": [node.unseen[0].event_ns for node in by_name.values()],
+            "within_ns": within_ns,
+        }
+        for name, event_ns in self._connection.execute(
+            """
+            SELECT t.node, t.event_ns FROM transitions AS t
+            JOIN (SELECT unnest($nodes::VARCHAR[]) AS node, unnest($firsts::BIGINT[]) AS first_ns) AS f USING (node)
+            WHERE t.stream = $stream AND t.event <> 'new' AND t.event_ns BETWEEN f.first_ns - $within_ns AND f.first_ns
+                AND NOT coalesce(t.due_ns = t.event_ns, false)
+            ORDER BY t.event_ns
+            """,
+            values,
+        ).fetchall():
+            by_name[name].recent.append(event_ns)
+
+    def save_flapping(self, nodes: Iterable[NodeAnnouncements], rules: Rules) -> None:
+        """Write the flapping of nodes; call it inside a transaction."""
+        changed = list(nodes)
+        names = [node.node for node in changed]
+        flaps = [(node.node, node.flap, node.settles_ns(rules)) for node in changed if node.flap]
+        query = "DELETE FROM flapping_nodes WHERE stream = ? AND list_contains(?::VARCHAR[], node)"
+        self._connection.execute(query, [self._stream, names])
+        if flaps:
+            self._connection.executemany(
+                "INSERT INTO flapping_nodes VALUES (?, ?, ?, ?, ?)",
+                [[self._stream, name, flap.last_ns, flap.transitions, settles_ns] for name, flap, settles_ns in flaps],
+            )
+
+    def report(self, rows: Iterable[tuple[str, str, NodeReport]], epoch_ns: int, at_ns: int, *, publish: bool) -> None:
+        """Add events of nodes, each with its id and node, in a transaction. A repeated id is not added again."""
+        for event_id, node, report in rows:
+            self._connection.execute(
+                """
+                INSERT INTO node_events SELECT $stream, $id, $node, $event, $event_ns, $transitions, $up, $epoch_ns, $at_ns,
+                    $publish, NULL
+                WHERE NOT EXISTS (FROM node_events WHERE stream = $stream AND event_id = $id)
+                """,
+                {
+                    **report._asdict(),
+                    "event": report.event.value,
+                    "stream": self._stream,
+                    "id": event_id,
+                    "node": node,
+                    "epoch_ns": epoch_ns,
+                    "at_ns": at_ns,
+                    "publish": publish,
+                },
+            )
+
+    def forget_before(self, time_ns: int) -> None:
+        """Delete the published events of nodes before a time."""
+        self._connection.execute(
+            "DELETE FROM node_events WHERE stream = ? AND event_ns < ? AND NOT (outbox AND published_ns IS NULL)",
+            [self._stream, time_ns],
+        )
+
+    def suppressed(self) -> list[NodeAnnouncements]:
+        """Return the nodes with a transition that a maintenance window delays."""
+        return self._nodes("SELECT node FROM transitions WHERE stream = $stream AND suppressed_until_ns IS NOT NULL")
+
+    def _nodes(self, nodes: str, **values: int) -> list[NodeAnnouncements]:
+        rows = self._connection.execute(
+            f"""
+            WITH chosen AS ({nodes})
+            SELECT t.node, n.status, told.event, t.event_id, t.event, t.event_ns, t.previous, t.suppressed_by,
+                t.suppressed_until_ns, t.held_by, t.held_until_ns, t.waits_ns
+            FROM transitions AS t LEFT JOIN nodes AS n USING (stream, node) LEFT JOIN (
+                SELECT node, arg_max(event, transition) AS event FROM transitions
+                WHERE stream = $stream AND withheld IS NOT TRUE AND node IN (FROM chosen) GROUP BY node) AS told USING (node)
+            WHERE t.stream = $stream AND t.due_ns IS NOT NULL AND t.node IN (FROM chosen)
+            ORDER BY t.node, t.transition
+            """,
+            {"stream": self._stream, **values},
+        ).fetchall()
+        return list(_nodes(rows))
+
+    def move_holds(self, outage: str, until_ns: int | None) -> None:
+        """Set the end of an outage's holds, if it has changed; None: they end now. Call it inside a transaction."""
+        self._connection.execute(
+            """
+            UPDATE transitions SET held_until_ns = coalesce($until_ns, event_ns),
+                due_ns = least(suppressed_until_ns, coalesce($until_ns, event_ns))
+            WHERE stream = $stream AND held_by = $outage AND held_until_ns <> coalesce($until_ns, event_ns)
+            """,
+            {"stream": self._stream, "outage": outage, "until_ns": until_ns},
+        )
+
+    def held_by(self) -> list[str]:
+        """Return the outages that hold a transition."""
+        query = "SELECT DISTINCT held_by FROM transitions WHERE stream = ? AND held_until_ns IS NOT NULL"
+        return [row[0] for row in self._connection.execute(query, [self._stream]).fetchall()]
+
+    def save(self, transitions: Iterable[Recorded], at_ns: int | None, *, publish: bool) -> None:
+        """Write the decisions on transitions, made at the watermark `at_ns`; call it inside a transaction.
+
+        `publish`: announced transitions enter the outbox.
+        """
+        decisions = pa.Table.from_pylist([_decision(each) for each in transitions], _DECISIONS)
+        self._connection.register("decisions", decisions)
+        try:
+            # DuckDB updates many rows slowly.
+            rows = self._connection.sql(
+                """
+                SELECT t.* REPLACE (
+                    d.suppressed_by AS suppressed_by, d.suppressed_until_ns AS suppressed_until_ns, d.held_by AS held_by,
+                    d.held_until_ns AS held_until_ns, d.waits_ns AS waits_ns, d.due_ns AS due_ns,
+                    NOT d.announced AS withheld, if(d.announced, $at_ns::BIGINT, NULL) AS announced_ns,
+                    d.announced AND $publish AS outbox)
+                FROM transitions AS t JOIN decisions AS d USING (event_id) WHERE t.stream = $stream
+                """,
+                params={"stream": self._stream, "at_ns": at_ns, "publish": publish},
+            ).to_arrow_table()
+            self._connection.execute(
+                "DELETE FROM transitions WHERE stream = ? AND event_id IN (SELECT event_id FROM decisions)",
+                [self._stream],
+            )
+        finally:
+            self._connection.unregister("decisions")
+        self._connection.register("decided", rows)
+        try:
+            self._connection.execute("INSERT INTO transitions BY NAME SELECT * FROM decided")
+        finally:
+            self._connection.unregister("decided")
+
+
+def _nodes(rows: list[tuple[Any, ...]]) -> Iterator[NodeAnnouncements]:
+    for (node, status, told), own in groupby(rows, key=lambda row: row[:3]):
+        announcements = NodeAnnouncements(node, status == Status.UP, told not in (Event.TIMEOUT, Event.EXPIRE))
+        for _, _, _, event_id, event, event_ns, previous, *delays in own:
+            transition = Recorded(event_id, Event(event), event_ns, *delays)
+            if transition.waits_until_ns is not None:
+                announcements.delayed.append(transition)
+                continue
+            if not announcements.unseen:
+                announcements.up = previous == Status.UP
+            announcements.unseen.append(transition)
+        yield announcements
+
+
+def _decision(transition: Recorded) -> dict[str, object]:
+    return {
+        "event_id": transition.event_id,
+        "suppressed_by": transition.suppressed_by,
+        "suppressed_until_ns": transition.suppressed_until_ns,
+        "held_by": transition.held_by,
+        "held_until_ns": transition.held_until_ns,
+        "waits_ns": transition.waits_ns,
+        "due_ns": transition.waits_until_ns,
+        "announced": transition.announced,
+    }

@@ -1,0 +1,71 @@
+"""The blocks `maintenance`: windows during which transitions are recorded but not announced."""
+
+import hashlib
+from collections.abc import Collection, Iterable
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Annotated, Self
+
+from croniter import CroniterBadDateError, CroniterError, croniter
+from pydantic import model_validator
+
+from sr_assets.domain.tracking.maintenance import Window
+from sr_assets.settings.mapping import Block, file_key
+from sr_assets.settings.values import Duration, Text, Texts, Time, Value, read_text, shown
+
+
+def _cron(value: object) -> str:
+    """Read a cron expression of five fields that fires at least once."""
+    text = read_text(value)
+    try:
+        if len(text.split()) != 5:
+            raise ValueError
+        croniter(text, datetime(2000, 1, 1, tzinfo=UTC)).get_next()
+    except CroniterBadDateError:
+        raise ValueError(f"{shown(text)} never fires; use a day that its month has") from None
+    except (CroniterError, ValueError):
+        raise ValueError(
+            f"{shown(text)} is not a cron expression; use five fields (minute hour day month weekday) such as '0 2 * * 6'"
+        ) from None
+    return text
+
+
+class MaintenanceBlock(Block):
+    """One of `maintenance`: a window, once (`from`, `to`) or by `cron` with a length (`for`)."""
+
+    match: Texts = file_key("globs of nodes", [], default_text="all nodes")
+    site: Text | None = file_key("glob of sites", None, default_text="all sites")
+    from_ns: Time | None = file_key("the beginning of a single window", None, name="from")
+    to_ns: Time | None = file_key("its end, which is no longer part of it", None, name="to")
+    cron: Annotated[str, Value(_cron, type="cron expression, UTC")] | None = file_key(
+        "the beginnings of repeated windows: minute, hour, day, month, weekday", None
+    )
+    for_ns: Duration | None = file_key("their length", None, name="for")
+    reason: Text = file_key("the reason, for people", "")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        once, repeated = (self.from_ns, self.to_ns), (self.cron, self.for_ns)
+        if None in (once if repeated == (None, None) else repeated) or (any(once) and any(repeated)):
+            raise ValueError("needs from and to, or cron and for; set one of the two pairs")
+        if self.from_ns is not None and self.to_ns is not None and self.from_ns >= self.to_ns:
+            raise ValueError("to: is not after from; set a later time")
+        return self
+
+    def about(self, site: str) -> bool:
+        """Return whether the window is about a site."""
+        return self.site is None or fnmatchcase(site, self.site)
+
+    @property
+    def window(self) -> Window:
+        """The window of the rules; the same keys and values always have the same id."""
+        keys = (self.match, self.site, self.from_ns, self.to_ns, self.cron, self.for_ns)
+        name = hashlib.sha256(repr(keys).encode()).hexdigest()[:8]
+        return Window(name, self.match, self.from_ns or 0, self.to_ns or 0, self.cron, self.for_ns or 0, self.reason)
+
+
+def refuse_other_sites(blocks: Iterable[MaintenanceBlock], sites: Collection[str]) -> None:
+    """Raise ValueError for a block about none of the sites."""
+    for block in blocks:
+        if not any(map(block.about, sites)):
+            raise ValueError(f"maintenance: site: {shown(block.site)} matches no site; sites: {', '.join(sites)}")

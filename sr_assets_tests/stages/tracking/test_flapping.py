@@ -1,0 +1,177 @@
+"""Flapping nodes and `recover_after`: what is announced, for every cut of a history."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets_tests.announcing import BEGIN_NS, SECOND, Row, at, configured, fold, history, outbox, site_events
+from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.rig import Sent as Message
+
+NODES = ("web1", "db1")
+END = 260
+#: A node, an event, its second, and the number of transitions.
+Report = tuple[str, str, int, int]
+
+
+def node_events(state: SiteState) -> list[Report]:
+    query = "SELECT node, event, (event_ns - ?) // ?, transitions FROM node_events ORDER BY event_ns, node"
+    return state.connection.execute(query, [BEGIN_NS, SECOND]).fetchall()
+
+
+def expected(rows: Sequence[Row], most: int, within: int, recover_after: int) -> tuple[list[Row], list[Report]]:
+    """Decide second by second for each node."""
+    announced, reports = [], []
+    for node in NODES:
+        own = [row for row in rows if row[0] == node]
+        waiting: Row | None = None
+        flapping = last = count = 0
+        newest: Row | None = None
+        for second in range(END):
+            if waiting and waiting[2] + recover_after <= second:
+                announced.append(waiting)
+                waiting = None
+            for row in (row for row in own if row[2] == second):
+                new, newest = row[1] == "new", row
+                times = [each[2] for each in own[: own.index(row) + 1] if each[1] != "new"]
+                recent = sum(second - within < when <= second for when in times)
+                cancelled = row[1] == "timeout" and waiting is not None
+                waiting = None if cancelled else waiting
+                if flapping:
+                    last, count = second, count + (not new)
+                elif not new and most and recent >= most:
+                    flapping, last, count, waiting = 1, second, recent, None
+                    reports.append((node, "flapping", second, recent))
+                elif row[1] == "recover" and recover_after:
+                    waiting = row
+                elif not cancelled:
+                    announced.append(row)
+            if flapping and second == last + within:
+                flapping = 0
+                reports.append((node, "settled", second, count))
+                announced += [newest] if newest and newest[1] in ("timeout", "expire") else []
+    announced.sort(key=lambda row: (row[2], row[0], rows.index(row)))
+    return announced, sorted(reports, key=lambda report: (report[2], report[0]))
+
+
+@st.composite
+def restless(draw: st.DrawFn) -> list[tuple[int, str]]:
+    """Nodes that are silent for longer than the warning again and again."""
+    sightings = []
+    for node in NODES:
+        second = draw(st.integers(0, 9))
+        while second < 200:
+            sightings.append((second, node))
+            second += draw(st.sampled_from((2, 5, 11, 12, 13, 15, 22, 40)))
+    return sorted(sightings)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    restless(),
+    st.sampled_from((0, 3, 5)),
+    st.sampled_from((25, 50)),
+    st.sampled_from((0, 4, 30)),
+    st.lists(st.integers(0, 250), max_size=5, unique=True),
+)
+def test_flapping_announces_the_same_for_every_cut(
+    sightings: list[tuple[int, str]], most: int, within: int, recover_after: int, cuts: list[int]
+) -> None:
+    keys = {"flapping": {"transitions": most, "within": f"{within}s"}} if most else {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stream = configured(folder, recover_after=f"{recover_after}s", **keys)
+        for number, chosen in enumerate((cuts, ())):
+            with SiteState(folder / str(number)) as state:
+                fold(state, stream, sightings, chosen, END)
+                announced, reports = expected(history(state), most, within, recover_after)
+                assert node_events(state) == reports
+                assert outbox(state) == announced
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    restless(),
+    st.tuples(st.integers(0, 150), st.integers(1, 60)),
+    st.sampled_from(("*", "web*")),
+    st.sampled_from((2, 4)),
+    st.sampled_from((0, 5)),
+    st.lists(st.integers(0, 250), min_size=1, max_size=5, unique=True),
+)
+def test_rules_together_announce_the_same_for_every_cut(
+    sightings: list[tuple[int, str]],
+    window: tuple[int, int],
+    match: str,
+    most: int,
+    recover_after: int,
+    cuts: list[int],
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, (begin, length) = Path(name), window
+        stream = configured(
+            folder,
+            {"match": match, "from": at(begin), "to": at(begin + length)},
+            outage_guard={"partial": "60%", "min_nodes": 2, "quiet": "4s", "hold": "40s"},
+            flapping={"transitions": most, "within": "30s"},
+            recover_after=f"{recover_after}s",
+        )
+        results = []
+        for number, chosen in enumerate((cuts, ())):
+            with SiteState(folder / str(number)) as state:
+                fold(state, stream, sightings, chosen, END)
+                query = "SELECT event_id, suppressed_by, held_by, withheld FROM transitions ORDER BY ALL"
+                decisions = state.connection.execute(query).fetchall()
+                results.append((outbox(state), site_events(state), node_events(state), decisions))
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    (
+        ({"flapping": {"transitions": 1}}, "flapping.transitions: 1 is not a whole number, 2 or more"),
+        ({"flapping": {"within": "0s"}}, "flapping.within: "),
+        ({"recover_after": "soon"}, "recover_after: 'soon' is not a duration"),
+    ),
+)
+def test_flapping_refuses_a_setting_in_one_line(tmp_path: Path, keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        configured(tmp_path, **keys)
+    assert problem in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_flapping_node_sends_two_events_and_its_last_silence(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.unique("ADV")
+    rig.create(advisories, subjects=[f"{advisories}.>", f"sr_assets.node.*.{SITE}.{SITE}.{stream}"])
+    short = {"inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "1s"}
+    rules = {"flapping": {"transitions": 2, "within": "4s"}}
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, **short, **rules)
+    for _ in range(2):
+        rig.publish(stream, [Message(b'{"sender": "web1"}')])
+        seen_ns = rig.stored(stream)[-1].stored_ns
+        rig.await_clock(stream, seen_ns + 3 * SECOND)
+        rig.drain()
+    rig.await_clock(stream, seen_ns + 8 * SECOND)
+    rig.drain()
+    bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
+    assert [(body["event"], body.get("transitions")) for body in bodies if body["event"] != "observer_alive"] == [
+        ("new", None),
+        ("timeout", None),
+        ("flapping", 2),
+        ("settled", 3),
+        ("timeout", None),
+    ]
+    subjects = [message.subject for message in rig.stored(advisories) if message.subject.startswith("sr_assets.")]
+    assert subjects == [f"sr_assets.node.{event}.{SITE}.{SITE}.{stream}" for event in ("flapping", "settled")]
+    assert [row["event"] for row in rig.rows("SELECT event FROM node_events ORDER BY event_time")] == [
+        "flapping",
+        "settled",
+    ]

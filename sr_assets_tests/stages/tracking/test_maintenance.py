@@ -1,0 +1,210 @@
+"""Maintenance windows: what is announced, and when, for every cut of a history."""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sr_assets.adapters.published.manifest import is_published
+from sr_assets.adapters.published.publication import publication_folder
+from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.operate.notify.events import Sent, pending
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.node_state import sweep_due
+from sr_assets_tests.announcing import (
+    BEGIN_NS,
+    POLICY,
+    SECOND,
+    Row,
+    at,
+    configured,
+    fold,
+    history,
+    outbox,
+)
+from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.rig import Sent as Message
+
+NODES = ("web1", "web2", "db1")
+
+
+def expected(rows: list[Row], windows: Sequence[tuple[str, int, int]], end: int) -> list[Row]:
+    """Decide second by second: a node's suppressed seconds, and its last transition where they end."""
+    announced = []
+    for node in NODES:
+        own = [row for row in rows if row[0] == node]
+        covered = {
+            second for glob, begin, to in windows if glob in ("*", node[:3] + "*") for second in range(begin, to)
+        }
+        announced += [row for row in own if row[1] == "new" or row[2] not in covered]
+        for closing in (second for second in covered if second + 1 not in covered and second + 1 <= end):
+            opening = closing
+            while opening in covered:
+                opening -= 1
+            last = [row for row in own if row[2] <= closing][-1:]
+            announced += [row for row in last if row[1] in ("timeout", "expire") and row[2] > opening]
+    return sorted(announced, key=lambda row: (row[2], row[0], rows.index(row)))
+
+
+seconds = st.integers(0, 100)
+spans = st.tuples(st.sampled_from(("*", "web*")), seconds, st.integers(1, 40)).map(lambda x: (x[0], x[1], x[1] + x[2]))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(seconds, st.sampled_from(NODES)), min_size=1, max_size=25, unique=True).map(sorted),
+    st.lists(spans, max_size=3),
+    st.lists(seconds, max_size=4, unique=True),
+)
+def test_maintenance_announces_the_same_for_every_cut(
+    sightings: list[tuple[int, str]], windows: list[tuple[str, int, int]], cuts: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stream = configured(folder, *({"match": glob, "from": at(a), "to": at(b)} for glob, a, b in windows))
+        results = []
+        for number, chosen in enumerate((cuts, ())):
+            with SiteState(folder / str(number)) as state:
+                fold(state, stream, sightings, chosen, 130)
+                results.append(outbox(state))
+                rows = history(state)
+        assert results[0] == results[1] == expected(rows, windows, 130)
+
+
+def test_maintenance_announces_a_silent_node_only_at_the_end(tmp_path: Path) -> None:
+    stream = configured(tmp_path, {"match": ["web*"], "from": at(5), "to": at(15)})
+    with SiteState(tmp_path / "state") as state:
+        fold(state, stream, [(0, "web1"), (0, "web2"), (0, "db1"), (12, "web2")], [], 14)
+        assert outbox(state) == [("db1", "new", 0), ("web1", "new", 0), ("web2", "new", 0), ("db1", "timeout", 10)]
+        assert state.nodes("REG").next_deadline() == BEGIN_NS + 15 * SECOND
+        fold(state, stream, [], [], 16)
+        assert outbox(state)[3:] == [("db1", "timeout", 10), ("web1", "timeout", 10)]
+        query = "SELECT node, event, suppressed_by FROM transitions WHERE suppressed_by IS NOT NULL ORDER BY ALL"
+        (window,) = stream.windows
+        held = [("web1", "timeout"), ("web2", "recover"), ("web2", "timeout")]
+        assert state.connection.execute(query).fetchall() == [(*row, window.id) for row in held]
+
+
+def test_maintenance_ends_at_the_next_run_when_a_window_is_removed(tmp_path: Path) -> None:
+    stream = configured(tmp_path, {"from": at(5), "to": at(900)})
+    with SiteState(tmp_path / "state") as state:
+        fold(state, stream, [(0, "web1")], [], 12)
+        assert outbox(state) == [("web1", "new", 0)]
+        stream = configured(tmp_path)
+        sweep_due(state, stream, POLICY, StreamReport(stream))
+        assert outbox(state) == [("web1", "new", 0), ("web1", "timeout", 10)]
+
+
+def test_cron_windows_cover_their_length_from_each_start(tmp_path: Path) -> None:
+    (window,) = configured(tmp_path, {"cron": "0 2 * * 6", "for": "90m"}).windows
+    start_ns = BEGIN_NS + 7_200 * SECOND
+    for days, expected_end in ((0, True), (1, False), (7, True)):
+        begin_ns = start_ns + days * 86_400 * SECOND
+        ends = [window.end_ns(begin_ns + offset) for offset in (-1, 0, 5_400 * SECOND - 1, 5_400 * SECOND)]
+        end = begin_ns + 5_400 * SECOND if expected_end else None
+        assert ends == [None, end, end, None]
+
+
+@pytest.mark.parametrize(
+    ("window", "problem"),
+    (
+        ({"cron": "0 0 31 2 *", "for": "1h"}, "cron: '0 0 31 2 \\*' never fires"),
+        ({"cron": "often", "for": "1h"}, "cron: 'often' is not a cron expression"),
+        ({"cron": "0 0 * * *"}, "needs from and to, or cron and for"),
+        ({"from": at(0)}, "needs from and to, or cron and for"),
+        ({"from": at(0), "to": at(9), "cron": "0 0 * * *", "for": "1h"}, "needs from and to, or cron and for"),
+        ({"from": at(9), "to": at(9)}, "to: is not after from"),
+    ),
+)
+def test_maintenance_refuses_a_window_in_one_line(tmp_path: Path, window: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"maintenance.*{problem}.*;") as raised:
+        configured(tmp_path, window)
+    assert "\n" not in str(raised.value)
+
+
+def test_entry_windows_replace_those_of_the_top_level(tmp_path: Path) -> None:
+    once = {"from": at(0), "to": at(1)}
+    with pytest.raises(ConfigurationError, match=r"maintenance: site: 'par\*' matches no site; sites: london"):
+        configured(tmp_path, {**once, "site": "par*"})
+    assert len(configured(tmp_path, {**once, "site": "lon*"}, once).windows) == 2
+    assert not configured(tmp_path, once, maintenance=[]).windows
+
+
+def test_state_without_the_columns_gets_them_when_opened(tmp_path: Path) -> None:
+    with SiteState(tmp_path) as state:
+        columns = state.connection.execute("DESCRIBE transitions").fetchall()
+    older = re.sub(r",\s+suppressed_by VARCHAR.*(?=\);\nCREATE TABLE gaps)", "", SCHEMA, flags=re.DOTALL)
+    assert older != SCHEMA
+    (tmp_path / "old").mkdir()
+    with duckdb.connect(str(tmp_path / "old" / "state.duckdb")) as connection:
+        connection.execute(older)
+        connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
+    with SiteState(tmp_path / "old") as state:
+        assert state.connection.execute("DESCRIBE transitions").fetchall() == columns
+
+
+def test_maintenance_delays_a_stored_advisory_until_its_end(rig: Rig) -> None:
+    stream, advisories = rig.make(), rig.make("ADV", duplicate_window=100_000_000)
+    rig.publish(stream, [Message(json.dumps({"sender": name}).encode()) for name in ("web1", "db1")])
+    stored_ns = rig.stored(stream)[-1].stored_ns
+    begin = datetime.fromtimestamp(stored_ns // SECOND, UTC)
+    window = {"match": "web*", "from": f"{begin:%FT%TZ}", "to": f"{begin + timedelta(seconds=6):%FT%TZ}"}
+    short = {"inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "1s"}
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, maintenance=[window], **short)
+    rig.drain()
+    rig.await_clock(stream, stored_ns + 3 * SECOND)
+    rig.drain()
+    assert announced(rig, advisories) == [("web1", "new"), ("db1", "new"), ("db1", "timeout")]
+    configuration = rig.settings(notify=[{"name": "all", "webhook": "http://127.0.0.1:9/", "events": ["timeout"]}])
+    sent = Sent()
+    first = pending(configuration, configuration.notify[0], sent)
+    assert [event.node for event in first] == ["db1"]
+    sent.add(first)
+    state, older = rig.home / "sites" / SITE / "state.duckdb", rig.home / "older.duckdb"
+    shutil.copy(state, older)
+    rig.await_clock(stream, stored_ns + 8 * SECOND)
+    rig.drain()
+    assert announced(rig, advisories)[3:] == [("web1", "timeout")]
+    shutil.copy(older, state)  # an older state of the site
+    rig.drain()
+    assert announced(rig, advisories)[3:] == [("web1", "timeout")]
+    assert [event.node for event in pending(configuration, configuration.notify[0], sent)] == ["web1"]
+    rows = rig.rows(
+        "SELECT node, event FROM node_advisories WHERE suppressed_by IS NOT NULL AND published_at IS NOT NULL"
+    )
+    assert rows == [{"node": "web1", "event": "timeout"}]
+
+
+def announced(rig: Rig, advisories: str) -> list[tuple[str, str]]:
+    bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
+    return [(body["value"], body["event"]) for body in bodies]
+
+
+def test_publication_without_the_column_is_written_again(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Message(json.dumps({"sender": "web1"}).encode())])
+    rig.add(stream, inspect_field="sender", inspect_duration="1h")
+    rig.drain()
+    folder = publication_folder(rig.home, SITE)
+    note = folder / "publication.json"
+    content = json.loads(note.read_text())
+    for name in content["files"]["node_advisories"]:
+        file, older = folder / name, folder / "older"
+        duckdb.sql(f"COPY (SELECT * EXCLUDE suppressed_by FROM '{file}') TO '{older}' (FORMAT parquet)")
+        older.replace(file)
+        content["files"]["node_advisories"][name] = file.stat().st_size
+    del content["columns"]
+    note.write_text(json.dumps(content))
+    assert not is_published(rig.home, SITE)
+    rig.drain()
+    assert rig.rows("SELECT node, suppressed_by FROM node_advisories") == [{"node": "web1", "suppressed_by": None}]

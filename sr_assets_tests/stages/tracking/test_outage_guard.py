@@ -1,0 +1,176 @@
+"""The outage guard: site events, held announcements and their release, for every cut of a history."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.operate.notify.events import Sent, pending
+from sr_assets_tests.announcing import SECOND, NaiveGuard, Row, configured, fold, history, outbox, site_events
+from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.rig import Sent as Message
+
+WARNING = 10
+NODES = tuple("abcdef")
+
+
+def announced(rows: Sequence[Row], naive: NaiveGuard, end: int) -> list[Row]:
+    """Return the announced transitions, node by node: what is held waits for the node, the release and the limit."""
+    result: list[Row] = []
+    for node in NODES:
+        waiting: list[Row] = []
+        release, told = end, "up"
+        for row in [*(row for row in rows if row[0] == node), (node, "end", end)]:
+            if waiting and release <= row[2] and release < end:
+                result += waiting
+                waiting, told = [], waiting[-1][1]
+            if row[1] == "end":
+                break
+            if row in naive.holding or (waiting and row[1] == "expire"):
+                if row in naive.holding and not waiting:
+                    began, _, _, ended = naive.outages[naive.holding[row]]
+                    release = began + naive.hold if ended is None else min(began + naive.hold, ended + WARNING)
+                waiting.append(row)
+                continue
+            returned = row[1] in ("new", "recover")
+            if returned and waiting:
+                waiting = []
+                if told in ("up", "new", "recover"):
+                    continue
+            result.append(row)
+            told = row[1]
+    return sorted(result, key=lambda row: (row[2], row[0], rows.index(row)))
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> list[tuple[int, str]]:
+    """Nodes that report every few seconds, except in one silence of most of them and in silences of their own."""
+    dark = draw(st.tuples(st.integers(5, 60), st.integers(5, 60)))
+    sightings: set[tuple[int, str]] = set()
+    for node in NODES:
+        joins = draw(st.booleans()) or draw(st.booleans())
+        second = draw(st.integers(0, 12))
+        while second < 110:
+            if not (joins and dark[0] <= second < sum(dark)):
+                sightings.add((second, node))
+            second += draw(st.sampled_from((2, 3, 4, 4, 5, 5, 13, 30)))
+    return sorted(sightings)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    fleets(),
+    st.sampled_from(((50, 100), (55, 80), (30, 30))),
+    st.sampled_from((5, 3)),
+    st.sampled_from((15, 40, 200)),
+    st.sampled_from((3, 1, 6)),
+    st.lists(st.integers(0, 130), max_size=5, unique=True),
+)
+def test_guard_reports_and_announces_the_same_for_every_cut(
+    sightings: list[tuple[int, str]],
+    shares: tuple[int, int],
+    quiet: int,
+    hold: int,
+    min_nodes: int,
+    cuts: list[int],
+) -> None:
+    partial, dark = shares
+    guard = {
+        "partial": f"{partial}%", "dark": f"{dark}%", "quiet": f"{quiet}s", "hold": f"{hold}s", "min_nodes": min_nodes
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stream = configured(folder, outage_guard=guard)
+        for number, chosen in enumerate((cuts, ())):
+            with SiteState(folder / str(number)) as state:
+                fold(state, stream, sightings, chosen, 150)
+                rows = history(state)
+                naive = NaiveGuard(partial, dark, quiet, hold, min_nodes)
+                naive.run(sightings, rows, 150)
+                assert site_events(state) == naive.events
+                assert outbox(state) == announced(rows, naive, 150)
+                held = state.connection.execute("SELECT count(*) FROM transitions WHERE held_by IS NOT NULL").fetchall()
+                assert held[0][0] >= len(naive.holding)
+
+
+@pytest.mark.parametrize(
+    ("guard", "problem"),
+    (
+        ({"partial": "0%"}, "partial: '0%' is not a percentage; use more than 0% and at most 100%"),
+        ({"partial": "155%"}, "partial: '155%' is not a percentage"),
+        ({"dark": "most"}, "dark: 'most' is not a percentage"),
+        ({"partial": "60%", "dark": "50%"}, "outage_guard: dark: 50% is below partial; use at least 60%"),
+        ({"quiet": "10s"}, "outage_guard: quiet: is not shorter than warn_duration"),
+    ),
+)
+def test_guard_refuses_a_setting_in_one_line(tmp_path: Path, guard: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        configured(tmp_path, outage_guard=guard)
+    assert problem in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def send(rig: Rig, stream: str, nodes: Sequence[str]) -> int:
+    """Let nodes report; return the newest stored time."""
+    rig.publish(stream, [Message(json.dumps({"sender": node}).encode()) for node in nodes])
+    return rig.stored(stream)[-1].stored_ns
+
+
+def test_dark_site_sends_one_event_and_only_lost_nodes(rig: Rig) -> None:
+    """The centre shows the site dark meanwhile; a node that stays away is announced with its true time."""
+    stream, advisories = rig.make(), rig.unique("ADV")
+    rig.create(
+        advisories,
+        subjects=[
+            f"{advisories}.>",
+            f"sr_assets.*.*.{SITE}.{SITE}.{stream}",
+            f"sr_assets.observer_alive.{SITE}.{SITE}.{stream}",
+        ],
+    )
+    nodes = [f"web{number}" for number in range(5)]
+    seen_ns = send(rig, stream, nodes)
+    short = {"inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "2s"}
+    rig.add(stream, advisory={"subject": f"{advisories}.%s.%v"}, outage_guard={"min_nodes": 5}, **short)
+    rig.add_feed(advisories, url=rig.source.url)
+    rig.drain()
+    rig.await_clock(stream, seen_ns + 5 * SECOND)
+    rig.drain()
+    rig.drain()
+    dark = {"event": "dark", "nodes": 5, "silent": 5}
+    configuration = rig.settings(notify=[{"name": "all", "webhook": "http://127.0.0.1:9/"}])
+    (notice,) = pending(configuration, configuration.notify[0], progress := Sent())
+    assert notice.text.startswith(f"{SITE}/{stream} is dark: 5 of 5 nodes are silent (")
+    progress.add([notice])
+    assert rig.rows("SELECT event, nodes, silent FROM site_events") == [dark]
+    assert rig.rows("SELECT outage FROM site_summary") == [{"outage": "dark"}]
+    assert rig.rows("SELECT outage, up FROM global_summary WHERE outage IS NOT NULL") == [{"outage": "dark", "up": 5}]
+    assert rig.rows("SELECT DISTINCT event FROM node_advisories WHERE held_by IS NOT NULL") == [{"event": "timeout"}]
+    back_ns = send(rig, stream, nodes[1:])
+    rig.drain()
+    rig.await_clock(stream, back_ns + 5 * SECOND)
+    send(rig, stream, nodes[1:])
+    rig.drain()
+    rig.drain()
+    events = rig.rows("SELECT event, silent, published_at IS NOT NULL AS sent FROM site_events ORDER BY event_time")
+    assert [(row["event"], row["silent"], row["sent"]) for row in events][:2] == [
+        ("dark", 5, True),
+        ("restored", 2, True),
+    ]
+    notices = [event.text.split(" (")[0] for event in pending(configuration, configuration.notify[0], progress)]
+    assert notices.count(f"{SITE}/{stream} reports again: 2 of 5 nodes are silent") == 1
+    assert "web0 is silent after 2 s" in notices
+    bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
+    web0 = [body for body in bodies if body.get("value") == "web0"]
+    assert [body["event"] for body in web0] == ["new", "timeout"]
+    (row,) = rig.rows(
+        "SELECT event_time, held_by, event_id FROM node_advisories WHERE node = 'web0' AND event = 'timeout'"
+    )
+    assert web0[1]["event_id"] == row["event_id"]
+    assert row["held_by"] == rig.rows("SELECT outage FROM site_events ORDER BY event_time LIMIT 1")[0]["outage"]
+    assert rig.rows("SELECT outage FROM global_summary WHERE outage IS NOT NULL") == []
