@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sr_assets.domain.permissions import Action
+from sr_assets.domain.permissions import Action, Facts, StreamFacts
 from sr_assets.settings import Settings, load_settings
-from sr_assets.settings.permissions import Facts, StreamFacts, needed_permissions
+from sr_assets.settings.permissions import needed_permissions
 from sr_assets.stages.permissions.formats import nats_blocks, nsc_commands, row
 from sr_assets.stages.permissions.users import list_users
 

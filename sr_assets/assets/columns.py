@@ -14,8 +14,8 @@ from sr_assets.adapters.published.schema import (
     SNAPSHOT_COLUMNS,
     SNAPSHOT_INFO,
     TABLES,
-    TOPOLOGY_TABLES,
 )
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 
 _HOPS: Final = TABLES["heartbeat_hops"].kinds
 _TYPES: Final[Mapping[str, Mapping[str, str]]] = {

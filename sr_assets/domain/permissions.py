@@ -1,10 +1,11 @@
 """Permissions of a user at a NATS server, and the test whether a server grants them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.subjects import covers, overlaps
 
 #: Any user may request its own permissions there, if it may publish the subject.
@@ -17,6 +18,25 @@ class Action(StrEnum):
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
     IMPORT = "import"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What the servers know about a stream: the subjects of its copies, the streams that store its advisories, and the
+    streams of the same JetStream from which its source is copied. None: unknown.
+    """
+
+    copies: tuple[str, ...] | None = None
+    keepers: tuple[str, ...] | None = None
+    origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the servers know: about streams, by label, and the JetStream domain of each connected server ("": none)."""
+
+    streams: Mapping[str, StreamFacts] = field(default_factory=dict)
+    domains: Mapping[ClusterSettings, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ Add a line here with each new request, publish or subscription. A test compares 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, Literal
 
 from sr_assets.domain.clusters import OWN_API, ClusterSettings
 from sr_assets.domain.election import election_key, heartbeats_key, heartbeats_site, lock_key, record_key
-from sr_assets.domain.permissions import USER_INFO, Action
+from sr_assets.domain.permissions import USER_INFO, Action, Facts, StreamFacts
 from sr_assets.domain.subjects import advisory_pattern, rule_subject
 from sr_assets.settings.data import split_label
 from sr_assets.settings.deployment import Settings
@@ -70,25 +70,6 @@ class Permission:
     subject: str
     purpose: str
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamFacts:
-    """What the servers know about a stream: the subjects of its copies, the streams that store its advisories, and the
-    streams of the same JetStream from which its source is copied. None: unknown.
-    """
-
-    copies: tuple[str, ...] | None = None
-    keepers: tuple[str, ...] | None = None
-    origins: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the servers know: about streams, by label, and the JetStream domain of each connected server ("": none)."""
-
-    streams: Mapping[str, StreamFacts] = field(default_factory=dict)
-    domains: Mapping[ClusterSettings, str] = field(default_factory=dict)
 
 
 def needed_permissions(

@@ -12,7 +12,7 @@ from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
 from sr_assets.adapters.published.publishing import PublishedStream, publish_site
-from sr_assets.adapters.published.schema import TOPOLOGY_SITE
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_entries

@@ -37,13 +37,13 @@ from sr_assets.adapters.published.schema import (
     SNAPSHOT_INFO,
     STORAGE_VERSION,
     TABLES,
-    TOPOLOGY_TABLES,
     VIEWS,
     history_query,
     refuse_other_schema,
     snapshots_query,
 )
 from sr_assets.adapters.published.table import literal
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 from sr_assets.domain.errors import RunError, cannot_write
 
 _MOVE_SECONDS: Final = 5.0

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.published.table import at
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease
 

@@ -27,8 +27,9 @@ from sr_assets.adapters.published.publication import (
     sweep,
     write_publication,
 )
-from sr_assets.adapters.published.schema import TABLES, TOPOLOGY_SITE, TOPOLOGY_TABLES
+from sr_assets.adapters.published.schema import TABLES
 from sr_assets.adapters.published.table import Table, literal
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE, TOPOLOGY_TABLES
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from sr_assets.adapters.published.schema import (
     INTERNAL,
     STORAGE_VERSION,
     TABLES,
-    TOPOLOGY_TABLES,
     VIEWS,
     refuse_other_schema,
 )
 from sr_assets.adapters.published.table import literal
+from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 #: Memory limit of a confined connection, which cannot spill to disk.

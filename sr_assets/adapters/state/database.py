@@ -77,6 +77,35 @@ CREATE TABLE parked (
 {undecided.SCHEMA}
 {global_view.SCHEMA}
 """
+#: Tables that hold the current state of a stream.
+CURRENT_TABLES: Final = (
+    "streams",
+    "copying",
+    "intents",
+    "nodes",
+    "blind_spans",
+    "copy_queue",
+    "copies",
+    "resends",
+    "staged",
+    "snapshots",
+    "history",
+    "counters",
+    "guards",
+    "guard_sightings",
+    "flapping_nodes",
+)
+#: Tables that hold the history of a stream.
+HISTORY_TABLES: Final = (
+    "transitions",
+    "gaps",
+    "parked",
+    "blind_history",
+    "heartbeats",
+    "site_events",
+    "node_events",
+    "answered_requests",
+)
 #: Columns that the tables of the first builds did not have; those builds also lacked some tables.
 _LATER_COLUMNS: Final = {
     "transitions": (

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import duckdb
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow as pa
 from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.adapters.state.copy_queue import CopyQueue
 from sr_assets.adapters.state.counters import Counters
-from sr_assets.adapters.state.database import first_line, open_database
+from sr_assets.adapters.state.database import CURRENT_TABLES, HISTORY_TABLES, first_line, open_database
 from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.guard import GuardRows
@@ -30,37 +30,6 @@ from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
 from sr_assets.adapters.state.undecided import Undecided
 from sr_assets.domain.errors import RunError, cannot_write
-
-#: Tables that hold the current state of a stream.
-_CURRENT: Final = (
-    "streams",
-    "copying",
-    "intents",
-    "nodes",
-    "blind_spans",
-    "copy_queue",
-    "copies",
-    "resends",
-    "staged",
-    "snapshots",
-    "history",
-    "counters",
-    "guards",
-    "guard_sightings",
-    "flapping_nodes",
-)
-
-#: Tables that hold the history of a stream.
-_HISTORY: Final = (
-    "transitions",
-    "gaps",
-    "parked",
-    "blind_history",
-    "heartbeats",
-    "site_events",
-    "node_events",
-    "answered_requests",
-)
 
 
 class SiteState:
@@ -217,7 +186,7 @@ class SiteState:
 
     def forget_stream(self, stream: str) -> None:
         """Delete a stream's rows except its history (transitions, gaps, parked messages); call it inside a transaction."""
-        for table in _CURRENT:
+        for table in CURRENT_TABLES:
             self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [stream])
 
     def forget_history(self, stream: str, *, gaps_ns: int, transitions_ns: int) -> None:
@@ -244,7 +213,7 @@ class SiteState:
 
     def known_streams(self) -> list[str]:
         """Return every stream and feed that has rows in any table."""
-        tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*_CURRENT, *_HISTORY))
+        tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*CURRENT_TABLES, *HISTORY_TABLES))
         return [row[0] for row in self._connection.execute(f"{tables} ORDER BY stream").fetchall()]
 
     def erase_stream(self, stream: str) -> dict[str, int]:
@@ -257,7 +226,7 @@ class SiteState:
             for noun, table in {"nodes": "nodes", "transitions": "transitions", "queued copies": "copy_queue"}.items()
         }
         self.forget_stream(stream)
-        for table in _HISTORY:
+        for table in HISTORY_TABLES:
             self._connection.execute(f"DELETE FROM {table} WHERE stream = ?", [stream])
         return {**counts, "rows of the global view": self.global_tables.forget_feed(stream)}
 

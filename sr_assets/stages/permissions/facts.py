@@ -10,9 +10,10 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.wire import PermissionProbe
 from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.permissions import Facts, StreamFacts
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.settings import ClusterSettings, Entry, Settings, StreamSettings
-from sr_assets.settings.permissions import Facts, StreamFacts, configured_copies, used_clusters
+from sr_assets.settings.permissions import configured_copies, used_clusters
 from sr_assets.stages.replication.target import copied_subjects
 
 _CLIENT: Final = "sr-assets permissions"
