@@ -54,7 +54,7 @@ def fold(
     state: SiteState, stream: StreamSettings, sightings: Sequence[tuple[int, str]], cuts: Sequence[int], end: int
 ) -> None:
     """Fold sightings (second, node) in batches that end before each cut, sweeping after each batch."""
-    known: dict[str, NodeState] = {row[0]: NodeState(*row[1:]) for row in state.nodes("REG").all_states()}
+    known: dict[str, NodeState] = {row[0]: NodeState(*row[2:]) for row in state.nodes("REG").all_states()}
     row = StreamState("REG", 1, 1, epoch_ns=1)
     first = -1
     for cut in (*sorted(cuts), end):

@@ -16,10 +16,14 @@ from hypothesis import strategies as st
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION
+from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.tracking.rows import folded_table, transition_row
+from sr_assets.domain.tracking.rules import Event, Status, Transition
 from sr_assets.operate.notify.events import Sent, pending
 from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_state import sweep_due
 from sr_assets_tests.announcing import (
     BEGIN_NS,
@@ -103,6 +107,29 @@ def test_maintenance_ends_at_the_next_run_when_a_window_is_removed(tmp_path: Pat
         stream = configured(tmp_path)
         sweep_due(state, stream, POLICY, StreamReport(stream))
         assert outbox(state) == [("web1", "new", 0), ("web1", "timeout", 10)]
+
+
+def test_maintenance_announces_nothing_of_a_quiet_class(tmp_path: Path) -> None:
+    quiet = {"name": "virtual", "match": "vm*", "announce": False}
+    stream = configured(tmp_path, {"from": at(5), "to": at(15)}, classes=[quiet])
+    new = Transition(Event.NEW, BEGIN_NS, BEGIN_NS, 0, 1, None, 1, returned=False, outage_ns=None)
+    silent = Transition(
+        Event.TIMEOUT, BEGIN_NS + 10 * SECOND, BEGIN_NS, 0, 1, Status.UP, 2, returned=False, outage_ns=None
+    )
+    with SiteState(tmp_path / "state") as state:
+        row = StreamState("REG", 1, 1, epoch_ns=1, watermark_ns=BEGIN_NS + 12 * SECOND)
+        events = [(node, each, kind) for node, kind in (("vm1", "virtual"), ("web1", None)) for each in (new, silent)]
+        with state.transaction():
+            state.save_stream(row)
+            add_transitions(
+                state, stream, row, folded_table([transition_row(*each) for each in events]), StreamReport(stream)
+            )
+        row.watermark_ns = BEGIN_NS + 20 * SECOND
+        with state.transaction():
+            state.save_stream(row)
+        sweep_due(state, stream, POLICY, StreamReport(stream))
+        assert outbox(state) == [("web1", "new", 0), ("web1", "timeout", 10)]
+        assert state.connection.execute("SELECT count(*) FROM transitions WHERE node = 'vm1'").fetchall() == [(2,)]
 
 
 def test_cron_windows_cover_their_length_from_each_start(tmp_path: Path) -> None:
