@@ -220,9 +220,8 @@ class NodeStage(FoldStage):
         # incredible time also leave one, but are new.
         is_new = (state.mark_ns or 0) > (state.last_stored_ns or 0)
         read_until_ns = state.last_stored_ns if state.hole_open and not is_new else None
-        first = state.forgotten_transition + 1
         classes = self._stream.node_classes.policies if self._stream.node_classes else None
-        return fold_batch(rows, self._policy, cutoff_ns, blind, first, read_until_ns, classes)
+        return fold_batch(rows, self._policy, cutoff_ns, blind, state.forgotten_transition + 1, read_until_ns, classes)
 
     def _save_nodes(self, state: StreamState, folded: pa.Table) -> None:
         if not folded.num_rows:
@@ -254,9 +253,7 @@ def sweep_due(
 ) -> bool:
     """Sweep the nodes whose deadline is before the committed watermark, and decide on due announcements.
 
-    Return whether there was any work.
-
-    Queries no server. Each portion of `at_once` nodes, in the order of the deadlines, is one transaction. A fleet that
+    Return whether there was any work. Queries no server. Each portion of `at_once` nodes, in the order of the deadlines, is one transaction. A fleet that
     falls silent therefore needs little memory, and a killed run repeats no committed portion.
     """
     state = store.load_stream(stream.stream)
@@ -275,9 +272,8 @@ def sweep_due(
             reach(Point.SWEPT)
             swept += due.num_rows
             progress.reached(swept)
-    decided = decide_announcements(store, stream, state)
     report.swept += swept
-    return swept > 0 or decided
+    return decide_announcements(store, stream, state) or swept > 0
 
 
 def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:

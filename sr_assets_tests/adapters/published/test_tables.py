@@ -36,7 +36,7 @@ CONTRACT = {
     "retired_nodes": "name stream node first_seen last_seen retired_at times_retired",
     "node_availability": "name stream node status status_since first_seen last_seen",
     "node_advisories": "event_id name stream node event event_time detected_at seen age_seconds previous transition late "
-    "returned outage_seconds published_at epoch event_ns suppressed_by announced_at",
+    "returned outage_seconds published_at epoch event_ns undone_at class suppressed_by announced_at",
     "node_snapshots": "name stream node sequence stored_at subject payload_bytes payload payload_raw metadata",
     "replication": "name stream source_stream source_created target_stream next_sequence source_last_sequence lag_messages "
     "lag_seconds seen_messages copied_messages copied_bytes skipped_messages too_old_messages no_sender_messages gap_messages "
