@@ -253,8 +253,8 @@ def sweep_due(
 ) -> bool:
     """Sweep the nodes whose deadline is before the committed watermark, and decide on due announcements.
 
-    Return whether there was any work. Queries no server. Each portion of `at_once` nodes, in the order of the deadlines, is one transaction. A fleet that
-    falls silent therefore needs little memory, and a killed run repeats no committed portion.
+    Return whether there was any work. Queries no server. Each portion of `at_once` nodes, in the order of the deadlines,
+    is one transaction: a fleet that falls silent needs little memory, and a killed run repeats no committed portion.
     """
     state = store.load_stream(stream.stream)
     if state is None or state.watermark_ns is None:
