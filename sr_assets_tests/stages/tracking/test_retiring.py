@@ -94,7 +94,7 @@ def test_centre_follows_a_node_that_was_retired_while_up(rig: Rig) -> None:
 
 
 def test_unretire_restores_the_status_of_the_silence_without_an_advisory(rig: Rig) -> None:
-    stream, advisories = tracked(rig, "a", inspect_duration="1h", warn_duration="2s")
+    stream, advisories = tracked(rig, "a", inspect_duration="1h", warn_duration="15s")
     seen_ns = rig.stored(stream)[0].stored_ns
     act(rig, "retire", "a")
     before = len(announced(rig, advisories, "a"))
@@ -102,7 +102,7 @@ def test_unretire_restores_the_status_of_the_silence_without_an_advisory(rig: Ri
     assert rig.row("node_availability")["status"] == "up"
     assert len(announced(rig, advisories, "a")) == before == 2
     assert rig.row("SELECT * FROM node_advisories WHERE event = 'expire'")["undone_at"] is not None
-    drain_until_watermark(rig, seen_ns + 2 * SECOND)
+    drain_until_watermark(rig, seen_ns + 15 * SECOND)
     assert [event for _, event in events(rig)] == ["new", "expire", "timeout"]
     act(rig, "retire", "a")
     assert act(rig, "unretire", "a") == [f"{SITE}/{stream}: restored a as timeout"]
