@@ -195,16 +195,16 @@ def test_recovered_state_keeps_a_node_retired(rig: Rig, command: Command, monkey
 
 
 def test_refused_actions_name_the_remedy(rig: Rig) -> None:
-    stream, advisories = tracked(rig, "web1", inspect_duration="4s", warn_duration="1s")
+    stream, advisories = tracked(rig, "web1", inspect_duration="15s", warn_duration="1s")
     label = f"{SITE}/{stream}"
     with pytest.raises(RunError, match="node 'web2' is unknown; did you mean 'web1'"):
         act(rig, "retire", "web2")
     with pytest.raises(ConfigurationError, match="--site PARIS: is not configured"):
         act(rig, "retire", "web1", "PARIS")
     assert act(rig, "unretire", "web1")[0].startswith(f"{label}: node 'web1' is not retired but ")
-    drain_until_watermark(rig, rig.stored(stream)[0].stored_ns + 5 * SECOND)
+    drain_until_watermark(rig, rig.stored(stream)[0].stored_ns + 16 * SECOND)
     assert f"{label}: node 'web1' is already retired since " in act(rig, "retire", "web1")[0]
-    assert "longer than inspect_duration (4s); its next message brings it back" in act(rig, "unretire", "web1")[0]
+    assert "longer than inspect_duration (15s); its next message brings it back" in act(rig, "unretire", "web1")[0]
     assert [body["event"] for body in announced(rig, advisories, "web1")] == ["new", "timeout", "expire"]
 
 
