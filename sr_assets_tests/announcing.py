@@ -53,8 +53,15 @@ def configured(
 def fold(
     state: SiteState, stream: StreamSettings, sightings: Sequence[tuple[int, str]], cuts: Sequence[int], end: int
 ) -> None:
-    """Fold sightings (second, node) in batches that end before each cut, sweeping after each batch."""
+    """Fold sightings (second, node) in batches that end before each cut, sweeping after each batch.
+
+    Classes have globs.
+    """
     known: dict[str, NodeState] = {row[0]: NodeState(*row[2:]) for row in state.nodes("REG").all_states()}
+    classifier = stream.node_classes.classifier if stream.node_classes else None
+    nodes = {*known, *(node for _, node in sightings)}
+    kinds = {node: classifier.reclassify(node, None) if classifier else None for node in nodes}
+    policies = {node: stream.policy_of(kind) for node, kind in kinds.items()}
     row = StreamState("REG", 1, 1, epoch_ns=1)
     first = -1
     for cut in (*sorted(cuts), end):
@@ -62,7 +69,7 @@ def fold(
         batch = [(second, node) for second, node in sightings if first <= second < cut]
         for second, node in batch:
             sighting = Sighting(second, BEGIN_NS + second * SECOND, 1, False)
-            known[node], _, new = sight(POLICY, 0, known.get(node), sighting, BlindSpans())
+            known[node], _, new = sight(policies[node], 0, known.get(node), sighting, BlindSpans())
             transitions += [(node, each) for each in new]
         row.watermark_ns = row.planned_ns = BEGIN_NS + cut * SECOND
         with state.transaction():
@@ -73,11 +80,12 @@ def fold(
                 )
             state.save_stream(row)
             if known:
-                state.nodes("REG").merge(node_table([node_row(POLICY, *item, BlindSpans()) for item in known.items()]))
-            table = folded_table([transition_row(*item) for item in transitions])
+                rows = [node_row(policies[node], node, each, BlindSpans(), kinds[node]) for node, each in known.items()]
+                state.nodes("REG").merge(node_table(rows))
+            table = folded_table([transition_row(node, each, kinds[node]) for node, each in transitions])
             add_transitions(state, stream, row, table, StreamReport(stream))
         sweep_due(state, stream, POLICY, StreamReport(stream), at_once=1)
-        known = {node: sweep(POLICY, each, row.watermark_ns, BlindSpans())[0] for node, each in known.items()}
+        known = {node: sweep(policies[node], each, row.watermark_ns, BlindSpans())[0] for node, each in known.items()}
         first = cut
 
 

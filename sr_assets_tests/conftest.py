@@ -16,11 +16,14 @@ import dagster  # noqa: F401  its first import starts a process, which no fast t
 import pytest
 from hypothesis import HealthCheck, settings
 
+from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.settings import SourceSettings
 from sr_assets.settings.loading import VALUES_VARIABLE
 from sr_assets_tests.rig import Command, Rig
+from sr_assets_tests.sourced import kv, make_data_bucket
 
 _numbers = itertools.count(1)
 #: The fixtures that start servers and Spark.
@@ -143,3 +146,16 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return (code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def data_bucket(rig: Rig) -> str:
+    """Return a new bucket of the data source `ops`."""
+    return make_data_bucket(rig)
+
+
+@pytest.fixture
+def ops(rig: Rig, data_bucket: str) -> Iterator[Source]:
+    """Yield the data source `ops`, open."""
+    with open_source("ops", SourceSettings.model_validate(kv(rig, data_bucket))) as source:
+        yield source

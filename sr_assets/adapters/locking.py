@@ -5,6 +5,8 @@ import fcntl
 import os
 import re
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any, Final
 
 _POLL_SECONDS: Final = 0.02
@@ -30,6 +32,17 @@ def lock(file: IO[Any] | int, wait_seconds: float | None = 0.0, *, shared: bool 
             time.sleep(_POLL_SECONDS)
         else:
             return True
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder, so that concurrent changes of a file in it all take effect."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        lock(handle, None)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_holder(file: IO[str], holder: str) -> None:

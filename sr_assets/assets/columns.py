@@ -191,7 +191,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
     "node_events": {
         "event": "`flapping` or `settled`.",
         "event_time": "Time of the transition that made the node flap, or at which the node settled.",
-        "transitions": "Transitions, except `new`: those that made it flap; of `settled`, all since the first of them.",
+        "transitions": "Number of transitions, except `new`: within the time of `flapping`; of `settled`, during the flapping.",
         "published_at": "Time at which the event was published; NULL until then.",
         "event_id": "Id of the event.",
         "detected_at": "Watermark that found the event.",

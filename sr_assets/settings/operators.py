@@ -6,6 +6,7 @@ from sr_assets.domain.tracking.announcements import Flapping
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.domain.tracking.outages import Guard
 from sr_assets.domain.tracking.rules import Policy
+from sr_assets.settings.classes import NodeClasses
 from sr_assets.settings.entries import CommonKeys, TopLevel
 from sr_assets.settings.flapping import FlappingBlock
 from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites
@@ -44,15 +45,16 @@ class OperatorKeys(CommonKeys):
     flapping_rule: Flapping | None = None
     recover_after_ns: int = 0
 
-    def with_rules(self, top: TopLevel, policy: Policy | None) -> Self:
+    def with_rules(self, top: TopLevel, policy: Policy | None, classes: NodeClasses | None) -> Self:
         """Return the stream with its rules filled in; raises ValueError if they contradict each other."""
         blocks = top.maintenance if self.named_maintenance is None else self.named_maintenance
         refuse_other_sites(self.named_maintenance or (), [self.name])
         guard, flapping = self.named_guard or top.outage_guard, self.named_flapping or top.flapping
         recover_after_ns = self.named_recover_after_ns
+        warnings = {block.name: classes.policy(block.name).warning_ns for block in classes.blocks} if classes else {}
         return self.changed(
             windows=tuple(block.window for block in blocks if block.about(self.name)),
-            guard=guard.guard(policy.warning_ns) if guard and policy else None,
+            guard=guard.guard(policy.warning_ns, warnings) if guard and policy else None,
             flapping_rule=flapping.rule if flapping else None,
             recover_after_ns=top.recover_after_ns if recover_after_ns is None else recover_after_ns,
         )

@@ -1,5 +1,6 @@
 """The block `outage_guard`: the share of silent nodes that is an outage of their site."""
 
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 from sr_assets.domain.tracking.outages import WHOLE, Guard
@@ -35,14 +36,25 @@ class OutageGuardBlock(Block):
     hold_ns: Duration = file_key("the longest time that announcements are held", "1d", name="hold")
     min_nodes: Positive = file_key("fewer nodes have no outage", 10)
 
-    def guard(self, warning_ns: int) -> Guard:
-        """Return the guard of a stream; raises ValueError if the keys contradict each other."""
-        quiet_ns = warning_ns // 2 if self.quiet_ns is None else self.quiet_ns
+    def guard(self, warning_ns: int, classes: Mapping[str, int]) -> Guard:
+        """Return the guard of a stream with its `warn_duration` and those of its classes.
+
+        Raises ValueError if the keys contradict each other.
+        """
         if self.dark < self.partial:
             percent = f"{self.dark / _PERCENT:g}%"
             raise ValueError(
                 f"outage_guard: dark: {percent} is below partial; use at least {self.partial / _PERCENT:g}%"
             )
+        quiet_ns = self._quiet_of(warning_ns, "warn_duration")
+        limits: dict[str | None, tuple[int, int]] = {
+            name: (self._quiet_of(own_ns, f"warn_duration of class {shown(name)}"), own_ns)
+            for name, own_ns in classes.items()
+        }
+        return Guard(self.partial, self.dark, quiet_ns, self.hold_ns, self.min_nodes, warning_ns, limits)
+
+    def _quiet_of(self, warning_ns: int, key: str) -> int:
+        quiet_ns = warning_ns // 2 if self.quiet_ns is None else self.quiet_ns
         if quiet_ns >= warning_ns:
-            raise ValueError("outage_guard: quiet: is not shorter than warn_duration; use a shorter time")
-        return Guard(self.partial, self.dark, quiet_ns, self.hold_ns, self.min_nodes, warning_ns)
+            raise ValueError(f"outage_guard: quiet: is not shorter than {key}; use a shorter time")
+        return quiet_ns

@@ -173,7 +173,7 @@ class StreamSettings(OperatorKeys):
             ),
             purge_after_ns=top.purge_after_ns if entry.named_purge_after_ns is None else entry.named_purge_after_ns,
         )
-        return entry.with_rules(top, entry.policy)
+        return entry.with_rules(top, entry.policy, entry.node_classes)
 
     @cached_property
     def source(self) -> ClusterSettings:
@@ -248,8 +248,8 @@ class StreamSettings(OperatorKeys):
         return self.policy if self.node_classes is None else self.node_classes.policy(node_class)
 
     def announces(self, node_class: str | None) -> bool:
-        """Return whether the transitions of a class are announced."""
-        return self.advisory is not None and (self.node_classes is None or self.node_classes.announces(node_class))
+        """Return whether the transitions of a class may be announced."""
+        return self.node_classes is None or self.node_classes.announces(node_class)
 
     @property
     def shortest_warning_ns(self) -> int | None:

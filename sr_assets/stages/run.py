@@ -88,7 +88,7 @@ class SiteRun:
                     stack.callback(work.close)
                     stack.callback(work.note_end)
                     stack.callback(work.join, time.monotonic() + _COPY_SECONDS)
-        # Unlike a new leader, nobody continues the work of a run that lost its lock.
+        # A run that lost its lock has no new leader to continue its work.
         if (locks := self._site.leadership.locks) is not None:
             locks.ensure()
 

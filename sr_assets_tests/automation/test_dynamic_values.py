@@ -6,15 +6,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sr_assets.adapters.data import Source, open_source
+from sr_assets.adapters.data import Source
 from sr_assets.assets.specs import site_job_name
 from sr_assets.definitions import build
 from sr_assets.resources import DATA_TAG
-from sr_assets.settings import Settings, SourceSettings
+from sr_assets.settings import Settings
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
-from sr_assets_tests.sourced import kv, make_data_bucket
+from sr_assets_tests.sourced import kv
 
 
 @pytest.fixture
@@ -24,26 +24,15 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def bucket(rig: Rig) -> str:
-    return make_data_bucket(rig)
-
-
-@pytest.fixture
-def ops(rig: Rig, bucket: str) -> Iterator[Source]:
-    with open_source("ops", SourceSettings.model_validate(kv(rig, bucket))) as source:
-        yield source
-
-
-@pytest.fixture
-def stream(rig: Rig, bucket: str) -> str:
+def stream(rig: Rig, data_bucket: str) -> str:
     stream = rig.make()
     paused = {"data": "ops/paused", "default": False, "dynamic": True}
     rig.add(stream, target_stream=rig.unique("T"), target_subject_prefix="c", paused=paused)
     return stream
 
 
-def configured(rig: Rig, bucket: str, **top: Any) -> Settings:
-    return rig.settings(data={"ops": kv(rig, bucket)}, **top)
+def configured(rig: Rig, data_bucket: str, **top: Any) -> Settings:
+    return rig.settings(data={"ops": kv(rig, data_bucket)}, **top)
 
 
 def run(settings: Settings, instance: dg.DagsterInstance) -> list[dg.AssetMaterialization]:
@@ -54,8 +43,8 @@ def run(settings: Settings, instance: dg.DagsterInstance) -> list[dg.AssetMateri
     return [event for event in events if event.asset_key.path[-1] == "replica"]
 
 
-def test_run_records_its_dynamic_values(rig: Rig, ops: Source, bucket: str, stream: str, instance: Any) -> None:
-    settings = configured(rig, bucket)
+def test_run_records_its_dynamic_values(rig: Rig, ops: Source, data_bucket: str, stream: str, instance: Any) -> None:
+    settings = configured(rig, data_bucket)
     ops.put("paused", "true")
     rig.publish(stream, [Sent()])
     (first,) = run(settings, instance)
@@ -72,21 +61,21 @@ def test_run_records_its_dynamic_values(rig: Rig, ops: Source, bucket: str, stre
     ]
 
 
-def test_run_keeps_the_value_of_its_start(rig: Rig, ops: Source, bucket: str, stream: str) -> None:
+def test_run_keeps_the_value_of_its_start(rig: Rig, ops: Source, data_bucket: str, stream: str) -> None:
     ops.put("paused", "false")
     rig.publish(stream, [Sent()])
-    with rig.open(data={"ops": kv(rig, bucket)}) as site:
+    with rig.open(data={"ops": kv(rig, data_bucket)}) as site:
         ops.put("paused", "true")
         (report,) = run_site(site, {stream: frozenset(Stage)}, drain_only=True).values()
     assert (report.paused, report.copied) == (False, 1)
-    (report,) = rig.run(data={"ops": kv(rig, bucket)}).values()
+    (report,) = rig.run(data={"ops": kv(rig, data_bucket)}).values()
     assert report.paused
 
 
-def test_sensor_reads_paused_and_interval(rig: Rig, ops: Source, bucket: str, stream: str, instance: Any) -> None:
+def test_sensor_reads_paused_and_interval(rig: Rig, ops: Source, data_bucket: str, stream: str, instance: Any) -> None:
     cadence = {"data": "ops/cadence", "default": "1s", "dynamic": True}
     rig.publish(stream, [Sent()])
-    definitions = build(configured(rig, bucket, sensor={"interval": cadence}))
+    definitions = build(configured(rig, data_bucket, sensor={"interval": cadence}))
     sensor = definitions.resolve_sensor_def(f"{SITE}_lag")
     assert sensor.minimum_interval_seconds == 1
 
@@ -100,7 +89,7 @@ def test_sensor_reads_paused_and_interval(rig: Rig, ops: Source, bucket: str, st
     ops.put("cadence", "1h")
     assert "next poll in 3" in str(tick().skip_reason)
     ops.put("cadence", "1s")
-    rig.drain(data={"ops": kv(rig, bucket)})
+    rig.drain(data={"ops": kv(rig, data_bucket)})
     rig.publish(stream, [Sent()])
     ops.put("paused", "true")
     ticks: list[str] = []
@@ -114,9 +103,9 @@ def test_sensor_reads_paused_and_interval(rig: Rig, ops: Source, bucket: str, st
 
 
 def test_bad_value_does_not_stop_a_run(
-    rig: Rig, ops: Source, bucket: str, stream: str, instance: Any, caplog: pytest.LogCaptureFixture
+    rig: Rig, ops: Source, data_bucket: str, stream: str, instance: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = configured(rig, bucket)
+    settings = configured(rig, data_bucket)
     run(settings, instance)
     ops.put("paused", "perhaps")
     rig.publish(stream, [Sent()])

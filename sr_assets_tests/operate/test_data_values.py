@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,7 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets_tests.operate.rig import Up
 from sr_assets_tests.rig import Rig, Sent, address, cluster, stop_process, wait_until
-from sr_assets_tests.sourced import kv, make_data_bucket
-
-
-@pytest.fixture
-def bucket(rig: Rig) -> str:
-    return make_data_bucket(rig)
-
-
-@pytest.fixture
-def ops(rig: Rig, bucket: str) -> Iterator[Source]:
-    with open_source("ops", SourceSettings.model_validate(kv(rig, bucket))) as source:
-        yield source
+from sr_assets_tests.sourced import kv
 
 
 @pytest.fixture
@@ -77,9 +65,9 @@ def copied(home: Path) -> int:
         return int(connection.execute("SELECT sum(copied_messages) FROM replication").fetchall()[0][0] or 0)
 
 
-def test_follow_obeys_a_dynamic_pause(rig: Rig, ops: Source, bucket: str, stream: str, tmp_path: Path) -> None:
+def test_follow_obeys_a_dynamic_pause(rig: Rig, ops: Source, data_bucket: str, stream: str, tmp_path: Path) -> None:
     paused = {"data": "ops/paused", "default": False, "dynamic": True}
-    keys = {"data": {"ops": kv(rig, bucket)}, "sensor": {"interval": "1s"}, "entry": {"paused": paused}}
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "sensor": {"interval": "1s"}, "entry": {"paused": paused}}
     file = configure(rig, tmp_path, "LONDON", stream, **keys)
     ops.put("paused", "true")
     rig.publish(stream, [Sent()])
@@ -98,9 +86,9 @@ def test_follow_obeys_a_dynamic_pause(rig: Rig, ops: Source, bucket: str, stream
 
 
 def test_up_announces_a_changed_static_value(
-    rig: Rig, ops: Source, bucket: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, ops: Source, data_bucket: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {"data": {"ops": kv(rig, bucket)}, "sensor": {"interval": {"data": "ops/cadence"}}}
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "sensor": {"interval": {"data": "ops/cadence"}}}
     file = configure(rig, tmp_path, "LONDON", stream, **keys)
     ops.put("cadence", "1h")
     errors = tmp_path / "errors"
@@ -137,9 +125,9 @@ def test_source_that_stops_is_replaced_by_the_last_known_value(rig: Rig, stream:
 
 
 def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
-    rig: Rig, bucket: str, stream: str, tmp_path: Path
+    rig: Rig, data_bucket: str, stream: str, tmp_path: Path
 ) -> None:
-    keys = {"data": {"ops": kv(rig, bucket)}, "locks": ["ops/job"], "lock_ttl": "2s", "lock_timeout": "1m"}
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "2s", "lock_timeout": "1m"}
     first = configure(rig, tmp_path, "LONDON", stream, **{**keys, "linger": "1h", "run_budget": "1h"})
     second = configure(rig, tmp_path, "PARIS", stream, **keys)
     rig.publish(stream, [Sent()])
@@ -152,7 +140,7 @@ def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
         assert code == 0, output
         assert copied(tmp_path / "PARIS") == 1
         rig.publish(stream, [Sent()])
-        key = KeyBucket(address(rig.source), bucket, client="test")
+        key = KeyBucket(address(rig.source), data_bucket, client="test")
         key.put({"lock.job": ("another job", None)})
         key.close()
         site.resume()
@@ -163,8 +151,8 @@ def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
         stop(holder)
 
 
-def test_lock_timeout_names_the_holder(rig: Rig, bucket: str, stream: str, tmp_path: Path) -> None:
-    keys = {"data": {"ops": kv(rig, bucket)}, "locks": ["ops/job"], "lock_ttl": "2s", "lock_timeout": "0s"}
+def test_lock_timeout_names_the_holder(rig: Rig, data_bucket: str, stream: str, tmp_path: Path) -> None:
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "2s", "lock_timeout": "0s"}
     first = configure(rig, tmp_path, "LONDON", stream, **{**keys, "linger": "1h", "run_budget": "1h"})
     second = configure(rig, tmp_path, "PARIS", stream, **keys)
     holder = start(first, "run", "--follow", output=tmp_path / "log")

@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.5
 
 
 class MappingSource(Source):
-    """A source whose values are a mapping that this process holds or reads anew at each use."""
+    """A source whose values are a mapping, held in memory or read from a file at each use."""
 
     def read(self, key: str) -> Json:
         """Return a value."""
@@ -92,7 +92,7 @@ class FileSource(MappingSource):
         return value
 
     def put(self, key: str, value: Json) -> None:
-        """Replace a value in the file, which is written anew without its comments."""
+        """Replace a value in the file; the file loses its comments."""
         *parents, last = self._parts(key)
         tree = self._read() if self._file.exists() else {}
         inner = tree

@@ -7,6 +7,7 @@ slowly.
 import contextlib
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -106,7 +107,7 @@ HISTORY_TABLES: Final = (
     "node_events",
     "answered_requests",
 )
-#: Columns that the tables of the first builds did not have; those builds also lacked some tables.
+#: The columns and the tables that the states of earlier builds lack.
 _LATER_COLUMNS: Final = {
     "transitions": (
         "undone_ns BIGINT",
@@ -123,6 +124,7 @@ _LATER_COLUMNS: Final = {
     "nodes": ("class VARCHAR",),
     "global_sites": ("outage VARCHAR", "outage_ns BIGINT"),
 }
+_LATER_TABLES: Final = f"{operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA}"
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",
@@ -179,18 +181,15 @@ def open_database(file: Path) -> duckdb.DuckDBPyConnection:
 
 def _add_missing(connection: duckdb.DuckDBPyConnection) -> None:
     """Add the columns and tables that the state of an earlier build lacks."""
-    newest = """
-        SELECT transitions.class, nodes.class, waits_ns, global_sites.outage_ns
-        FROM transitions, nodes, site_events, node_events, global_sites, answered_requests LIMIT 0
-        """
+    columns = [f"{table}.{column.split()[0]}" for table, added in _LATER_COLUMNS.items() for column in added]
+    tables = ", ".join([*_LATER_COLUMNS, *re.findall(r"CREATE TABLE (\w+)", _LATER_TABLES)])
     try:
-        connection.execute(newest)
+        connection.execute(f"SELECT {', '.join(columns)} FROM {tables} LIMIT 0")
     except (duckdb.BinderException, duckdb.CatalogException):
-        for table, columns in _LATER_COLUMNS.items():
-            for column in columns:
+        for table, added in _LATER_COLUMNS.items():
+            for column in added:
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
-        later = f"{guard.SCHEMA} {undecided.SCHEMA} {operator_requests.SCHEMA}"
-        connection.execute(later.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
+        connection.execute(_LATER_TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
 
 
 def create_database(file: Path) -> None:

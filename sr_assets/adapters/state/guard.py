@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from sr_assets.adapters.state.stream_table import EventTable
@@ -98,7 +99,7 @@ class GuardRows(EventTable):
         return not self._value(query, from_ns, until_ns)
 
     def watched(self, guard: Guard, outage: Outage | None, from_ns: int, until_ns: int) -> Watched:
-        """Return the nodes and their sightings and timeouts from one time until another."""
+        """Return the nodes and their sightings and exits from one time until another."""
         held_until_ns = outage.began_ns + guard.hold_ns if outage else 0
         began_ns = outage.began_ns if outage else until_ns
         values = {"stream": self._stream, "from_ns": from_ns, "began_ns": began_ns, "held_until_ns": held_until_ns}
@@ -112,14 +113,20 @@ class GuardRows(EventTable):
             self._stream,
             until_ns,
         )
-        timed_out = self._arrays(
-            "SELECT number, event_ns FROM transitions JOIN numbered USING (node)"
-            " WHERE stream = ? AND event = 'timeout' AND event_ns >= ? AND event_ns < ? ORDER BY event_ns, node",
+        left = self._arrays(
+            "SELECT number, event_ns, event = 'expire' FROM transitions JOIN numbered USING (node) WHERE stream = ?"
+            " AND (event = 'timeout' OR event = 'expire' AND previous = 'up') AND event_ns >= ? AND event_ns < ?"
+            " ORDER BY event_ns, node",
             self._stream,
             from_ns,
             until_ns,
         )
-        return Watched(*members, *sighted, *timed_out)
+        (classes,) = self._connection.execute(
+            "SELECT list(class ORDER BY number) FROM numbered LEFT JOIN nodes ON nodes.stream = ? AND nodes.node = numbered.node",
+            [self._stream],
+        ).fetchall()[0]
+        quiet_ns = np.array([guard.quiet_of(node_class) for node_class in classes or ()], np.int64)
+        return Watched(quiet_ns, *members, *sighted, *left)
 
     def move(self, until_ns: int) -> None:
         """Note that the guard has watched until a time; forget earlier sightings."""

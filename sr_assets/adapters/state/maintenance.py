@@ -6,14 +6,12 @@ The site's lock does not cover the file, so the commands wait for no run; a run 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from sr_assets.adapters.locking import lock
+from sr_assets.adapters.locking import locked_folder
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.domain.errors import RunError, cannot_write
 from sr_assets.domain.tracking.maintenance import Window
@@ -66,19 +64,8 @@ def end_window(folder: Path, window_id: str, at_ns: int) -> Window | None:
 def _change(folder: Path, change: Callable[[list[Window]], list[Window]]) -> None:
     try:
         own_folder(folder)
-        with _locked(folder):
+        with locked_folder(folder):
             after = change(added_windows(folder))
             write_private(folder / _FILE, json.dumps({"windows": [asdict(window) for window in after]}))
     except OSError as error:
         raise RunError(cannot_write(folder / _FILE, error)) from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder, so that concurrent commands both take effect."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        lock(handle, None)
-        yield
-    finally:
-        os.close(handle)

@@ -22,6 +22,7 @@ _PURGED: Final = """
 CREATE OR REPLACE TEMP TABLE purged AS
 SELECT node, max(transition) AS transition FROM transitions WHERE stream = $stream GROUP BY node
 HAVING max(event_ns) < $before_ns AND arg_max(event, transition) = 'expire' AND NOT bool_or(outbox AND published_ns IS NULL)
+    AND count(due_ns) = 0
     AND node NOT IN (
         SELECT node FROM nodes WHERE stream = $stream AND (status <> 'retired' OR retired_at_ns >= $before_ns))
 UNION
@@ -118,12 +119,12 @@ class Nodes(StreamTable):
     def purge_retired(self, before_ns: int) -> int:
         """Delete all rows of the nodes that retired before a time; return the highest transition counter among them, or 0.
 
-        A node with an unpublished transition stays until it is published.
+        A node with an unpublished or undecided transition stays until then.
         """
         values = {"stream": self._stream, "before_ns": before_ns}
         self._connection.execute(_PURGED, values)
         ((highest,),) = self._connection.execute("SELECT coalesce(max(transition), 0) FROM purged").fetchall()
-        for table in ("nodes", "transitions", "snapshots"):
+        for table in ("nodes", "transitions", "snapshots", "flapping_nodes", "node_events"):
             query = f"DELETE FROM {table} WHERE stream = ? AND node IN (SELECT node FROM purged)"
             self._connection.execute(query, [self._stream])
         return int(highest)

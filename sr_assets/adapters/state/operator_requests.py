@@ -72,7 +72,7 @@ def leave_request(folder: Path, action: Action, stream: str, node: str) -> Reque
 
 
 def take_requests(folder: Path, stream: str) -> Iterator[Request]:
-    """Take the open requests about a stream, in order; also those that a killed run had taken."""
+    """Take the open requests about a stream in order, including the requests that a killed run took."""
     at = folder / FOLDER
     if not at.exists():
         return

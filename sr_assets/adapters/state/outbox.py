@@ -140,9 +140,16 @@ class Outbox(StreamTable):
         )
 
     def undo(self, node: str, transition: int, at_ns: int) -> None:
-        """Record that `unretire` has undone a node's `expire` at a time; call it inside a transaction."""
+        """Record that `unretire` has undone a node's `expire` at a time; call it inside a transaction.
+
+        If the rules of operators have not announced it yet, they never do.
+        """
         self._connection.execute(
-            "UPDATE transitions SET undone_ns = ? WHERE stream = ? AND node = ? AND transition = ? AND event = 'expire'",
+            """
+            UPDATE transitions SET undone_ns = ?, due_ns = NULL, suppressed_until_ns = NULL, held_until_ns = NULL,
+                waits_ns = NULL
+            WHERE stream = ? AND node = ? AND transition = ? AND event = 'expire'
+            """,
             [at_ns, self._stream, node, transition],
         )
 

@@ -6,13 +6,11 @@ The site's lock does not cover the marker, so `pause` and `resume` wait for no r
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters.locking import lock
+from sr_assets.adapters.locking import locked_folder
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.domain.errors import RunError, cannot_write
 
@@ -39,7 +37,7 @@ def forget_paused(folder: Path, stream: str) -> None:
 def _mark(folder: Path, stream: str, *, paused: bool) -> bool:
     try:
         own_folder(folder)
-        with _locked(folder):
+        with locked_folder(folder):
             before = paused_streams(folder)
             after = before | {stream} if paused else before - {stream}
             if after != before:
@@ -69,14 +67,3 @@ def paused_streams(folder: Path) -> frozenset[str]:
 def paused_entries(folder: Path, entries: Iterable[Entry]) -> frozenset[str]:
     """Return the streams among a site's entries that the command or the configuration pauses. Raises as `paused_streams`."""
     return paused_streams(folder) | {entry.stream for entry in entries if entry.paused}
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder, so that concurrent changes of different streams both take effect."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        lock(handle, None)
-        yield
-    finally:
-        os.close(handle)

@@ -79,7 +79,7 @@ class Undecided(EventTable):
             by_name[name].flap = Flap(last_ns, transitions)
 
     def _add_recent(self, nodes: list[NodeAnnouncements], within_ns: int) -> None:
-        """Add the times of the last transitions of nodes, without those that no rule has seen."""
+        """Add the times of the nodes' last transitions that the rules have seen."""
         by_name = {node.node: node for node in nodes if node.unseen}
         values = {
             "stream": self._stream,
@@ -149,7 +149,7 @@ class Undecided(EventTable):
             f"""
             WITH chosen AS ({nodes})
             SELECT t.node, n.status, told.event, t.event_id, t.event, t.event_ns, t.previous, t.suppressed_by,
-                t.suppressed_until_ns, t.held_by, t.held_until_ns, t.waits_ns
+                t.suppressed_until_ns, t.held_by, t.held_until_ns, t.waits_ns, t.class
             FROM transitions AS t LEFT JOIN nodes AS n USING (stream, node) LEFT JOIN (
                 SELECT node, arg_max(event, transition) AS event FROM transitions
                 WHERE stream = $stream AND withheld IS NOT TRUE AND node IN (FROM chosen) GROUP BY node) AS told USING (node)
@@ -160,21 +160,25 @@ class Undecided(EventTable):
         ).fetchall()
         return list(_nodes(rows))
 
-    def move_holds(self, outage: str, until_ns: int | None) -> None:
-        """Set the end of an outage's holds, if it has changed; None: they end now. Call it inside a transaction."""
+    def move_holds(self, outage: str, node_class: str | None, until_ns: int | None) -> None:
+        """Set the end of an outage's holds of a class, if it has changed; None: they end now.
+
+        Call it inside a transaction.
+        """
         self._connection.execute(
             """
             UPDATE transitions SET held_until_ns = coalesce($until_ns, event_ns),
                 due_ns = least(suppressed_until_ns, coalesce($until_ns, event_ns))
-            WHERE stream = $stream AND held_by = $outage AND held_until_ns <> coalesce($until_ns, event_ns)
+            WHERE stream = $stream AND held_by = $outage AND class IS NOT DISTINCT FROM $class
+                AND held_until_ns <> coalesce($until_ns, event_ns)
             """,
-            {"stream": self._stream, "outage": outage, "until_ns": until_ns},
+            {"stream": self._stream, "outage": outage, "class": node_class, "until_ns": until_ns},
         )
 
-    def held_by(self) -> list[str]:
-        """Return the outages that hold a transition."""
-        query = "SELECT DISTINCT held_by FROM transitions WHERE stream = ? AND held_until_ns IS NOT NULL"
-        return [row[0] for row in self._connection.execute(query, [self._stream]).fetchall()]
+    def held_by(self) -> list[tuple[str, str | None]]:
+        """Return the outages that hold a transition, with the transitions' classes."""
+        query = "SELECT DISTINCT held_by, class FROM transitions WHERE stream = ? AND held_until_ns IS NOT NULL"
+        return self._connection.execute(query, [self._stream]).fetchall()
 
     def save(self, transitions: Iterable[Recorded], at_ns: int | None, *, publish: bool) -> None:
         """Write the decisions on transitions, made at the watermark `at_ns`; call it inside a transaction.

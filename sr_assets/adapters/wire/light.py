@@ -18,7 +18,7 @@ _BUFFER_BYTES: Final = 256 << 10
 
 
 class Owner(Protocol):
-    """The user of a connection, which is told what arrives on it."""
+    """The receiver of a connection's messages and events."""
 
     def received(self, frame: Frame) -> None:
         """Take a message."""

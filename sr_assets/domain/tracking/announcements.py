@@ -62,12 +62,12 @@ class Rules:
         """Whether any rule can delay or suppress an announcement."""
         return bool(self.windows or self.guard or self.flapping or self.recover_after_ns)
 
-    def hold(self, event: Event, at_ns: int) -> tuple[str, int] | None:
+    def hold(self, event: Event, at_ns: int, node_class: str | None) -> tuple[str, int] | None:
         """Return the id of the outage that holds a transition, and until when, or None."""
         if self.guard is not None and event in _DOWN:
             for outage in self.outages:
                 if outage.holds(self.guard, at_ns):
-                    return outage.id, outage.held_until_ns(self.guard)
+                    return outage.id, outage.held_until_ns(self.guard, node_class)
         return None
 
 
@@ -86,6 +86,7 @@ class Recorded:
     held_by: str | None = None
     held_until_ns: int | None = None
     waits_ns: int | None = None
+    node_class: str | None = None
     announced: bool = False
 
     @property
@@ -106,7 +107,7 @@ class Recorded:
 
 @dataclass(slots=True)
 class NodeAnnouncements:
-    """A node's transitions without a final decision, in order: the delayed ones, then those that no rule has seen yet.
+    """A node's transitions without a final decision, in order: first the delayed ones, then the `unseen` ones.
 
     `up` is the status before the transitions that no rule has seen, `told_up` the status that was announced last.
     `recent` are the times of its last transitions except `new`, `flap` its flapping, `reports` the events found.
@@ -171,7 +172,7 @@ class NodeAnnouncements:
         return len(self.recent)
 
     def _delay(self, rules: Rules, transition: Recorded) -> bool:
-        """Delay a transition by a window or an outage; return whether it ends a silence that nobody was told of."""
+        """Delay a transition by a window or an outage; return whether it ends an unannounced silence."""
         if window := suppression(rules.windows, self.node, transition.event, transition.event_ns):
             transition.suppressed_by, transition.suppressed_until_ns = window
         held = [each for each in self.delayed if each.held_until_ns is not None]
@@ -180,7 +181,7 @@ class NodeAnnouncements:
             hold = (
                 (held[-1].held_by, held[-1].held_until_ns)
                 if held
-                else rules.hold(transition.event, transition.event_ns)
+                else rules.hold(transition.event, transition.event_ns, transition.node_class)
             )
             if hold:
                 transition.held_by, transition.held_until_ns = hold

@@ -33,7 +33,10 @@ class SiteEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The limits of an outage: shares in millionths, durations in ns; `warning_ns` is the stream's."""
+    """The limits of an outage: shares in millionths, durations in ns; `warning_ns` is the stream's.
+
+    `classes` has the `quiet_ns` and `warning_ns` of each class of nodes.
+    """
 
     partial: int
     dark: int
@@ -41,6 +44,15 @@ class Guard:
     hold_ns: int
     min_nodes: int
     warning_ns: int
+    classes: dict[str | None, tuple[int, int]] = field(default_factory=dict)
+
+    def quiet_of(self, node_class: str | None) -> int:
+        """Return after which silence a node of a class is silent."""
+        return self.classes.get(node_class, (self.quiet_ns, self.warning_ns))[0]
+
+    def warning_of(self, node_class: str | None) -> int:
+        """Return the `warn_duration` of a class."""
+        return self.classes.get(node_class, (self.quiet_ns, self.warning_ns))[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +65,10 @@ class Outage:
     dark: bool = False
     ended_ns: int | None = None
 
-    def held_until_ns(self, guard: Guard) -> int:
-        """Return when a held transition is announced if its node stays silent."""
+    def held_until_ns(self, guard: Guard, node_class: str | None) -> int:
+        """Return when a held transition of a class is announced if its node stays silent."""
         limit_ns = self.began_ns + guard.hold_ns
-        return limit_ns if self.ended_ns is None else min(limit_ns, self.ended_ns + guard.warning_ns)
+        return limit_ns if self.ended_ns is None else min(limit_ns, self.ended_ns + guard.warning_of(node_class))
 
     def holds(self, guard: Guard, at_ns: int) -> bool:
         """Return whether the outage holds a timeout or an expiry of a time."""
@@ -77,19 +89,21 @@ class SiteReport:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The nodes of a stream from one time to a later one, as numbers.
+    """The nodes of a stream from one time to a later one, as numbers from 1 on; `quiet_ns` is that of each node.
 
-    Members are up at the first time, or held then (`held`): their number and last sighting. Sightings and timeouts are in
-    order of time. At equal times, sightings precede timeouts.
+    Members are up at the first time, or held then (`held`): their number and last sighting. A node leaves by its timeout,
+    or `retired` by hand. Sightings and exits are in order of time. At equal times, sightings precede exits.
     """
 
+    quiet_ns: Integers
     member: Integers
     member_seen_ns: Integers
     held: Flags
     sighted: Integers
     sighted_ns: Integers
-    timed_out: Integers
-    timed_out_ns: Integers
+    left: Integers
+    left_ns: Integers
+    retired: Flags
 
 
 @dataclass(slots=True)
@@ -110,14 +124,14 @@ class _Silences:
         self.quiets, self.ends = np.sort(self.quiet_ns[quiet]), np.sort(self.end_ns[quiet])
 
     @classmethod
-    def of(cls, watched: Watched, guard: Guard, blind: BlindSpans) -> _Silences:
+    def of(cls, watched: Watched, blind: BlindSpans) -> _Silences:
         node = np.concatenate([watched.member, watched.sighted])
         seen_ns = np.concatenate([watched.member_seen_ns, watched.sighted_ns])
         order = np.lexsort((seen_ns, node))
         node, seen_ns = node[order], seen_ns[order]
         last = np.append(node[1:] != node[:-1], True)
         end_ns = np.where(last, _NEVER, np.append(seen_ns[1:], _NEVER))
-        return cls(node, seen_ns, BlindColumns(blind).exceeds_at_ns(seen_ns, guard.quiet_ns), end_ns)
+        return cls(node, seen_ns, BlindColumns(blind).exceeds_at_ns(seen_ns, watched.quiet_ns[node - 1]), end_ns)
 
     def at(self, node: Integers, at_ns: Integers) -> Integers:
         """Return the index of each node's silence at a time, which follows a sighting of it."""
@@ -139,13 +153,14 @@ class _Watch:
     def __init__(self, guard: Guard, outage: Outage | None, watched: Watched, from_ns: int, blind: BlindSpans) -> None:
         self._guard, self.outage, self._now_ns = guard, outage, from_ns - 1
         self._sighted_ns = watched.sighted_ns
-        self._silences = silences = _Silences.of(watched, guard, blind)
+        self._silences = silences = _Silences.of(watched, blind)
         newcomers = np.setdiff1d(watched.sighted, watched.member)
         joining = silences.seen_ns[silences.at(newcomers, np.full(len(newcomers), -1)) + 1]
         self._joins = np.sort(np.concatenate([np.full(len(watched.member), from_ns - 1), joining]))
-        exits = silences.at(watched.timed_out, watched.timed_out_ns)
-        known = (exits >= 0) & (silences.node[exits] == watched.timed_out) if len(exits) else exits >= 0
-        self._timeouts = list(zip(watched.timed_out_ns[known].tolist(), exits[known].tolist(), strict=True))
+        exits = silences.at(watched.left, watched.left_ns)
+        known = (exits >= 0) & (silences.node[exits] == watched.left) if len(exits) else exits >= 0
+        leaving = (watched.left_ns[known], exits[known], watched.retired[known])
+        self._leaving = list(zip(*(column.tolist() for column in leaving), strict=True))
         held = watched.member[watched.held]
         # The silences of nodes that an outage holds, and of nodes that are out: timed out and not held.
         self._held: list[int] = silences.at(held, np.full(len(held), from_ns - 1)).tolist()
@@ -156,10 +171,13 @@ class _Watch:
         self.reports: list[tuple[SiteReport, Outage]] = []
 
     def run(self, until_ns: int) -> None:
-        """Pass all timeouts, then the rest of the time before `until_ns`."""
-        for at_ns, silence in self._timeouts:
+        """Pass all timeouts and retirements, then the rest of the time before `until_ns`."""
+        for at_ns, silence, retired in self._leaving:
             self._pass(at_ns)
-            self._time_out(at_ns, silence)
+            if retired:
+                self._leave(silence)
+            else:
+                self._time_out(at_ns, silence)
         self._pass(until_ns - 1)
 
     def _time_out(self, at_ns: int, silence: int) -> None:
@@ -237,7 +255,7 @@ def watch(
 ) -> list[tuple[SiteReport, Outage]]:
     """Return the site events before `until_ns`, each with the outage after it; `outage` runs at `from_ns`.
 
-    All sightings and timeouts from `from_ns` until then are among `watched`. A new outage has no id.
+    All sightings and exits from `from_ns` until then are among `watched`. A new outage has no id.
     """
     passing = _Watch(guard, outage, watched, from_ns, blind)
     passing.run(until_ns)

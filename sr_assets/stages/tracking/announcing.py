@@ -63,9 +63,10 @@ def _follow_outages(store: SiteState, stream: StreamSettings, rules: Rules) -> N
         return
     guard, known = rules.guard, {outage.id: outage for outage in rules.outages}
     with store.transaction():
-        for outage_id in holding:
+        for outage_id, node_class in holding:
             outage = known.get(outage_id)
-            undecided.move_holds(outage_id, outage.held_until_ns(guard) if outage and guard else None)
+            until_ns = outage.held_until_ns(guard, node_class) if outage and guard else None
+            undecided.move_holds(outage_id, node_class, until_ns)
 
 
 def _follow_windows(store: SiteState, stream: StreamSettings, rules: Rules) -> None:

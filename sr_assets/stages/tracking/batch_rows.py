@@ -130,8 +130,7 @@ def _transition_rows(
     count = events.num_rows
     nodes, names, times, kinds = (events[column].to_pylist() for column in ("sender", "event", "event_ns", "class"))
     intervals_ns = {kind: stream.policy_of(kind).interval_ns for kind in set(kinds)}
-    # The rules of operators never decide on a class without announcements.
-    announced = {kind: stream.node_classes is None or stream.node_classes.announces(kind) for kind in intervals_ns}
+    announced = {kind: stream.announces(kind) for kind in intervals_ns}
     published = stream.advisory is not None and not history and not undecided
     identity = (stream.replicator, stream.name, stream.stream)
     columns = {
@@ -143,6 +142,7 @@ def _transition_rows(
         ],
         "outbox": [published and announced[kind] for kind in kinds],
         "withheld": [undecided or not announced[kind] for kind in kinds],
+        # No rule decides on a class that is not announced.
         "due_ns": [
             event_ns if undecided and announced[kind] else None for event_ns, kind in zip(times, kinds, strict=True)
         ],

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -16,14 +17,10 @@ from hypothesis import strategies as st
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION
-from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.domain.tracking.rows import folded_table, transition_row
-from sr_assets.domain.tracking.rules import Event, Status, Transition
 from sr_assets.operate.notify.events import Sent, pending
 from sr_assets.stages.report import StreamReport
-from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_state import sweep_due
 from sr_assets_tests.announcing import (
     BEGIN_NS,
@@ -109,27 +106,49 @@ def test_maintenance_ends_at_the_next_run_when_a_window_is_removed(tmp_path: Pat
         assert outbox(state) == [("web1", "new", 0), ("web1", "timeout", 10)]
 
 
-def test_maintenance_announces_nothing_of_a_quiet_class(tmp_path: Path) -> None:
-    quiet = {"name": "virtual", "match": "vm*", "announce": False}
-    stream = configured(tmp_path, {"from": at(5), "to": at(15)}, classes=[quiet])
-    new = Transition(Event.NEW, BEGIN_NS, BEGIN_NS, 0, 1, None, 1, returned=False, outage_ns=None)
-    silent = Transition(
-        Event.TIMEOUT, BEGIN_NS + 10 * SECOND, BEGIN_NS, 0, 1, Status.UP, 2, returned=False, outage_ns=None
-    )
-    with SiteState(tmp_path / "state") as state:
-        row = StreamState("REG", 1, 1, epoch_ns=1, watermark_ns=BEGIN_NS + 12 * SECOND)
-        events = [(node, each, kind) for node, kind in (("vm1", "virtual"), ("web1", None)) for each in (new, silent)]
+@pytest.mark.parametrize(
+    "rule",
+    ({}, {"outage_guard": {"min_nodes": 1}}, {"flapping": {"transitions": 2, "within": "1m"}}, {"recover_after": "5s"}),
+    ids=("window", "guard", "flapping", "recovery"),
+)
+def test_no_rule_announces_a_class_without_announcements(tmp_path: Path, rule: dict[str, Any]) -> None:
+    quiet = [{"name": "quiet", "match": "web*", "announce": False}]
+    stream = configured(tmp_path, {"from": at(10), "to": at(60)}, classes=quiet, **rule)
+    sightings = [(second, node) for second in (5, 30, 70) for node in NODES]
+    with SiteState(tmp_path) as state:
+        fold(state, stream, sightings, range(5, 150, 5), 150)
+        assert {row[0] for row in outbox(state)} == {"db1"}
+        assert {row[:2] for row in history(state)} >= {("web1", "timeout"), ("web1", "expire")}
+        assert {event["node"] for event in state.undecided("REG").unpublished()} <= {"db1"}
+        query = "SELECT DISTINCT node FROM transitions WHERE withheld IS NOT TRUE OR announced_ns IS NOT NULL"
+        assert state.connection.execute(query).fetchall() == [("db1",)]
+
+
+def test_undone_retirement_is_never_announced(tmp_path: Path) -> None:
+    stream = configured(tmp_path, {"from": at(10), "to": at(60)})
+    with SiteState(tmp_path) as state:
+        fold(state, stream, [(5, "web1")], (), 40)
+        ((number,),) = state.connection.execute("SELECT transition FROM transitions WHERE event = 'expire'").fetchall()
         with state.transaction():
-            state.save_stream(row)
-            add_transitions(
-                state, stream, row, folded_table([transition_row(*each) for each in events]), StreamReport(stream)
-            )
-        row.watermark_ns = BEGIN_NS + 20 * SECOND
-        with state.transaction():
+            state.outbox("REG").undo("web1", number, BEGIN_NS + 40 * SECOND)
+            row = state.load_stream("REG")
+            assert row is not None
+            row.watermark_ns = BEGIN_NS + 100 * SECOND
             state.save_stream(row)
         sweep_due(state, stream, POLICY, StreamReport(stream))
-        assert outbox(state) == [("web1", "new", 0), ("web1", "timeout", 10)]
-        assert state.connection.execute("SELECT count(*) FROM transitions WHERE node = 'vm1'").fetchall() == [(2,)]
+        assert outbox(state) == [("web1", "new", 5), ("web1", "timeout", 15)]
+        assert not state.undecided("REG").any()
+
+
+def test_purge_waits_for_a_suppressed_transition(tmp_path: Path) -> None:
+    stream = configured(tmp_path, {"from": at(10), "to": at(60)})
+    with SiteState(tmp_path) as state:
+        fold(state, stream, [(5, "web1")], (), 40)
+        # Announced, so that only the window keeps the node.
+        state.outbox("REG").mark_published([row["event_id"] for row in state.outbox("REG").unpublished(9)], BEGIN_NS)
+        assert state.nodes("REG").purge_retired(BEGIN_NS + 90 * SECOND) == 0
+        fold(state, stream, [], (), 61)
+        assert [row[:2] for row in outbox(state)] == [("web1", "expire")]
 
 
 def test_cron_windows_cover_their_length_from_each_start(tmp_path: Path) -> None:

@@ -10,9 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.tracking.by_hand import retire
+from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, transition_row
 from sr_assets.operate.notify.events import Sent, pending
-from sr_assets_tests.announcing import SECOND, NaiveGuard, Row, configured, fold, history, outbox, site_events
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.batch_rows import add_transitions
+from sr_assets_tests.announcing import POLICY, SECOND, NaiveGuard, Row, configured, fold, history, outbox, site_events
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
 
@@ -97,6 +102,49 @@ def test_guard_reports_and_announces_the_same_for_every_cut(
                 assert outbox(state) == announced(rows, naive, 150)
                 held = state.connection.execute("SELECT count(*) FROM transitions WHERE held_by IS NOT NULL").fetchall()
                 assert held[0][0] >= len(naive.holding)
+
+
+@pytest.mark.parametrize("cuts", ((), range(6, 40)), ids=("one jump", "each second"))
+def test_nodes_retired_by_hand_count_neither_as_up_nor_as_silent(tmp_path: Path, cuts: Sequence[int]) -> None:
+    stream = configured(tmp_path, outage_guard={"partial": "60%", "quiet": "5s", "min_nodes": 2})
+    with SiteState(tmp_path) as state:
+        fold(state, stream, [(0, node) for node in NODES], [], 3)
+        nodes, row = state.nodes("REG"), state.load_stream("REG")
+        assert row is not None
+        with state.transaction():
+            for node in "abcd":
+                known, _ = nodes.state(node) or (None, None)
+                assert known is not None
+                after, transitions = retire(POLICY, known, row.watermark_ns or 0, BlindSpans())
+                nodes.merge(node_table([node_row(POLICY, node, after, BlindSpans())]))
+                rows = folded_table([transition_row(node, each) for each in transitions])
+                add_transitions(state, stream, row, rows, StreamReport(stream))
+        # Only f is silent, one of two nodes.
+        fold(state, stream, [(second, "e") for second in range(4, 40, 4)], cuts, 40)
+        assert [row for row in history(state) if row[1] == "timeout"] == [("f", "timeout", 10)]
+        assert site_events(state) == []
+
+
+@pytest.mark.parametrize(("end", "nodes"), ((64, set()), (66, {"f"}), (69, {"f"}), (71, {"e", "f"})))
+def test_hold_after_an_outage_lasts_the_warn_duration_of_the_class(tmp_path: Path, end: int, nodes: set[str]) -> None:
+    slow = [{"name": "slow", "match": "e", "warn_duration": "15s"}]
+    guard = {"partial": "50%", "quiet": "5s", "hold": "1h", "min_nodes": 3}
+    stream = configured(tmp_path, outage_guard=guard, classes=slow)
+    sightings = sorted((second, node) for node in NODES for second in (*range(0, 21, 5), *range(55, 81, 5)))
+    silent = [(second, node) for second, node in sightings if second < 50 or node not in "ef"]
+    with SiteState(tmp_path) as state:
+        fold(state, stream, silent, range(1, end), end)
+        assert site_events(state)[-1][:2] == ("restored", 55)
+        assert {row[0] for row in outbox(state) if row[1] == "timeout"} == nodes
+
+
+def test_quiet_time_must_be_shorter_than_that_of_each_class(tmp_path: Path) -> None:
+    fast = [{"name": "fast", "match": "e", "warn_duration": "4s"}]
+    with pytest.raises(ConfigurationError, match="quiet: is not shorter than warn_duration of class 'fast'"):
+        configured(tmp_path, outage_guard={"quiet": "5s"}, classes=fast)
+    guard = configured(tmp_path, outage_guard={}, classes=fast).guard
+    assert guard is not None
+    assert (guard.quiet_of("fast"), guard.quiet_of(None)) == (2 * SECOND, 5 * SECOND)
 
 
 @pytest.mark.parametrize(
