@@ -49,6 +49,12 @@ def test_value_is_put_read_listed_and_deleted(rig: Rig, bucket: str, command: Co
     ]
 
 
+def test_empty_value_is_replaced_and_recorded(rig: Rig, bucket: str, command: Command) -> None:
+    for value in ("", "2h"):
+        assert command("data", "put", "ops/cadence", value, "--yes")[0] == 0
+    assert actions(rig) == [("data put", "ops/cadence", ""), ("data put", "ops/cadence", " -> 2h")]
+
+
 @pytest.mark.parametrize("words", (("put", "ops/cadence", "3h"), ("delete", "ops/cadence")))
 def test_write_needs_yes_without_a_terminal(rig: Rig, bucket: str, command: Command, words: tuple[str, ...]) -> None:
     command("data", "put", "ops/cadence", "1h", "--yes")

@@ -81,13 +81,11 @@ def put(label: str, value: str, yes: bool) -> None:
     source, key = _opened(label)
     _refuse_memory(source, label)
     with source:
-        before = _before(source, key)
-        new = _shown(label, value)
-        _confirm(
-            f"{label}: replace {_shown(label, before)!r} by {new!r}?" if before else f"{label}: write {new!r}?", yes=yes
-        )
+        present, new = source.get(key, None), _shown(label, value)
+        before = None if present is None else _shown(label, present)
+        _confirm(f"{label}: write {new!r}?" if before is None else f"{label}: replace {before!r} by {new!r}?", yes=yes)
         source.put(key, value)
-    _note("data put", label, f"{_shown(label, before)} -> {new}" if before else new)
+    _note("data put", label, new if before is None else f"{before} -> {new}")
     click.echo(f"{label}: {new}")
 
 
@@ -135,11 +133,6 @@ def _refuse_memory(source: "Source", label: str) -> None:
         raise ConfigurationError(
             f"{label}: a memory source ends with its process; set data.{source.name}.values instead"
         )
-
-
-def _before(source: "Source", key: str) -> object:
-    """Return the present value, or None."""
-    return source.get(key, None)
 
 
 def _confirm(question: str, *, yes: bool) -> None:

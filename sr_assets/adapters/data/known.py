@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.locking import lock
-from sr_assets.adapters.private import open_private, write_private
+from sr_assets.adapters.locking import locked_folder
+from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.actions import record_action
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import cannot_write
@@ -44,7 +42,7 @@ def keep_values(settings: Settings) -> None:
     if not origins or not settings.home.is_dir():
         return
     try:
-        with _locked(settings.home):
+        with locked_folder(settings.home):
             known = _read(settings.home)
             rows = {
                 label: row for label, origin in origins.items() if (row := _row(origin, known.get(label))) is not None
@@ -77,11 +75,3 @@ def _read(home: Path) -> dict[str, Any]:
         return {label: row for label, row in rows.items() if isinstance(row["at_ns"], int) and "value" in row}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-
-
-@contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Hold the file's exclusive lock."""
-    with open_private(home / f".{_FILE}.lock") as file:
-        lock(file, None)
-        yield

@@ -6,10 +6,12 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters.data.source import Change, Json, Source
+from sr_assets.adapters.locking import locked_folder
 from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import ConfigurationError, RunError, cannot_write
 from sr_assets.settings.document import read_tree
@@ -93,25 +95,37 @@ class FileSource(MappingSource):
 
     def put(self, key: str, value: Json) -> None:
         """Replace a value in the file; the file loses its comments."""
-        *parents, last = self._parts(key)
-        tree = self._read() if self._file.exists() else {}
-        inner = tree
-        for part in parents:
-            inner = inner.setdefault(part, {})
-            if not isinstance(inner, dict):
-                raise RunError(f"{self.name}/{key}: {part!r} in {self._file} is not a mapping; put another key")
-        inner[last] = value
-        self._write(tree)
+        with self._locked():
+            *parents, last = self._parts(key)
+            tree = self._read() if self._file.exists() else {}
+            inner = tree
+            for part in parents:
+                inner = inner.setdefault(part, {})
+                if not isinstance(inner, dict):
+                    raise RunError(f"{self.name}/{key}: {part!r} in {self._file} is not a mapping; put another key")
+            inner[last] = value
+            self._write(tree)
 
     def delete(self, key: str) -> None:
         """Delete a value in the file."""
-        self.read(key)
-        *parents, last = self._parts(key)
-        tree = inner = self._read()
-        for part in parents:
-            inner = inner[part]
-        del inner[last]
-        self._write(tree)
+        with self._locked():
+            self.read(key)
+            *parents, last = self._parts(key)
+            tree = inner = self._read()
+            for part in parents:
+                inner = inner[part]
+            del inner[last]
+            self._write(tree)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the file's folder, so that concurrent changes of different keys all take effect."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked_folder(self._file.parent))
+            except OSError as error:
+                raise RunError(cannot_write(self._file, error)) from None
+            yield
 
     @property
     def _file(self) -> Path:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def source(request: pytest.FixtureRequest, rig: Rig, tmp_path: Path, opened: Ope
             case _:
                 url = stack.enter_context(real_consul(tmp_path))
                 yield opened(type="consul", url=url, prefix="sites/")
+
+
+def test_source_keeps_all_keys_that_are_put_concurrently(source: Source) -> None:
+    keys = [f"key{number:02}" for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: source.put(key, key), keys))
+    assert source.keys() == keys
 
 
 def test_source_stores_lists_and_deletes_values(source: Source) -> None:
