@@ -103,7 +103,7 @@ class ResultFolder:
             if not test.is_exact:
                 raise RunError(
                     f"test {number} ({test.description}, {test.nodes} nodes): found {test.found} of {test.expected}, "
-                    f"{test.failed} failed, {test.unexpected} unexpected{_listed(test.missing)}; "
+                    f"{test.failed} failed, {test.unexpected} unexpected{listed(test.missing)}; "
                     f"no result, see {self.path}/suite.json"
                 )
         page = report()
@@ -157,7 +157,8 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[Trial]]:
         raise RunError(f"{folder}: is not a result of `sr-assets measure`; name its --out directory") from None
 
 
-def _listed(missing: Sequence[str]) -> str:
+def listed(missing: Sequence[str]) -> str:
+    """Return the first missing items and the number of the others, for an error; empty without any."""
     if not missing:
         return ""
     more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""

@@ -23,7 +23,7 @@ from sr_assets.domain.choria_rpc import (
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.fleet_plan import FleetPlan
-from sr_assets.measure.results import Trial
+from sr_assets.measure.results import Trial, listed
 
 AGENT: Final = "emulated0"
 _CALLER: Final = "choria=sr-assets-measure"
@@ -47,7 +47,7 @@ def measure_rpc(
     The times are those from a request to each of its replies. Raises RunError if fewer nodes answer a ping.
     """
     with closing(_Client(cluster)) as client:
-        known = client.discover(max(nodes))
+        known = client.discover()
         for number in nodes:
             test = Trial("request → all replies", number, 0)
             tests.append(test)
@@ -55,8 +55,8 @@ def measure_rpc(
                 test.expected, test.times_ns = number, []
                 test.missing = _missing_nodes(known, number)
                 raise RunError(
-                    f"rpc: found {len(known)} of {number} nodes at {cluster.label}; missing: {', '.join(test.missing[:5])}"
-                    f"{' …' if len(test.missing) > 5 else ''}; start them, as with `sr-assets emulate --rpc --nodes {number}`"
+                    f"rpc: found {len(known)} of {number} nodes at {cluster.label}{listed(test.missing)}; start them, as with"
+                    f" `sr-assets emulate --rpc --nodes {number}`"
                 )
             deadline = time.monotonic() + for_seconds
             while True:
@@ -85,16 +85,15 @@ class _Client:
     def close(self) -> None:
         self._connection.close()
 
-    def discover(self, wanted: int) -> list[str]:
+    def discover(self) -> list[str]:
         """Return the nodes with the agent `emulated0`, sorted."""
         request, inbox = self._request(DISCOVERY, b"ping")
         self._connection.send(encode_pub(agent_subject(MAIN_COLLECTIVE, DISCOVERY), b"", b"", request))
         found_names: set[str] = set()
         deadline = time.monotonic() + _REPLY_SECONDS
-        while len(found_names) < wanted or self._connection.receive(0.0):
-            arrived = [node for node, _, _ in self._replies(inbox, min(_QUIET_SECONDS, deadline - time.monotonic()))]
-            if not arrived or time.monotonic() > deadline:
-                break
+        while arrived := [
+            node for node, _, _ in self._replies(inbox, min(_QUIET_SECONDS, deadline - time.monotonic()))
+        ]:
             found_names.update(arrived)
         return sorted(found_names)
 
