@@ -115,13 +115,17 @@ def _make_known(bench: Bench, stream: str, count: int) -> None:
     with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
         now_ns, row = time.time_ns(), {"stream": stream, "count": count}
         state.connection.execute(
-            "INSERT INTO nodes SELECT $stream, 'known' || i || '.example.net', $now, $now, 1, $now, 1000, 'up', $now,"
-            " NULL, 0, 1, $now + $hour FROM range($count) AS t(i)",
+            "INSERT INTO nodes BY NAME SELECT $stream AS stream, 'known' || i || '.example.net' AS node,"
+            " $now AS first_seen_ns, $now AS seen_ns, 1 AS sequence, $now AS copied_ns, 1000 AS copied_bytes,"
+            " 'up' AS status, $now AS status_since_ns, 0 AS times_retired, 1 AS transition,"
+            " $now + $hour AS deadline_ns FROM range($count) AS t(i)",
             {**row, "now": now_ns, "hour": _HOUR_NS},
         )
         state.connection.execute(
-            "INSERT INTO transitions SELECT uuid()::VARCHAR, $stream, 'known' || i || '.example.net', 'new', $now, $now,"
-            " $now, 0, 1, NULL, 1, false, false, NULL, NULL, false, 0 FROM range($count) AS t(i)",
+            "INSERT INTO transitions BY NAME SELECT uuid()::VARCHAR AS event_id, $stream AS stream,"
+            " 'known' || i || '.example.net' AS node, 'new' AS event, $now AS event_ns, $now AS detected_ns,"
+            " $now AS seen_ns, 0 AS age_ns, 1 AS sequence, 1 AS transition, false AS late, false AS returned,"
+            " false AS outbox FROM range($count) AS t(i)",
             {**row, "now": now_ns},
         )
         state.connection.execute(

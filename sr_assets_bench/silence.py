@@ -60,9 +60,10 @@ def _make_known(bench: Bench, count: int) -> None:
     with SiteState(bench.home / "sites" / SITE) as state, state.transaction():
         state.connection.execute(
             """
-            INSERT INTO nodes SELECT $stream, 'known' || i || '.example.net', $now, $now, 1, $now, 512, 'up', $now, NULL, 0,
-                1, $now + $warning
-            FROM range($count) AS t(i)
+            INSERT INTO nodes BY NAME SELECT $stream AS stream, 'known' || i || '.example.net' AS node,
+                $now AS first_seen_ns, $now AS seen_ns, 1 AS sequence, $now AS copied_ns, 512 AS copied_bytes,
+                'up' AS status, $now AS status_since_ns, 0 AS times_retired, 1 AS transition,
+                $now + $warning AS deadline_ns FROM range($count) AS t(i)
             """,
             {"stream": _STREAM, "count": count, "now": time.time_ns(), "warning": 30 * _MINUTE_NS},
         )

@@ -39,9 +39,10 @@ _MIB: Final = 1 << 20
 _GB: Final = 1_000_000_000
 #: The nodes of `FleetPlan.sender`, each last copied at another time within the interval.
 _KNOWN: Final = """
-INSERT INTO nodes
-SELECT $stream, node, $now, $now, 1, $now - (i * 7919 % $count) * ($sample // $count), 7000, 'up', $now, NULL, 0, 1,
-    $now + $sample // 4
+INSERT INTO nodes BY NAME
+SELECT $stream AS stream, node, $now AS first_seen_ns, $now AS seen_ns, 1 AS sequence,
+    $now - (i * 7919 % $count) * ($sample // $count) AS copied_ns, 7000 AS copied_bytes, 'up' AS status,
+    $now AS status_since_ns, 0 AS times_retired, 1 AS transition, $now + $sample // 4 AS deadline_ns
 FROM (SELECT i, ['web', 'app', 'sql', 'mem', 'log'][i % 5 + 1] || (i // 5 + 1) || '.example.net' AS node
     FROM range($count) AS t(i))
 WHERE node NOT IN (SELECT node FROM nodes)

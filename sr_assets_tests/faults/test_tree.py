@@ -149,6 +149,7 @@ def test_disconnected_city_is_blind_until_it_returns(tree: Rig, servers: list[Na
     city.stop()
     assert all(report.failure for report in tree.run("city", name=REPLICATORS["city"]).values())
     send_reports(tree, region, "HARBOUR", ["ship"])
+    drain_tree(tree, "region", "centre")
     while not tree.row("SELECT blind FROM global_summary WHERE stream = 'NODES'")["blind"]:
         drain_tree(tree, "region", "centre")
     assert statuses(tree, CITY) == last_received

@@ -49,6 +49,20 @@ class DaemonFleet:
             _Processes(self.job, self._parts).run()
 
 
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep processes that start here from searching the current folder for modules, which multiprocessing does first."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
 class _OwnGate:
     """The gate of a fleet in one process."""
 
@@ -104,18 +118,17 @@ class _Processes:
 
     @contextmanager
     def _children(self) -> Iterator[None]:
-        # By default a spawned process searches the current folder for modules first.
-        os.environ["PYTHONSAFEPATH"] = "1"
         context = multiprocessing.get_context("spawn")
         children: list[SpawnProcess] = []
         try:
-            for index in [*range(self._job.processes), *([_ADAPTER] if self._job.adapter else [])]:
-                ours, theirs = context.Pipe()
-                child = context.Process(target=run_child, args=(self._job, index, theirs), daemon=True)
-                child.start()
-                theirs.close()
-                children.append(child)
-                self._pipes[index], self._parts[index] = ours, Counters()
+            with _safe_path():
+                for index in [*range(self._job.processes), *([_ADAPTER] if self._job.adapter else [])]:
+                    ours, theirs = context.Pipe()
+                    child = context.Process(target=run_child, args=(self._job, index, theirs), daemon=True)
+                    child.start()
+                    theirs.close()
+                    children.append(child)
+                    self._pipes[index], self._parts[index] = ours, Counters()
             yield
         finally:
             for child in children:
