@@ -18,17 +18,20 @@ properties: $(READY) ## search a few minutes for examples that break a property;
 coverage: $(READY) ## run the fast tests and require a minimum coverage; ARGS='--cov-report=term-missing:skip-covered'
 	$(PYTEST) -m 'not process' --cov --cov-report= $(ARGS)
 
-test: $(READY) ## run all tests except the fault tests; ARGS='-k tracking'
-	$(PYTEST) --ignore=sr_assets_tests/faults $(ARGS)
+test: $(READY) ## run all tests except the fault tests and the long ones; ARGS='-k tracking'
+	$(PYTEST) -m 'not long' --ignore=sr_assets_tests/faults $(ARGS)
 
 test-faults: $(READY) ## kill, suspend and starve runs, workers and servers, and check the data; ARGS='-k outbox'
-	$(PYTEST) sr_assets_tests/faults $(ARGS)
+	$(PYTEST) -m 'not long' sr_assets_tests/faults $(ARGS)
+
+test-long: $(READY) ## run the tests that take minutes: soak, benchmarks, Spark clusters; before a release
+	$(PYTEST) -m long $(ARGS)
 
 test-packages: deb rpm ## install the packages in a Debian chroot, run, upgrade and remove them; as root, with debootstrap
 	$(BIN)/python -m pytest -v sr_assets_tests/packages $(ARGS)
 
-check: fmt-check lint types coverage ## run all CI steps: format, lint, types, the fast tests with their coverage, all other tests
-	$(PYTEST) -m process
+check: fmt-check lint types coverage ## run all CI steps: format, lint, types, the fast tests with their coverage, the other tests but the long ones
+	$(PYTEST) -m 'process and not long'
 
 bench: $(READY) ## measure this machine; prints a table and JSON
 	$(BIN)/python -m sr_assets_bench $(ARGS)
@@ -72,4 +75,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test-fast properties coverage test test-faults test-packages check bench soak dist deb rpm dev fmt fmt-check lint types help
+.PHONY: demo test-fast properties coverage test test-faults test-long test-packages check bench soak dist deb rpm dev fmt fmt-check lint types help

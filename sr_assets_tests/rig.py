@@ -38,7 +38,7 @@ SITE = "LONDON"
 #: The block `spark` that sends every batch to Spark.
 ALL_ON_SPARK = {"from_messages": 0}
 #: Long enough for a busy machine.
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 200.0
 #: Runs `sr-assets` in this process: exit code, stdout, stderr.
 Command = Callable[..., tuple[int, str, str]]
 #: The warm engine stays in the home.

@@ -64,7 +64,8 @@ class SparkSettings(Block):
         "the engine, [local or on a cluster](operations.md#a-spark-cluster)", "connect-local"
     )
     from_messages: Natural = file_key(
-        "smaller batches of up to 8 MiB need no Spark job, except on a cluster", FROM_MESSAGES
+        "smaller batches of up to 8 MiB, and daily tables of fewer nodes, need no Spark job, except on a cluster",
+        FROM_MESSAGES,
     )
     config: Annotated[dict[str, str], Value(_spark_config, type="mapping")] = file_key(
         "Spark options; with `sc://…`, session options", {}, default_text="none"

@@ -13,7 +13,7 @@ from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, 
 from sr_assets.adapters.nats.client import PublishRules
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.cluster import count_cores
-from sr_assets.adapters.spark.config import is_cluster
+from sr_assets.adapters.spark.config import is_cluster, uses_spark
 from sr_assets.adapters.spark.engine import use_engine
 from sr_assets.adapters.spark.session import (
     leave_session,
@@ -23,7 +23,6 @@ from sr_assets.adapters.spark.session import (
     stop_work,
 )
 from sr_assets.domain.errors import EngineLostError
-from sr_assets.domain.sizing import needs_spark
 from sr_assets.settings import ClusterSettings, SparkSettings
 from sr_assets.stages.leadership import Leadership
 
@@ -92,7 +91,7 @@ class SparkConnection:
 
     def needed(self, messages: int, payload_bytes: int) -> bool:
         """Return whether Spark processes a batch of this size; on a cluster, it processes every batch."""
-        return self.remote or needs_spark(messages, payload_bytes, self._settings.from_messages)
+        return uses_spark(self._settings, messages, payload_bytes)
 
     @property
     def remote(self) -> bool:

@@ -14,7 +14,8 @@ import pyarrow as pa
 from sr_assets.adapters.published.availability import write_availability
 from sr_assets.adapters.published.daily import AVAILABILITY, INVENTORY, DailyTable
 from sr_assets.adapters.published.inventory import observe, observed, write_inventory
-from sr_assets.adapters.published.node_histories import Histories
+from sr_assets.adapters.published.node_histories import Histories, History
+from sr_assets.adapters.spark.config import uses_spark
 from sr_assets.domain.days import Day, date_at, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import DailySettings, Settings
@@ -42,6 +43,11 @@ def spark_errors() -> Iterator[None]:
         yield
     except Exception as error:
         raise spark_error(error) from error
+
+
+def _engine(settings: Settings, session: Callable[[], SparkSession], part: History) -> SparkSession | None:
+    """Return the session for a part of the nodes; None: so few nodes need no Spark."""
+    return session() if uses_spark(settings.spark, part.nodes.num_rows) else None
 
 
 class DailyStage(ABC):
@@ -151,7 +157,10 @@ class AvailabilityStage(DailyStage):
         from sr_assets.adapters.spark.availability import measure_days
 
         with spark_errors():
-            parts = [measure_days(session(), part, days) for part in published.histories(days, _JOB_ROWS)]
+            parts = [
+                measure_days(_engine(settings, session, part), part, days)
+                for part in published.histories(days, _JOB_ROWS)
+            ]
         maintained = maintained_time(settings, published, days)
         return write_availability(published, days, pa.concat_tables(parts), maintained, settings.published_mode)
 
@@ -190,7 +199,7 @@ class InventoryStage(DailyStage):
         unknown = observe(published, days, settings.inventory.facts, held_ns)
         with spark_errors():
             parts = [
-                count_values(session(), observed(published, part.nodes), days, unknown)
+                count_values(_engine(settings, session, part), observed(published, part.nodes), days, unknown)
                 for part in published.histories(days, max(1, _JOB_ROWS // _PROPERTY_ROWS))
             ]
         return write_inventory(published, days[1:], pa.concat_tables(parts), settings.published_mode)

@@ -62,6 +62,7 @@ def test_copy_is_compared_with_mirror_and_one_at_a_time(bench: Bench, *, direct:
     assert figures["times_mirror"] > 0 < figures["times_one_at_a_time"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.process
 def test_cluster_is_compared_with_the_local_engine() -> None:
@@ -87,12 +88,14 @@ def test_one_message_in_ten_of_a_tracked_fleet_is_copied(bench: Bench) -> None:
     assert all(rate > 0 for rate in rates(figures))
 
 
+@pytest.mark.long
 def test_sampling_by_subject_is_measured(bench: Bench) -> None:
     figures = sampling.measure_unread(bench, 30, 10, rounds=1)
     assert len(rates(figures)) == 6
     assert all(rate > 0 for rate in rates(figures))
 
 
+@pytest.mark.long
 def test_backlog_is_compared_with_a_tenth_of_it(bench: Bench) -> None:
     figures = sampling.measure_backlog(bench, 1_000, 50)
     assert (figures["short_messages"], figures["long_messages"]) == (100, 1_000)
@@ -120,6 +123,7 @@ def test_history_compaction_and_lookup_are_measured(bench: Bench) -> None:
     assert figures["newest_ms"] > 0 < figures["history_ms"]
 
 
+@pytest.mark.long
 def test_trickle_is_measured_under_follow(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PROBES", 1)
     figures = measure_trickle(bench, 5, warm_seconds=2, seconds=3)
@@ -127,6 +131,7 @@ def test_trickle_is_measured_under_follow(bench: Bench, monkeypatch: pytest.Monk
     assert figures["queryable_p50"] >= figures["target_p50"] > 0
 
 
+@pytest.mark.long
 def test_sizing_counts_each_process_of_a_fleet_apart(bench: Bench) -> None:
     figures = measure_sizing(bench, 3_000, warm_seconds=1, seconds=3)
     assert figures["messages_per_second"] > 0 < figures["peak_mib"]
@@ -134,6 +139,7 @@ def test_sizing_counts_each_process_of_a_fleet_apart(bench: Bench) -> None:
     assert figures["slowest_lag_seconds"] > 0
 
 
+@pytest.mark.long
 def test_transitions_are_measured_with_target_up_and_down(
     engine_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +179,7 @@ def test_inventory_of_a_week_equals_sql(bench: Bench) -> None:
     assert figures["differing_rows"] == 0
 
 
+@pytest.mark.long
 def test_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "_PROBES", 2)
     monkeypatch.setattr(feeds, "_WARM_NODES", 100)

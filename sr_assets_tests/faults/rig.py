@@ -13,6 +13,7 @@ import psutil
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.operate.due_work import note_checked
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, wait_until
 
@@ -40,7 +41,11 @@ def start_run(
     log: IO[bytes] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> subprocess.Popen[bytes]:
-    """Start `sr-assets run`, optionally held at a checkpoint (with its marker file) and with its output in a log."""
+    """Start `sr-assets run`, optionally held at a checkpoint (with its marker file) and with its output in a log.
+
+    It leaves out the hourly and nightly jobs, which would take longer than the run itself.
+    """
+    note_checked(rig.home)
     environ = {**environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), **(hold_at(*hold) if hold else {})}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)

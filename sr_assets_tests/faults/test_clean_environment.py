@@ -95,6 +95,7 @@ def test_local_spark_needs_nothing_of_the_environment(rig: Rig, tmp_path: Path) 
     compute_day({}, tmp_path / "daily")
 
 
+@pytest.mark.long
 def test_cluster_needs_nothing_of_the_environment(rig: Rig, tmp_path: Path, cluster: SparkCluster) -> None:
     spark = {"mode": cluster.mode, "config": cluster.config}
     run_site(spark, tmp_path / "standalone", rig.source, rig.target)

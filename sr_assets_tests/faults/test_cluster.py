@@ -217,12 +217,14 @@ def test_leader_without_followers_proves_no_silence(rig: Rig, cluster: NatsClust
     rig.source = cluster.leader(stream)
     rig.create(stream, rig.target)
     rig.add(stream, source_url=rig.source.url, inspect_field="sender", inspect_duration="1h", warn_duration="4s")
-    rig.publish(stream, [Sent(b'{"sender": "n%d"}' % node) for node in range(3)])
+    followers = cluster.followers(stream)
     rig.drain()
-    stopped, followers = time.monotonic(), cluster.followers(stream)
+    rig.publish(stream, [Sent(b'{"sender": "n%d"}' % node) for node in range(3)])
     try:
+        # Immediately: later the leader would prove a real silence.
         for server in followers:
             os.kill(server.pid, signal.SIGSTOP)
+        stopped = time.monotonic()
         # Twice the silence that a node's timeout needs, with the margin of a watermark.
         while time.monotonic() < stopped + 12:
             rig.drain()

@@ -80,6 +80,7 @@ def test_next_run_recovers_from_a_kill_without_batch_publishing(
     test_next_run_recovers_from_a_kill_at_any_point(rig, undisturbed, disturbed, tmp_path, point)
 
 
+@pytest.mark.long
 def test_next_run_recovers_from_a_kill_while_catching_up(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
 ) -> None:

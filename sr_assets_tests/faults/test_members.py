@@ -13,6 +13,7 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.operate.due_work import note_checked
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
@@ -120,7 +121,8 @@ def test_restarted_home_continues_its_own_term(rig: Rig, tmp_path: Path, target:
 
 
 def run_member(file: Path, mode: str) -> subprocess.Popen[str]:
-    """Start `sr-assets run` with a configuration."""
+    """Start `sr-assets run` with a configuration, without the hourly and nightly jobs."""
+    note_checked(file.parent)
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(file)}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)

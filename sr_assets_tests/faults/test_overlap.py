@@ -112,6 +112,7 @@ def test_killed_run_leaves_no_site_running(rig: Rig) -> None:
     assert not any(lock_owner(folder) for folder in folders)
 
 
+@pytest.mark.long
 def test_run_waits_for_dagster_and_recovers_its_cancelled_run(
     rig: Rig, hold: Hold, single_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def soak(folder: Path, *arguments: str) -> dict[str, Any]:
     return counts
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_soak_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     counts = soak(tmp_path, "--seconds", "30", "--messages", str(MIN_MESSAGES))
@@ -42,6 +43,7 @@ def test_soak_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     assert {Fault.TARGET_AWAY, Fault.SOURCE_COPIED} <= counts["faults"].keys()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_soak_of_two_members_hands_over_exactly(tmp_path: Path) -> None:
     counts = soak(tmp_path, "--members", "2", "--seconds", "20", "--fail-overs", "2")

@@ -149,6 +149,7 @@ def message_count(rig: Rig, target: str) -> int:
     return int(rig.api(f"STREAM.INFO.{target}", server=rig.target).get("state", {}).get("last_seq", 0))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_killed_driver_executors_and_workers_lose_nothing(
     clustered: Rig, cluster: SparkCluster, tmp_path: Path
@@ -364,6 +365,7 @@ def served(rig: Rig, server: str) -> Rig:
     return rig
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_connect_server_run_survives_lost_executors_and_drivers(
     served: Rig, cluster: SparkCluster, tmp_path: Path

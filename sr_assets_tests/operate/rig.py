@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from sr_assets.operate.due_work import note_checked
 from sr_assets.settings import Settings, load_settings
 
 REPOSITORY = '{repositoryName: "__repository__", repositoryLocationName: "sr_assets.definitions"}'
@@ -35,7 +36,10 @@ def log_in_json(**top: Any) -> None:
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "log_format": "json", **top}))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, due_work: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run `sr-assets run`; by default without the hourly and nightly jobs, which take longer than a site's run."""
+    if not due_work:
+        note_checked(load_settings().home)
     return subprocess.run(
         [sys.executable, "-m", "sr_assets", "run", *arguments], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""The daily tables: Spark's availability and inventory against a separate computation for each node and day."""
+"""The daily tables: availability and inventory against a separate computation for each node and day."""
 
 import random
 from collections import Counter
@@ -57,8 +57,21 @@ def spark(engine_home: Path) -> Iterator[Session]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return configured(tmp_path, inventory=r"{facts: [country, 'a\.b.0']}")
+def settings(tmp_path: Path, request: pytest.FixtureRequest) -> Settings:
+    """The settings; Spark computes tables of so few nodes unless a test's `seed` is 1."""
+    alone = getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed") == 1
+    spark = "{}" if alone else "{from_messages: 0}"
+    return configured(tmp_path, inventory=r"{facts: [country, 'a\.b.0']}", spark=spark)
+
+
+@pytest.fixture
+def no_spark() -> Session:
+    """A session that no test may open."""
+
+    def refuse() -> Any:
+        raise AssertionError("Spark is needed")
+
+    return refuse
 
 
 def compute(stage: DailyStage, settings: Settings, dates: Sequence[date], spark: Session) -> dict[Any, Any]:
@@ -165,9 +178,10 @@ def merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", (1, 2))
 def test_availability_matches_each_node_history(
-    seed: int, settings: Settings, spark: Session, monkeypatch: pytest.MonkeyPatch
+    seed: int, settings: Settings, spark: Session, no_spark: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With blind spans, in portions of days and nodes, or without blind spans in one portion."""
+    """With blind spans, by Spark in portions of days and nodes; without blind spans, in one portion of this process."""
+    chosen = spark if seed > 1 else no_spark
     if seed > 1:
         monkeypatch.setattr(daily, "_HELD_ROWS", 130)
         monkeypatch.setattr(daily, "_JOB_ROWS", 200)
@@ -183,7 +197,7 @@ def test_availability_matches_each_node_history(
         published_spans = connection.execute("SELECT since_ns, until_ns FROM blind_spans ORDER BY ALL").fetchall()
     assert bool(published_spans) == (seed > 1)
     dates = list(dates_between(FIRST, FIRST + timedelta(days=4)))
-    rows = compute(AVAILABILITY_STAGE, settings, dates, spark)
+    rows = compute(AVAILABILITY_STAGE, settings, dates, chosen)
     merged = merge(spans)
     for local_date in dates:
         day = day_of(local_date)
@@ -315,9 +329,10 @@ def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_
 
 @pytest.mark.parametrize("seed", (1, 2))
 def test_inventory_matches_a_count_of_each_node(
-    seed: int, settings: Settings, spark: Session, monkeypatch: pytest.MonkeyPatch
+    seed: int, settings: Settings, spark: Session, no_spark: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All days in one portion, or in portions of days and nodes."""
+    """All days in one portion of this process, or by Spark in portions of days and nodes."""
+    chosen = spark if seed > 1 else no_spark
     if seed > 1:
         monkeypatch.setattr(daily, "_HELD_ROWS", 200)
         monkeypatch.setattr(daily, "_JOB_ROWS", 4_000)
@@ -332,7 +347,7 @@ def test_inventory_matches_a_count_of_each_node(
     messages = [message._replace(at_ns=message.at_ns // 1000 * 1000) for message in messages]
     publish(settings.home, histories, watermark_ns, messages=messages)
     dates = list(dates_between(FIRST, FIRST + timedelta(days=4)))
-    rows = compute(INVENTORY_STAGE, settings, dates, spark)
+    rows = compute(INVENTORY_STAGE, settings, dates, chosen)
     by_node = {node: [message for message in messages if message.node == node] for node in histories}
     for local_date in dates:
         day, eve = day_of(local_date), day_of(local_date - timedelta(days=1))

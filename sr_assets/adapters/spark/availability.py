@@ -1,4 +1,4 @@
-"""The availability of nodes by day, computed with Spark, exact to the nanosecond."""
+"""The availability of nodes by day, exact to the nanosecond; Spark computes that of many nodes."""
 
 from __future__ import annotations
 
@@ -91,9 +91,10 @@ def _begins(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(differs)
 
 
-def measure_days(session: SparkSession, history: History, days: Sequence[Day]) -> pa.Table:
+def measure_days(session: SparkSession | None, history: History, days: Sequence[Day]) -> pa.Table:
     """Return a row for each node and day on which it was known, unordered. `days` are consecutive.
 
+    Without a session, this process computes them.
     Columns: key, day (an index into `days`), up_ns, timeout_ns, retired_ns, blind_ns (their sum is the time of the day
     since the node's first sighting, up to the watermark), transitions, outages (stretches not up that started on the
     day) and longest_ns (the longest part of a stretch not up, without blind time).

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.spark.java import find_java
+from sr_assets.domain.sizing import needs_spark
 
 if TYPE_CHECKING:
     from sr_assets.settings import SparkSettings
@@ -60,6 +61,11 @@ _REMOTE_DEFAULTS: Final = {"spark.connect.progress.reportInterval": "2s"}
 def is_cluster(mode: str) -> bool:
     """Return whether a mode is a cluster without shared disks."""
     return mode.startswith(("spark://", "sc://"))
+
+
+def uses_spark(settings: SparkSettings, messages: int, payload_bytes: int = 0) -> bool:
+    """Return whether Spark processes a batch of this size; on a cluster, it processes every batch."""
+    return is_cluster(settings.mode) or needs_spark(messages, payload_bytes, settings.from_messages)
 
 
 def child_environment(home: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The inventory of nodes by day, counted with Spark: values, their nodes, and the nodes that gained or lost them."""
+"""The inventory of nodes by day: values, their nodes, and the nodes that gained or lost them; Spark counts many nodes."""
 
 from __future__ import annotations
 
@@ -83,12 +83,14 @@ class _CountJob:
         return node[row], day[row], values[first[which][row] + further]
 
 
-def count_values(session: SparkSession, nodes: pa.Table, days: Sequence[Day], unknown: Sequence[int]) -> pa.Table:
+def count_values(
+    session: SparkSession | None, nodes: pa.Table, days: Sequence[Day], unknown: Sequence[int]
+) -> pa.Table:
     """Return the number of nodes per value on each day except the first, which is only compared with.
 
     `nodes` are the observations of `published.inventory` for a history's nodes on these days, `unknown` the values of
-    an unobserved node. Columns: stream, day (0: the second of `days`), value_number, nodes, came, went; partial sums,
-    unordered.
+    an unobserved node. Without a session, this process counts. Columns: stream, day (0: the second of `days`),
+    value_number, nodes, came, went; partial sums, unordered.
     """
     job = _CountJob(bounds_of(days), np.array(unknown, np.int32))
     return compute(session, nodes, _OBSERVED, job, _COUNTED)

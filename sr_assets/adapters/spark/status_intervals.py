@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
+from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.shipping import Job, task_of
 from sr_assets.domain.days import Day
 from sr_assets.domain.tracking.rules import Status
@@ -122,8 +123,13 @@ def bounds_of(days: Sequence[Day]) -> NDArray[np.int64]:
     return np.array([*(day.first_ns for day in days), days[-1].next_ns], np.int64)
 
 
-def compute(session: SparkSession, nodes: pa.Table, more: str, job: Job, schema: str) -> pa.Table:
-    """Return the rows of a job on nodes, unordered; `more` are its columns in addition to a history's."""
+def compute(session: SparkSession | None, nodes: pa.Table, more: str, job: Job, schema: str) -> pa.Table:
+    """Return the rows of a job on nodes, unordered; `more` are its columns in addition to a history's.
+
+    Without a session, this process does the job.
+    """
+    if session is None:
+        return pa.Table.from_batches(job.run(iter(nodes.combine_chunks().to_batches())), arrow_schema(schema))
     columns = ", ".join(filter(None, (_NODES, more)))
     frame = session.createDataFrame(nodes) if nodes.num_rows else session.createDataFrame([], columns)
     return frame.mapInArrow(task_of(job), schema).toArrow()

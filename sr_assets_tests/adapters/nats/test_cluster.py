@@ -173,7 +173,7 @@ def test_acknowledgements_before_lost_connection_count(tmp_path: Path) -> None:
         killer = threading.Thread(target=kill)
         killer.start()
         items = [(f"FEED.{n}", b"x" * 1000, str(n)) for n in range(50_000)]
-        done = acknowledged(cluster.publish_many(items, timeout_seconds=20))
+        done = acknowledged(cluster.publish_many(items, timeout_seconds=120))
         killer.join()
         assert cluster.last_refusal in ("connection lost", "unexpected EOF", "Connection reset by peer", "Broken pipe")
         mortal.start()
