@@ -22,7 +22,8 @@ CREATE TABLE topology_links AS SELECT 'hub' AS cluster, 'ALL' AS stream, 'mirror
     'REG' AS origin_stream, 7::BIGINT AS lag_messages, 2.5 AS active_seconds
     UNION ALL SELECT 'hub', 'ALL', 'source', 'edge', 'OTHER', NULL, NULL;
 CREATE TABLE heartbeats AS SELECT 'london' AS name, 'HB' AS stream, 'hb."a"' AS subject,
-    now() - INTERVAL 30 SECOND AS arrived_at, 0.1 AS p50_seconds, 0.2 AS p95_seconds, 0.4 AS max_seconds
+    now() - INTERVAL 30 SECOND AS arrived_at, 0.1 AS p50_seconds, 0.2 AS p95_seconds, 0.4 AS max_seconds;
+CREATE TABLE hops AS SELECT 'london' AS name, 'REG' AS stream, 1.5 AS p50_seconds, 2.5 AS p95_seconds, 4.5 AS max_seconds
 """
 
 

@@ -7,6 +7,7 @@ import dagster as dg
 
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily import DAILY_TABLES
+from sr_assets.adapters.published.hop_schema import HOP_COLUMNS
 from sr_assets.adapters.published.leaders import SITE_LEADERS
 from sr_assets.adapters.published.schema import (
     INTERNAL,
@@ -17,13 +18,12 @@ from sr_assets.adapters.published.schema import (
 )
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 
-_HOPS: Final = TABLES["heartbeat_hops"].kinds
 _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     **{name: table.kinds for name, table in (TABLES | TOPOLOGY_TABLES).items() if name not in INTERNAL},
     **{table.name: table.kinds for table in DAILY_TABLES},
     "node_availability": NODE_COLUMNS,
     "node_snapshots": SNAPSHOT_COLUMNS,
-    "heartbeats": {name: kind for name, kind in _HOPS.items() if name not in ("hop_name", "hop_stream")},
+    **HOP_COLUMNS,
     "snapshot_info": dict(column.split(maxsplit=1) for column in SNAPSHOT_INFO.split(",")),
     "site_leaders": dict(column.split(maxsplit=1) for column in SITE_LEADERS.split(",")),
     actions.NAME: actions.COLUMNS,
@@ -82,6 +82,9 @@ _SHARED: Final = {
     "stored_at": "Time at which the source stored the message.",
     "stream": "Source stream of the entry.",
     "subject": "Subject of the message.",
+    "max_seconds": "Longest duration within the last hour.",
+    "p50_seconds": "Median duration within the last hour; negative if the clocks differ.",
+    "p95_seconds": "95th percentile of the duration within the last hour.",
     "timeout": "Nodes that are silent for longer than the warning.",
     "transition": "Number of the transition, counted for each node from 1.",
     "transitions": "Transitions of the node on the day.",
@@ -128,6 +131,8 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "queued_messages": "Copies that are decided but not made.",
         "paused": "Whether copying is paused.",
         "blind_seconds": "Sum of the current blind spans.",
+        "latency_p50_seconds": "Median time from source to target ([hops](#hops)).",
+        "latency_p95_seconds": "95th percentile of that time.",
     },
     "gaps": {
         "messages": "Sequences that the source does not hold.",
@@ -153,9 +158,12 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "stored_at": "Time at which the hop's source stored it.",
         "arrived_at": "Time at which the hop's target stored it.",
         "seconds": "Duration of the newest hop; negative if the clocks differ.",
-        "p50_seconds": "Median duration within the last hour.",
-        "p95_seconds": "95th percentile of the duration within the last hour.",
-        "max_seconds": "Longest duration within the last hour.",
+    },
+    "hops": {
+        "name": "Site that made the hop, from the copies' headers.",
+        "stream": "Source stream of the hop, from the copies' headers.",
+        "copies": "Measured copies.",
+        "until": "End of that hour.",
     },
     "snapshot_info": {
         "as_of": "Time of the publication.",

@@ -39,6 +39,7 @@ _TABLE_ROWS: Final = {
     "gaps": ("replica", "hole in a source"),
     "parked_messages": ("replica", "message that a target cannot take"),
     "heartbeats": ("replica", "heartbeat subject and hop"),
+    "hops": ("replica", "hop of copied messages"),
     "site_summary": ("node_state", "site and stream"),
     "site_events": ("node_state", "outage event of a site"),
     "node_events": ("node_state", "beginning or end of a node's flapping"),
