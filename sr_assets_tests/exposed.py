@@ -12,6 +12,7 @@ from sr_assets.adapters.state.status_file import write_status
 from sr_assets.settings import Settings, load_settings
 
 REPLICATOR, STREAM, SITES = "HUB", "REG", ("london", "paris")
+_COPIED_TOO = ("processing_seconds", "errors", "connection_errors", "connections_closed", "reconnections")
 _EVENTS = ("new", "timeout", "recover", "expire")
 _TABLES = f"""
 CREATE TABLE snapshot_info ({SNAPSHOT_INFO});
@@ -63,7 +64,7 @@ def advance_counters(home: Path, step: int) -> None:
         "nodes": {"up": 8, "timeout": 1},
         "counters": {
             **{name: {"": count} for name in ("seen_bytes", "skipped_bytes", "forced_messages", "processed_messages")},
-            **{name: {"": count, "copying": count} for name in ("processing_seconds", "errors")},
+            **{name: {"": count, "copying": count} for name in _COPIED_TOO},
             **{name: dict.fromkeys(_EVENTS, count) for name in ("advisories", "advisory_errors")},
         },
     }

@@ -42,6 +42,7 @@ REPLICATOR = {
     "replicator_meta_parse_failed_count": ("counter", _WORKER),
     "replicator_ack_failed_count": ("counter", _WORKER),
     "replicator_consumer_recreated": ("counter", _WORKER),
+    **dict.fromkeys(("connection_errors", "connection_closed", "connection_reconnections"), ("counter", _WORKER)),
     "limiter_messages_without_limit_field_count": ("counter", _LIMITER),
     "limiter_messages_copy_forced_count": ("counter", _LIMITER),
     "tracker_total_items": ("gauge", _WORKER),
@@ -52,6 +53,8 @@ _OLD, _KEY, _ADVISED = {"name", "worker"}, {"key", "name"}, {"name"}
 LEGACY = {
     **dict.fromkeys(("received_msgs", "received_bytes", "copied_msgs", "copied_bytes"), ("counter", _OLD)),
     **dict.fromkeys(("failed_msgs", "acks_failed"), ("counter", _OLD)),
+    **dict.fromkeys(("stream_reconnections", "connection_reconnections"), ("counter", _OLD)),
+    **dict.fromkeys(("connection_closed", "connection_errors"), ("counter", _OLD)),
     "processing_time": ("summary", _OLD),
     "current_sequence": ("gauge", _OLD),
     "limiter_memory_seen": ("gauge", _KEY),
