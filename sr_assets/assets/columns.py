@@ -197,9 +197,9 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "detected_at": "Watermark that found the event.",
     },
     "node_events": {
-        "event": "`flapping` or `settled`.",
-        "event_time": "Time of the transition that made the node flap, or at which the node settled.",
-        "transitions": "Number of transitions, except `new`: within the time of `flapping`; of `settled`, during the flapping.",
+        "event": "`flapping`, `settled` or `unretired`.",
+        "event_time": "Time of the transition that made the node flap, at which it settled, or of `unretire`.",
+        "transitions": "Number of transitions, except `new`, in the time of `flapping` or until `settled`; else NULL.",
         "published_at": "Time at which the event was published; NULL until then.",
         "event_id": "Id of the event.",
         "detected_at": "Watermark that found the event.",
@@ -213,7 +213,10 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "detail": "Result or options; empty if there is nothing to add.",
     },
     "global_availability": {"name": "Site of the node; NULL if the advisory has none."},
-    "global_advisories": {"name": "Site of the node; NULL if the advisory has none."},
+    "global_advisories": {
+        "event": "`new`, `timeout`, `recover`, `expire`, or `unretired`, which is not an advisory.",
+        "name": "Site of the node; NULL if the advisory has none.",
+    },
     "global_summary": {
         "last_advisory_at": "Time of the site's last advisory.",
         "blind": "Whether the site's heartbeat is overdue.",

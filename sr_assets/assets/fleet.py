@@ -42,7 +42,7 @@ _TABLE_ROWS: Final = {
     "hops": ("replica", "hop of copied messages"),
     "site_summary": ("node_state", "site and stream"),
     "site_events": ("node_state", "outage event of a site"),
-    "node_events": ("node_state", "beginning or end of a node's flapping"),
+    "node_events": ("node_state", "beginning or end of a node's flapping, or undone retirement"),
     "snapshot_info": ("replica", "publication: only the last"),
     "site_leaders": ("replica", "site"),
     "operator_actions": ("replica", "command that changed something"),

@@ -24,18 +24,19 @@ class Flapping:
 
 
 class NodeEvent(StrEnum):
-    """An event that replaces the announcements of a node."""
+    """An event of a node that is not a transition: the beginning and end of its flapping, and an undone retirement."""
 
     FLAPPING = "flapping"
     SETTLED = "settled"
+    UNRETIRED = "unretired"
 
 
 class NodeReport(NamedTuple):
-    """A node's event, with the number of its transitions since the beginning of the flapping, and its status."""
+    """A node's event, with the number of its transitions since the beginning of the flapping, if any, and its status."""
 
     event: NodeEvent
     event_ns: int
-    transitions: int
+    transitions: int | None
     up: bool
 
 

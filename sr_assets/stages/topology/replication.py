@@ -18,22 +18,22 @@ _MOST_NAMED: Final = 3
 
 def replication_texts(settings: Settings, survey: Survey, links: Sequence[Link]) -> dict[tuple[str, str], str]:
     """Return, by cluster and stream, which streams it mirrors, sources or copies, and which entries copy or read it."""
-    found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    relations_of: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for link in filter(lambda link: link.native, links):
         origin = _seen_from(link.cluster, link.origin_cluster, link.origin_stream)
-        found[link.cluster, link.stream]["mirror of" if link.kind == "mirror" else "sources"].append(origin)
+        relations_of[link.cluster, link.stream]["mirror of" if link.kind == "mirror" else "sources"].append(origin)
     for entry in settings.entries:
         there = survey.name_of(entry.source)
         if isinstance(entry, FeedSettings):
-            found[there, entry.stream]["read by feed"].append(entry.name)
+            relations_of[there, entry.stream]["read by feed"].append(entry.name)
             continue
         here = survey.name_of(entry.target)
         copied = f"{_seen_from(here, there, entry.stream)} by {entry.name}"
-        found[here, entry.target_stream]["copy of"].append(copied)
-        found[there, entry.stream]["copied by"].append(entry.name)
+        relations_of[here, entry.target_stream]["copy of"].append(copied)
+        relations_of[there, entry.stream]["copied by"].append(entry.name)
     return {
         stream: "; ".join(f"{relation} {_listed(others)}" for relation, others in relations.items())
-        for stream, relations in found.items()
+        for stream, relations in relations_of.items()
     }
 
 

@@ -1,17 +1,24 @@
 """Flapping nodes and `recover_after`: what is announced, for every cut of a history."""
 
 import json
+import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sr_assets.adapters.spark.source import read_advisories
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.advisories import encode_node_event
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.messages import Message as Stored
+from sr_assets.domain.received import STATUS
+from sr_assets.stages.tracking.node_advisories import advisory_body
 from sr_assets_tests.announcing import BEGIN_NS, SECOND, Row, at, configured, fold, history, outbox, site_events
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
@@ -131,6 +138,34 @@ def test_rules_together_announce_the_same_for_every_cut(
                 decisions = state.connection.execute(query).fetchall()
                 results.append((outbox(state), site_events(state), node_events(state), decisions))
         assert results[0] == results[1]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(restless(), st.lists(st.integers(0, 250), max_size=3, unique=True), st.integers(60, 250), st.randoms())
+def test_centre_shows_the_status_of_nodes_that_have_settled(
+    sightings: list[tuple[int, str]], cuts: list[int], end: int, chance: random.Random
+) -> None:
+    with tempfile.TemporaryDirectory() as name, SiteState(Path(name) / "state") as state:
+        stream = configured(Path(name), flapping={"transitions": 3, "within": "25s"})
+        fold(state, stream, [each for each in sightings if each[0] < end], [cut for cut in cuts if cut < end], end)
+        bodies = [advisory_body(stream, row) for row in state.outbox("REG").unpublished(999)]
+        bodies += [
+            encode_node_event(event, replicator="london", name="london")
+            for event in state.undecided("REG").unpublished()
+        ]
+        chance.shuffle(bodies)
+        stored = [Stored(1 + at, BEGIN_NS + at, "adv", b"", body) for at, body in enumerate(bodies)]
+        state.global_tables.fold("ADV", pa.Table.from_batches([read_advisories(stored)]))
+        # The rules of this second and the flapping nodes are not decided yet.
+        query = """
+            SELECT node, status FROM nodes WHERE node NOT IN (SELECT node FROM flapping_nodes)
+                AND node NOT IN (SELECT node FROM transitions WHERE due_ns IS NOT NULL) ORDER BY node
+            """
+        settled = dict(state.connection.execute(query).fetchall())
+        shown = f"SELECT node, {[status.value for status in STATUS]}[event_code + 1] FROM global_nodes"
+        assert {
+            node: status for node, status in state.connection.execute(shown).fetchall() if node in settled
+        } == settled
 
 
 @pytest.mark.parametrize(
