@@ -46,7 +46,7 @@ class OperatorKeys(CommonKeys):
     recover_after_ns: int = 0
     #: Its classes, and those of them that are never announced.
     class_names: tuple[str, ...] = ()
-    muted_classes: frozenset[str] = frozenset()
+    muted_classes: tuple[str, ...] = ()
 
     def with_rules(self, top: TopLevel, policy: Policy | None, classes: NodeClasses | None) -> Self:
         """Return the stream with its rules filled in; raises ValueError if they contradict each other."""
@@ -62,6 +62,6 @@ class OperatorKeys(CommonKeys):
             guard=guard.guard(policy.warning_ns, warnings) if guard and policy else None,
             flapping_rule=flapping.rule if flapping else None,
             class_names=class_names,
-            muted_classes=frozenset(name for name in class_names if classes and not classes.announces(name)),
+            muted_classes=tuple(name for name in class_names if classes and not classes.announces(name)),
             recover_after_ns=top.recover_after_ns if recover_after_ns is None else recover_after_ns,
         )

@@ -60,7 +60,7 @@ class Rules:
     outages: Sequence[Outage] = ()
     flapping: Flapping | None = None
     recover_after_ns: int = 0
-    muted: frozenset[str] = frozenset()
+    muted: tuple[str, ...] = ()
 
     @property
     def active(self) -> bool:

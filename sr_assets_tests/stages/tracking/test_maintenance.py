@@ -100,13 +100,12 @@ def test_maintenance_selects_nodes_by_class(tmp_path: Path) -> None:
     classes = [{"name": "web", "match": "web*"}, {"name": "db", "match": "db*"}]
     span = {"from": at(5), "to": at(50)}
     sightings = [(0, "web1"), (0, "web2"), (0, "db1"), (0, "x1"), (12, "web2")]
-    for number, (window, held) in enumerate(
-        (
-            ({"class": "web"}, {"web1", "web2"}),
-            ({"class": ["web", "db"]}, {"web1", "web2", "db1"}),
-            ({"class": "web", "match": "*2"}, {"web2"}),
-        )
-    ):
+    cases: list[tuple[dict[str, Any], set[str]]] = [
+        ({"class": "web"}, {"web1", "web2"}),
+        ({"class": ["web", "db"]}, {"web1", "web2", "db1"}),
+        ({"class": "web", "match": "*2"}, {"web2"}),
+    ]
+    for number, (window, held) in enumerate(cases):
         stream = configured(tmp_path, {**window, **span}, classes=classes)
         with SiteState(tmp_path / str(number)) as state:
             fold(state, stream, sightings, [], 40)
