@@ -15,6 +15,7 @@ CREATE TABLE latencies (
 """
 SLOT_NS: Final = 300 * SECOND_NS
 _SLOTS: Final = 12
+_MOST_ROWS: Final = 10_000
 
 
 class Latencies(StreamTable):
@@ -29,14 +30,12 @@ class Latencies(StreamTable):
         )
         last = max(slot for _, _, slot, _ in counts)
         columns = [list(column) for column in zip(*counts, strict=True)]
+        # Adding rows takes 1.5 ms, merging them with the stored ones 20.
         self._connection.execute(
             """
-            MERGE INTO latencies USING (
-                SELECT ?::VARCHAR AS stream, unnest(?::VARCHAR[]) AS hop_name, unnest(?::VARCHAR[]) AS hop_stream,
-                    unnest(?::BIGINT[]) AS slot, unnest(?::INTEGER[]) AS bucket, unnest(?::BIGINT[]) AS copies
-            ) AS added USING (stream, hop_name, hop_stream, slot, bucket)
-            WHEN MATCHED THEN UPDATE SET copies = latencies.copies + added.copies
-            WHEN NOT MATCHED THEN INSERT
+            INSERT INTO latencies
+            SELECT ?::VARCHAR, unnest(?::VARCHAR[]), unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::INTEGER[]),
+                unnest(?::BIGINT[])
             """,
             [self._stream, *columns, list(counts.values())],
         )
@@ -44,3 +43,18 @@ class Latencies(StreamTable):
             "DELETE FROM latencies WHERE stream = ? AND slot NOT BETWEEN ? AND ?",
             [self._stream, last - _SLOTS + 1, last],
         )
+        if self._value("SELECT count(*) FROM latencies WHERE stream = ?") > _MOST_ROWS:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Merge the rows of equal hop, slot and bucket."""
+        query = """
+            SELECT stream, hop_name, hop_stream, slot, bucket, sum(copies)::BIGINT AS copies FROM latencies
+            WHERE stream = ? GROUP BY ALL
+            """
+        self._connection.register("merged", self._connection.sql(query, params=[self._stream]).to_arrow_table())
+        try:
+            self._connection.execute("DELETE FROM latencies WHERE stream = ?", [self._stream])
+            self._connection.execute("INSERT INTO latencies BY NAME SELECT * FROM merged")
+        finally:
+            self._connection.unregister("merged")
