@@ -40,6 +40,7 @@ COLUMN_TYPES: Final = {table: {name: kind.strip() for name, kind in types.items(
 #: Column → description, unless `_OWN` has another one for the table.
 _SHARED: Final = {
     "age_seconds": "Silence of the node at the event.",
+    "detected_at": "Watermark that found the event.",
     "as_of": "Source's time at which the row was current.",
     "blind_seconds": "Time in which lost messages hide whether nodes reported.",
     "class": "[Class](rules.md#classes) of the node, or NULL.",
@@ -85,6 +86,7 @@ _SHARED: Final = {
     "max_seconds": "Longest duration within the last hour.",
     "p50_seconds": "Median duration within the last hour; negative if the clocks differ.",
     "p95_seconds": "95th percentile of the duration within the last hour.",
+    "published_at": "Time at which the event was published; NULL until then.",
     "timeout": "Nodes that are silent for longer than the warning.",
     "transition": "Number of the transition, counted for each node from 1.",
     "transitions": "Transitions of the node on the day.",
@@ -191,18 +193,14 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "nodes": "Nodes that are up, or held by the outage.",
         "silent": "Silent nodes among them.",
         "since": "Earliest last sighting of the nodes that were silent; of `restored`, when the outage began.",
-        "published_at": "Time at which the event was published; NULL until then.",
         "outage": "Id of the outage: that of its first event.",
         "event_id": "Id of the event.",
-        "detected_at": "Watermark that found the event.",
     },
     "node_events": {
         "event": "`flapping`, `settled` or `unretired`.",
         "event_time": "Time of the transition that made the node flap, at which it settled, or of `unretire`.",
         "transitions": "Number of transitions, except `new`, in the time of `flapping` or until `settled`; else NULL.",
-        "published_at": "Time at which the event was published; NULL until then.",
         "event_id": "Id of the event.",
-        "detected_at": "Watermark that found the event.",
     },
     "operator_actions": {
         "at": "Time of the action.",

@@ -43,8 +43,7 @@ class AdvisoryStage:
         self._stored = StoredAdvisories(stream, self._outbox, clock)
         # Senders with a refused advisory, whether the stream refuses all advisories, and the end of the pause.
         self._held_back: set[str] = set()
-        self._all_refused = False
-        self._retry_at = 0.0
+        self._all_refused, self._retry_at = False, 0.0
 
     @property
     def refused(self) -> bool:
