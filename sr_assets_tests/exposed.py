@@ -12,6 +12,7 @@ from sr_assets.adapters.state.status_file import write_status
 from sr_assets.settings import Settings, load_settings
 
 REPLICATOR, STREAM, SITES = "HUB", "REG", ("london", "paris")
+_COPIED_TOO = ("processing_seconds", "errors", "connection_errors", "connections_closed", "reconnections")
 _EVENTS = ("new", "timeout", "recover", "expire")
 _TABLES = f"""
 CREATE TABLE snapshot_info ({SNAPSHOT_INFO});
@@ -22,7 +23,8 @@ CREATE TABLE topology_links AS SELECT 'hub' AS cluster, 'ALL' AS stream, 'mirror
     'REG' AS origin_stream, 7::BIGINT AS lag_messages, 2.5 AS active_seconds
     UNION ALL SELECT 'hub', 'ALL', 'source', 'edge', 'OTHER', NULL, NULL;
 CREATE TABLE heartbeats AS SELECT 'london' AS name, 'HB' AS stream, 'hb."a"' AS subject,
-    now() - INTERVAL 30 SECOND AS arrived_at, 0.1 AS p50_seconds, 0.2 AS p95_seconds, 0.4 AS max_seconds
+    now() - INTERVAL 30 SECOND AS arrived_at, 0.1 AS p50_seconds, 0.2 AS p95_seconds, 0.4 AS max_seconds;
+CREATE TABLE hops AS SELECT 'london' AS name, 'REG' AS stream, 1.5 AS p50_seconds, 2.5 AS p95_seconds, 4.5 AS max_seconds
 """
 
 
@@ -62,7 +64,7 @@ def advance_counters(home: Path, step: int) -> None:
         "nodes": {"up": 8, "timeout": 1},
         "counters": {
             **{name: {"": count} for name in ("seen_bytes", "skipped_bytes", "forced_messages", "processed_messages")},
-            **{name: {"": count, "copying": count} for name in ("processing_seconds", "errors")},
+            **{name: {"": count, "copying": count} for name in _COPIED_TOO},
             **{name: dict.fromkeys(_EVENTS, count) for name in ("advisories", "advisory_errors")},
         },
     }

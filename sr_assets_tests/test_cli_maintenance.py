@@ -83,6 +83,7 @@ def test_configured_windows_are_listed_and_not_ended(command: Command, tmp_path:
             "--site lonndon: matches no site that tracks nodes; did you mean 'london'?",
         ),
         (("--to", "tomorrow"), "'tomorrow' is not a time"),
+        (("--for", "1h", "--class", "web"), "--class 'web' is not a class of these streams; add it to classes"),
     ),
 )
 def test_add_refuses_a_window_in_one_line(run: Run, arguments: tuple[str, ...], problem: str) -> None:
@@ -90,6 +91,22 @@ def test_add_refuses_a_window_in_one_line(run: Run, arguments: tuple[str, ...], 
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert problem in err
     assert listed(run) == []
+
+
+def test_window_of_a_class_is_listed_with_it(command: Command, tmp_path: Path, home: Path) -> None:
+    text = configuration(home).replace(
+        "inspect_duration:", "classes: [{name: web, match: 'web*'}]\n    inspect_duration:", 1
+    )
+    run = partial(command, "--config", str(write_configuration(tmp_path, text)))
+    code, _, err = run("maintenance", "add", "--class", "wbe", "--for", "1h", "--reason", "r")
+    assert (code, err) == (
+        2,
+        "error: --class 'wbe' is not a class of these streams; did you mean 'web'? classes: web\n",
+    )
+    assert run("maintenance", "add", "--class", "web", "--for", "1h", "--reason", "r")[0] == 0
+    assert [(row["match"], row["class"]) for row in listed(run)] == [("*", "web")]
+    code, _, err = run("maintenance", "add", "--for", "1h", "--reason", "r")
+    assert (code, err) == (2, "error: maintenance add: needs --match or --class; --match '*' is every node\n")
 
 
 def test_end_refuses_an_unknown_window(run: Run) -> None:

@@ -7,6 +7,7 @@ import dagster as dg
 
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily import DAILY_TABLES
+from sr_assets.adapters.published.hop_schema import HOP_COLUMNS
 from sr_assets.adapters.published.leaders import SITE_LEADERS
 from sr_assets.adapters.published.schema import (
     INTERNAL,
@@ -17,13 +18,12 @@ from sr_assets.adapters.published.schema import (
 )
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 
-_HOPS: Final = TABLES["heartbeat_hops"].kinds
 _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     **{name: table.kinds for name, table in (TABLES | TOPOLOGY_TABLES).items() if name not in INTERNAL},
     **{table.name: table.kinds for table in DAILY_TABLES},
     "node_availability": NODE_COLUMNS,
     "node_snapshots": SNAPSHOT_COLUMNS,
-    "heartbeats": {name: kind for name, kind in _HOPS.items() if name not in ("hop_name", "hop_stream")},
+    **HOP_COLUMNS,
     "snapshot_info": dict(column.split(maxsplit=1) for column in SNAPSHOT_INFO.split(",")),
     "site_leaders": dict(column.split(maxsplit=1) for column in SITE_LEADERS.split(",")),
     actions.NAME: actions.COLUMNS,
@@ -40,6 +40,7 @@ COLUMN_TYPES: Final = {table: {name: kind.strip() for name, kind in types.items(
 #: Column → description, unless `_OWN` has another one for the table.
 _SHARED: Final = {
     "age_seconds": "Silence of the node at the event.",
+    "detected_at": "Watermark that found the event.",
     "as_of": "Source's time at which the row was current.",
     "blind_seconds": "Time in which lost messages hide whether nodes reported.",
     "class": "[Class](rules.md#classes) of the node, or NULL.",
@@ -82,6 +83,10 @@ _SHARED: Final = {
     "stored_at": "Time at which the source stored the message.",
     "stream": "Source stream of the entry.",
     "subject": "Subject of the message.",
+    "max_seconds": "Longest duration within the last hour.",
+    "p50_seconds": "Median duration within the last hour; negative if the clocks differ.",
+    "p95_seconds": "95th percentile of the duration within the last hour.",
+    "published_at": "Time at which the event was published; NULL until then.",
     "timeout": "Nodes that are silent for longer than the warning.",
     "transition": "Number of the transition, counted for each node from 1.",
     "transitions": "Transitions of the node on the day.",
@@ -128,6 +133,8 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "queued_messages": "Copies that are decided but not made.",
         "paused": "Whether copying is paused.",
         "blind_seconds": "Sum of the current blind spans.",
+        "latency_p50_seconds": "Median time from source to target ([hops](#hops)).",
+        "latency_p95_seconds": "95th percentile of that time.",
     },
     "gaps": {
         "messages": "Sequences that the source does not hold.",
@@ -153,9 +160,12 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "stored_at": "Time at which the hop's source stored it.",
         "arrived_at": "Time at which the hop's target stored it.",
         "seconds": "Duration of the newest hop; negative if the clocks differ.",
-        "p50_seconds": "Median duration within the last hour.",
-        "p95_seconds": "95th percentile of the duration within the last hour.",
-        "max_seconds": "Longest duration within the last hour.",
+    },
+    "hops": {
+        "name": "Site that made the hop, from the copies' headers.",
+        "stream": "Source stream of the hop, from the copies' headers.",
+        "copies": "Measured copies.",
+        "until": "End of that hour.",
     },
     "snapshot_info": {
         "as_of": "Time of the publication.",
@@ -183,18 +193,14 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "nodes": "Nodes that are up, or held by the outage.",
         "silent": "Silent nodes among them.",
         "since": "Earliest last sighting of the nodes that were silent; of `restored`, when the outage began.",
-        "published_at": "Time at which the event was published; NULL until then.",
         "outage": "Id of the outage: that of its first event.",
         "event_id": "Id of the event.",
-        "detected_at": "Watermark that found the event.",
     },
     "node_events": {
-        "event": "`flapping` or `settled`.",
-        "event_time": "Time of the transition that made the node flap, or at which the node settled.",
-        "transitions": "Number of transitions, except `new`: within the time of `flapping`; of `settled`, during the flapping.",
-        "published_at": "Time at which the event was published; NULL until then.",
+        "event": "`flapping`, `settled` or `unretired`.",
+        "event_time": "Time of the transition that made the node flap, at which it settled, or of `unretire`.",
+        "transitions": "Number of transitions, except `new`, in the time of `flapping` or until `settled`; else NULL.",
         "event_id": "Id of the event.",
-        "detected_at": "Watermark that found the event.",
     },
     "operator_actions": {
         "at": "Time of the action.",
@@ -205,7 +211,10 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "detail": "Result or options; empty if there is nothing to add.",
     },
     "global_availability": {"name": "Site of the node; NULL if the advisory has none."},
-    "global_advisories": {"name": "Site of the node; NULL if the advisory has none."},
+    "global_advisories": {
+        "event": "`new`, `timeout`, `recover`, `expire`, or `unretired`, which is not an advisory.",
+        "name": "Site of the node; NULL if the advisory has none.",
+    },
     "global_summary": {
         "last_advisory_at": "Time of the site's last advisory.",
         "blind": "Whether the site's heartbeat is overdue.",

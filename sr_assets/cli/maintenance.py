@@ -39,7 +39,8 @@ def maintenance() -> None:
 
 
 @maintenance.command()
-@click.option("--match", "globs", multiple=True, required=True, metavar="M", help="Glob of nodes; may be repeated.")
+@click.option("--match", "globs", multiple=True, metavar="M", help="Glob of nodes; may be repeated.")
+@click.option("--class", "classes", multiple=True, metavar="C", help="Class of nodes; may be repeated.")
 @click.option("--site", metavar="S", help="Glob of sites (default: every site).")
 @click.option("--from", "from_ns", type=_Time(), metavar="T", help="Begin then (default: now).")
 @click.option("--to", "to_ns", type=_Time(), metavar="T", help="End then.")
@@ -49,6 +50,7 @@ def maintenance() -> None:
 def add(
     settings: "Settings",
     globs: tuple[str, ...],
+    classes: tuple[str, ...],
     site: str | None,
     from_ns: int | None,
     to_ns: int | None,
@@ -59,6 +61,8 @@ def add(
     from sr_assets.domain.tracking.maintenance import Window
     from sr_assets.stages.tracking.windows import add_window
 
+    if not (globs or classes):
+        raise ConfigurationError("maintenance add: needs --match or --class; --match '*' is every node")
     if (to_ns is None) == (seconds is None):
         raise ConfigurationError("maintenance add: needs one of --to and --for; name the end of the window")
     begin_ns = time.time_ns() if from_ns is None else from_ns
@@ -66,9 +70,10 @@ def add(
     if end_ns <= begin_ns:
         option = "--for" if to_ns is None else f"--to {_text(end_ns)}"
         raise ConfigurationError(f"{option}: is not after --from {_text(begin_ns)}; choose a later end")
-    window_id, sites = add_window(settings, Window("", globs, begin_ns, end_ns, reason=reason), site)
+    window_id, sites = add_window(settings, Window("", globs, begin_ns, end_ns, reason=reason, classes=classes), site)
     span = f"{_text(begin_ns)} to {_text(end_ns)}"
-    note_action(settings, "maintenance add", ", ".join(sites), f"{window_id}: {', '.join(globs)}, {span}: {reason}")
+    about = ", ".join((*globs, *(f"class {name}" for name in classes)))
+    note_action(settings, "maintenance add", ", ".join(sites), f"{window_id}: {about}, {span}: {reason}")
     click.echo(window_id)
 
 
@@ -79,7 +84,7 @@ def list_windows(settings: "Settings", form: Format) -> None:
     """List every window, configured or added, with its id."""
     from sr_assets.stages.tracking.windows import known_windows
 
-    columns = ("id", "state", "match", "site", "from", "to", "cron", "for", "reason", "added")
+    columns = ("id", "state", "match", "class", "site", "from", "to", "cron", "for", "reason", "added")
     now_ns = time.time_ns()
     rows = [_row(known, now_ns) for known in known_windows(settings)]
     show(columns, rows, form, first=("id", "state", "match", "site", "reason"))
@@ -104,6 +109,7 @@ def _row(known: "KnownWindow", now_ns: int) -> tuple[Any, ...]:
         window.id,
         known.state(now_ns),
         ", ".join(window.globs) or "*",
+        ", ".join(window.classes) or None,
         ", ".join(known.sites),
         _at(window.from_ns) if once else None,
         _at(window.to_ns) if once else None,

@@ -36,6 +36,7 @@ _STREAMS: Final = (
     "deleted",
     "api_level",
     "peers",
+    "replication",
 )
 _LINKS: Final = (
     "stream",
@@ -92,6 +93,8 @@ def report(
         if cluster is not None and cluster not in survey.of:
             raise ConfigurationError(f"--cluster {cluster} is unknown; choose one of: {', '.join(survey.of)}")
         details = None if stream is None else stream_details(survey, stream, cluster)
+    for each in details or ():
+        each["replication"] = made.replication.get((each["cluster"], each["stream"]))
     if stream is None or details is None:
         _print_report(made, cluster, form, leaders=leaders, raw=raw, sort=sort, dot=dot)
     else:
@@ -114,7 +117,11 @@ def _print_report(
 ) -> None:
     from sr_assets.stages.topology.report import link_record, stream_record
 
-    streams = [stream_record(row) for row in made.streams if cluster in (None, row.cluster)]
+    streams = [
+        stream_record(row) | {"replication": made.replication.get((row.cluster, row.stream or ""))}
+        for row in made.streams
+        if cluster in (None, row.cluster)
+    ]
     links = [link_record(link) for link in made.links if cluster in (None, link.cluster, link.origin_cluster)]
     if dot is not None:
         _write_graph(dot, made, cluster)
@@ -142,7 +149,7 @@ def _print_records(
 def _columns(table: str) -> tuple[str, ...]:
     from sr_assets.stages.topology.report import LINK_COLUMNS, STREAM_COLUMNS
 
-    return STREAM_COLUMNS if table == "stream" else LINK_COLUMNS
+    return (*STREAM_COLUMNS, "replication") if table == "stream" else LINK_COLUMNS
 
 
 def _print_tables(
@@ -153,14 +160,14 @@ def _print_tables(
         tuple(stream[column] if raw else _with_unit(column, stream[column]) for column in _STREAMS)
         for stream in reachable
     ]
-    shown += [(row["cluster"], row["domain"], "unreachable", *[None] * 9) for row in streams if row["stream"] is None]
+    shown += [(row["cluster"], row["domain"], "unreachable", *[None] * 10) for row in streams if row["stream"] is None]
     columns = ["replicas" if column == "peers" else column for column in _STREAMS]
     show(
         columns,
         shown,
         form,
         title="Stream Report",
-        first=("cluster", "stream", "messages", "bytes"),
+        first=("cluster", "stream", "messages", "bytes", "replication"),
         alarmed=_unreachable,
     )
     rows = [tuple(_link_cell(column, link, raw=raw) for column in _LINKS) for link in links]

@@ -79,7 +79,7 @@ def print_details(form: Format, details: Sequence[Record], links: Sequence[Recor
 def _properties(details: Record) -> list[Record]:
     return [
         {"property": name, "value": value}
-        for part in ("created", *_PARTS)
+        for part in ("created", "replication", *_PARTS)
         if part in details
         for name, value in _flat(part, details[part])
     ]

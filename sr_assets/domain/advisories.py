@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
-from sr_assets.domain.tracking.rules import Transition
+from sr_assets.domain.tracking.announcements import NodeEvent
+from sr_assets.domain.tracking.rules import Event, Status, Transition
 
 PROTOCOL: Final = "io.choria.sr.v2.age_advisory"
 V1_SCHEMA: Final = "https://choria.io/schemas/sr/v1/age_advisory.json"
@@ -104,9 +105,26 @@ def encode_site_event(event: Mapping[str, Any], *, replicator: str, name: str) -
     return _event_body(SITE_PROTOCOL, event, replicator, name, counts)
 
 
-def encode_node_event(event: Mapping[str, Any], *, replicator: str, name: str) -> bytes:
-    """Return the body of a node's event, from its row in `node_events`."""
-    node = {"value": event["node"], "transitions": event["transitions"], "up": event["up"]}
+def encode_node_event(event: Mapping[str, Any], *, replicator: str, name: str, ranked: bool = True) -> bytes:
+    """Return the body of a node's event, from its row in `node_events` with the node's last transition until then.
+
+    With `ranked`, it has the node's state where no advisory tells it: after an undone retirement, and of a settled node
+    that is up. A centre ranks the state among the advisories, which must have a number too.
+    """
+    node: dict[str, object] = {"value": event["node"], "transitions": event["transitions"], "up": event["up"]}
+    if ranked and event["last_transition"] is not None:
+        last = {"event": event["last_event"], "event_ns": event["last_ns"], "previous": event["last_previous"]}
+        if event["event"] == NodeEvent.UNRETIRED:
+            now = NodeEvent.UNRETIRED.value if event["up"] else Event.TIMEOUT.value
+            last = {"event": now, "event_ns": event["event_ns"], "previous": Status.RETIRED.value}
+        if event["event"] == NodeEvent.UNRETIRED or (event["event"] == NodeEvent.SETTLED and event["up"]):
+            node["state"] = {
+                "event": last["event"],
+                "event_time": format_rfc3339_ns(last["event_ns"]),
+                "previous": last["previous"],
+                "seen": event["last_seen_ns"] // SECOND_NS,
+                "transition": event["last_transition"],
+            }
     return _event_body(NODE_PROTOCOL, event, replicator, name, node)
 
 

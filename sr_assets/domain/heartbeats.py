@@ -1,7 +1,7 @@
-"""The hops of a copied heartbeat: its transit time from each stream to the next.
+"""The hops of a copied message: its transit time from each stream to the next.
 
-A heartbeat has the header `Choria-SR-Subject`. Each hop adds a `Choria-SR-Source` with the stored time in the stream
-that it read.
+Each hop adds a `Choria-SR-Source` with the stored time in the stream that it read. A heartbeat also has the header
+`Choria-SR-Subject`.
 """
 
 from typing import Final, NamedTuple
@@ -17,8 +17,9 @@ _MOST_DIGITS: Final = 10
 
 
 class Hop(NamedTuple):
-    """One hop of a heartbeat from a stream, of the entry `name`, to the next; times in unix ns.
+    """One hop of a message from a stream, of the entry `name`, to the next; times in unix ns.
 
+    `subject`, `originator` and `sent_ns` are those of a heartbeat; the texts are empty for any other message.
     The times come from two clocks, so `arrived_ns` may be earlier than `stored_ns`.
     """
 
@@ -37,7 +38,7 @@ def is_heartbeat(headers: bytes) -> bool:
 
 
 def hops(headers: bytes, payload: bytes, arrived_ns: int) -> list[Hop]:
-    """Return the hops, from the first copy on, of a heartbeat that a stream stored at `arrived_ns`."""
+    """Return the hops, from the first copy on, of a message that a stream stored at `arrived_ns`."""
     subject, originator = (_text(headers, name) for name in (SUBJECT_HEADER, ORIGINATOR_HEADER))
     origins = [origin for value in header_values(headers, SOURCE_HEADER) if (origin := parse_origin(value))]
     sent_ns = int(payload) * SECOND_NS if payload.isdigit() and len(payload) <= _MOST_DIGITS else None

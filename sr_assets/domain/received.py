@@ -7,27 +7,38 @@ ours, by `timestamp`; within one second the later one in the life cycle wins.
 """
 
 import json
-import math
-import uuid
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.advisories import NODE_PROTOCOL, OBSERVER_EVENT, PROTOCOL, SITE_PROTOCOL
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3339_ns
-from sr_assets.domain.senders import MAX_SENDER_BYTES, refuse_constant
+from sr_assets.domain.received_fields import (
+    END_OF_TIME_NS,
+    Reject,
+    UnfitError,
+    count_of,
+    counter_of,
+    event_time_ns,
+    identity_of,
+    seconds_of,
+    seen_ns_of,
+    text_of,
+)
+from sr_assets.domain.senders import refuse_constant
 from sr_assets.domain.tracking.announcements import NodeEvent
 from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.domain.tracking.rules import Event, Status
 
 #: Larger payloads are not parsed: an advisory has about 500 bytes.
 MAX_PAYLOAD_BYTES: Final = 64 << 10
-_END_OF_TIME_NS: Final = 1 << 63
 _V1_SCHEMA: Final = "/age_advisory.json"
 
 #: Events and the resulting status, by event code: the order of the life cycle.
 LIFE_CYCLE: Final = (Event.NEW, Event.TIMEOUT, Event.RECOVER, Event.EXPIRE)
-STATUS: Final = (Status.UP, Status.TIMEOUT, Status.UP, Status.RETIRED)
-_EVENT_CODES: Final = {event.value: code for code, event in enumerate(LIFE_CYCLE)}
+STATUS: Final = (Status.UP, Status.TIMEOUT, Status.UP, Status.RETIRED, Status.UP)
+#: The names of the events by event code: those of the life cycle, and that of a node's event.
+REPORTED: Final = (*(event.value for event in LIFE_CYCLE), NodeEvent.UNRETIRED.value)
+_EVENT_CODES: Final = {event: code for code, event in enumerate(REPORTED)}
 #: The fields that rank the advisories of a node, in order. The higher value wins, except for `received_ns` (stored time
 #: in the centre's stream). A missing `seen_ns` ranks lowest.
 RANK: Final = ("epoch_ns", "transition", "event_ns", "event_code", "seen_ns", "origin", "received_ns")
@@ -50,20 +61,6 @@ class AdvisoryFormat(StrEnum):
     V1 = "v1"
     V2 = "v2"
     SR_ASSETS = "ours"
-
-
-class Reject(StrEnum):
-    """The reason of a rejection; a `clock_ahead` message with a `transition` is folded too."""
-
-    TOO_LARGE = "too_large"
-    NOT_JSON = "not_json"
-    NO_ADVISORY = "no_advisory"
-    UNKNOWN_EVENT = "unknown_event"
-    BAD_FIELD = "bad_field"
-    TOO_LONG = "too_long"
-    BAD_TIME = "bad_time"
-    IMPOSSIBLE = "impossible_transition"
-    CLOCK_AHEAD = "clock_ahead"
 
 
 # Tuples, because there are millions: one per message.
@@ -106,8 +103,14 @@ class Observation(NamedTuple):
     next_within_ns: int | None
 
 
+class NodeNotice(NamedTuple):
+    """An event of a node that tells the centre its state, as an advisory would."""
+
+    state: Advisory
+
+
 class SiteNotice(NamedTuple):
-    """An event of a site's outage, or of a node's flapping, which the centre ignores."""
+    """An event of a site's outage, or of a node without its state, which the centre ignores."""
 
     replicator: str
     name: str
@@ -126,11 +129,7 @@ class Rejected(NamedTuple):
 _DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant)
 
 
-class _UnfitError(Exception):
-    """Raised for an invalid message; `args` are the fields of `Rejected`."""
-
-
-def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | SiteNotice | Rejected:
+def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | NodeNotice | SiteNotice | Rejected:
     """Interpret one message of an advisory stream, stored in it at `received_ns`, without raising."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         return Rejected(Reject.TOO_LARGE)
@@ -144,9 +143,9 @@ def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | S
         if document.get("event") == OBSERVER_EVENT:
             return _observation(document)
         if document.get("protocol") in (SITE_PROTOCOL, NODE_PROTOCOL):
-            return _site_notice(document)
+            return _node_notice(document) if "state" in document else _site_notice(document)
         return _advisory(document, received_ns)
-    except _UnfitError as unfit:
+    except UnfitError as unfit:
         return Rejected(*unfit.args)
 
 
@@ -154,21 +153,21 @@ def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
     written_as = _format(document)
     event = document.get("event")
     event_code = _EVENT_CODES.get(event) if isinstance(event, str) else None
-    if event_code is None:
-        raise _UnfitError(Reject.UNKNOWN_EVENT, "event")
-    transition, epoch_ns = _counter(document, "transition", 1), _counter(document, "epoch", 0)
-    replicator, node = _text(document, "replicator"), _text(document, "value")
-    name, stream = _text(document, "name", ""), _text(document, "stream", "")
-    event_ns = _event_ns(document)
+    if event_code is None or event_code >= len(LIFE_CYCLE):
+        raise UnfitError(Reject.UNKNOWN_EVENT, "event")
+    transition, epoch_ns = counter_of(document, "transition", 1), counter_of(document, "epoch", 0)
+    replicator, node = text_of(document, "replicator"), text_of(document, "value")
+    name, stream = text_of(document, "name", ""), text_of(document, "stream", "")
+    event_ns = event_time_ns(document)
     if "previous" in document and document["previous"] not in _BEFORE[LIFE_CYCLE[event_code]]:
-        raise _UnfitError(Reject.IMPOSSIBLE, "previous")
+        raise UnfitError(Reject.IMPOSSIBLE, "previous")
     if transition == 1 and event_code:
-        raise _UnfitError(Reject.IMPOSSIBLE, "transition")
+        raise UnfitError(Reject.IMPOSSIBLE, "transition")
     warning = Reject.CLOCK_AHEAD if event_ns - received_ns > CLOCK_TOLERANCE_NS else None
     if warning and not transition:
         # Without a transition only the time ranks it, so it would outrank every correct advisory for hours.
-        raise _UnfitError(warning, "timestamp")
-    age = _seconds(document.get("age_seconds", document.get("age")))
+        raise UnfitError(warning, "timestamp")
+    age = seconds_of(document.get("age_seconds", document.get("age")))
     return Advisory(
         replicator,
         name,
@@ -178,14 +177,14 @@ def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
         transition,
         event_ns,
         event_code,
-        _seen_ns(document.get("seen")),
+        seen_ns_of(document.get("seen")),
         AdvisoryFormat.SR_ASSETS.value if transition else written_as.value,
-        _identity(document, (replicator, name, stream, node, event_code, event_ns)),
+        identity_of(document, (replicator, name, stream, node, event_code, event_ns)),
         age,
         document.get("previous"),
         document.get("late") is True,
         document.get("returned") is True,
-        _seconds(document.get("outage_seconds")),
+        seconds_of(document.get("outage_seconds")),
         warning,
     )
 
@@ -196,105 +195,65 @@ def _format(document: dict[str, Any]) -> AdvisoryFormat:
     schema = document.get("$schema")
     if "protocol" not in document and isinstance(schema, str) and schema.endswith(_V1_SCHEMA):
         return AdvisoryFormat.V1
-    raise _UnfitError(Reject.NO_ADVISORY, "protocol")
-
-
-def _text(document: dict[str, Any], field: str, default: str | None = None) -> str:
-    value = document.get(field)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str) or not (value or default == ""):
-        raise _UnfitError(Reject.BAD_FIELD, field)
-    try:
-        length = len(value.encode())
-    except UnicodeEncodeError:
-        raise _UnfitError(Reject.BAD_FIELD, field) from None
-    if length > MAX_SENDER_BYTES:
-        raise _UnfitError(Reject.TOO_LONG, field)
-    return value
-
-
-def _counter(document: dict[str, Any], field: str, least: int) -> int:
-    """Return a counter that only our advisories have, or 0."""
-    value = document.get(field)
-    if value is None:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _END_OF_TIME_NS:
-        raise _UnfitError(Reject.BAD_FIELD, field)
-    return value
-
-
-def _event_ns(document: dict[str, Any]) -> int:
-    """Return the event's time in unix ns: `event_time`, else `timestamp` in seconds."""
-    text = document.get("event_time")
-    field = "timestamp" if text is None else "event_time"
-    try:
-        ns = _whole_seconds(document.get("timestamp")) * SECOND_NS if text is None else parse_rfc3339_ns(text)
-    except (TypeError, ValueError):
-        raise _UnfitError(Reject.BAD_TIME, field) from None
-    if not 0 <= ns < _END_OF_TIME_NS:
-        raise _UnfitError(Reject.BAD_TIME, field)
-    return ns
-
-
-def _whole_seconds(value: object) -> int:
-    """Return seconds rounded down. Raises ValueError unless it is a number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e12 < value < 1e12:
-        raise ValueError("is not a number of seconds")
-    return math.floor(value)
-
-
-def _seen_ns(value: object) -> int | None:
-    """Return the node's last sighting in unix ns, or None for the Stream Replicator's value for unknown."""
-    try:
-        ns = _whole_seconds(value) * SECOND_NS
-    except ValueError:
-        return None
-    return ns if 0 < ns < _END_OF_TIME_NS else None
-
-
-def _seconds(value: object) -> float | None:
-    """Return a duration in seconds, or None if it is not a number or negative, as the Stream Replicator writes an
-    unknown one.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-        return None
-    return float(value)
-
-
-def _identity(document: dict[str, Any], fields: tuple[object, ...]) -> str:
-    """Return the advisory's own id, or an id computed from `fields`, so that repetitions have the same id."""
-    value = document.get("event_id")
-    if isinstance(value, str) and 0 < len(value) <= MAX_SENDER_BYTES and value.isascii():
-        return value
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(fields, separators=(",", ":"), ensure_ascii=False)))
+    raise UnfitError(Reject.NO_ADVISORY, "protocol")
 
 
 def _observation(document: dict[str, Any]) -> Observation:
-    names = _text(document, "replicator"), _text(document, "name", ""), _text(document, "stream", "")
+    names = text_of(document, "replicator"), text_of(document, "name", ""), text_of(document, "stream", "")
     text = document.get("watermark")
     try:
         watermark_ns = None if text is None else parse_rfc3339_ns(text)
     except (TypeError, ValueError):
-        raise _UnfitError(Reject.BAD_TIME, "watermark") from None
-    within = _seconds(document.get("next_within_seconds"))
+        raise UnfitError(Reject.BAD_TIME, "watermark") from None
+    within = seconds_of(document.get("next_within_seconds"))
     return Observation(
         *names,
-        watermark_ns if watermark_ns is not None and 0 <= watermark_ns < _END_OF_TIME_NS else None,
-        _count(document.get("position")),
-        _count(document.get("lag_messages")),
-        _count(document.get("nodes")),
-        None if within is None else min(round(within * SECOND_NS), _END_OF_TIME_NS // 2),
+        watermark_ns if watermark_ns is not None and 0 <= watermark_ns < END_OF_TIME_NS else None,
+        count_of(document.get("position")),
+        count_of(document.get("lag_messages")),
+        count_of(document.get("nodes")),
+        None if within is None else min(round(within * SECOND_NS), END_OF_TIME_NS // 2),
     )
 
 
 def _site_notice(document: dict[str, Any]) -> SiteNotice:
     if document.get("event") not in (*SiteEvent, *NodeEvent):
-        raise _UnfitError(Reject.UNKNOWN_EVENT, "event")
-    names = _text(document, "replicator"), _text(document, "name", ""), _text(document, "stream", "")
-    return SiteNotice(*names, document["event"], _event_ns(document))
+        raise UnfitError(Reject.UNKNOWN_EVENT, "event")
+    names = text_of(document, "replicator"), text_of(document, "name", ""), text_of(document, "stream", "")
+    return SiteNotice(*names, document["event"], event_time_ns(document))
 
 
-def _count(value: object) -> int | None:
-    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _END_OF_TIME_NS
-    return value if known and isinstance(value, int) else None
+def _node_notice(document: dict[str, Any]) -> NodeNotice:
+    """Read the state in a node's event: an advisory's fields, ranked by the number of the node's last transition."""
+    state = document["state"]
+    if not isinstance(state, dict):
+        raise UnfitError(Reject.BAD_FIELD, "state")
+    event, previous = state.get("event"), state.get("previous")
+    code = _EVENT_CODES.get(event) if isinstance(event, str) else None
+    if code is None:
+        raise UnfitError(Reject.UNKNOWN_EVENT, "state.event")
+    if previous not in (None, *Status):
+        raise UnfitError(Reject.BAD_FIELD, "state.previous")
+    transition = counter_of(state, "transition", 1)
+    if not transition:
+        raise UnfitError(Reject.BAD_FIELD, "state.transition")
+    names = text_of(document, "replicator"), text_of(document, "name", ""), text_of(document, "stream", "")
+    node, event_ns = text_of(document, "value"), event_time_ns(state)
+    return NodeNotice(
+        Advisory(
+            *names,
+            node,
+            counter_of(document, "epoch", 0),
+            transition,
+            event_ns,
+            code,
+            seen_ns_of(state.get("seen")),
+            AdvisoryFormat.SR_ASSETS.value,
+            identity_of(document, (*names, node, code, event_ns)),
+            None,
+            previous,
+            late=False,
+            returned=False,
+            outage_seconds=None,
+        )
+    )

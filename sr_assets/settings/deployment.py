@@ -28,7 +28,7 @@ from sr_assets.settings.entries import FeedSettings
 from sr_assets.settings.flapping import FlappingBlock
 from sr_assets.settings.heartbeats import HeartbeatSettings
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_security
-from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites
+from sr_assets.settings.maintenance import MaintenanceBlock, refuse_other_sites, refuse_unknown_classes
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import SiteName
 from sr_assets.settings.notify import NotifySettings, refuse_unknown_sites
@@ -160,8 +160,10 @@ class Settings(Block):
         refuse_unknown_sites(self.notify, {name for name, _ in names})
         refuse_unusable_locks(self.data, [self.locks, *(entry.locks or () for entry in self.entries)])
         refuse_other_sites(self.maintenance, dict.fromkeys(stream.name or self.replicator for stream in self.streams))
+        streams = tuple(map(self._filled_in, self.streams))
+        refuse_unknown_classes(self.maintenance, [name for stream in streams for name in stream.class_names])
         return self.changed(
-            streams=tuple(map(self._filled_in, self.streams)),
+            streams=streams,
             feeds=tuple(map(self._filled_in, self.feeds)),
             topology=self.topology and self._topology_filled_in(self.topology),
             metrics=self.metrics.changed(port=self.metrics.port or self.monitor_port or None),

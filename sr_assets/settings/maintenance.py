@@ -9,6 +9,7 @@ from typing import Annotated, Self
 from croniter import CroniterBadDateError, CroniterError, croniter
 from pydantic import model_validator
 
+from sr_assets.domain.errors import did_you_mean
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.values import Duration, Text, Texts, Time, Value, read_text, shown
@@ -34,6 +35,7 @@ class MaintenanceBlock(Block):
     """One of `maintenance`: a window, once (`from`, `to`) or by `cron` with a length (`for`)."""
 
     match: Texts = file_key("globs of nodes", [], default_text="all nodes")
+    classes: Texts = file_key("[classes](#block-classes) of nodes", [], name="class", default_text="all nodes")
     site: Text | None = file_key("glob of sites", None, default_text="all sites")
     from_ns: Time | None = file_key("the beginning of a single window", None, name="from")
     to_ns: Time | None = file_key("its end, which is no longer part of it", None, name="to")
@@ -60,8 +62,25 @@ class MaintenanceBlock(Block):
     def window(self) -> Window:
         """The window of the rules; the same keys and values always have the same id."""
         keys = (self.match, self.site, self.from_ns, self.to_ns, self.cron, self.for_ns)
-        name = hashlib.sha256(repr(keys).encode()).hexdigest()[:8]
-        return Window(name, self.match, self.from_ns or 0, self.to_ns or 0, self.cron, self.for_ns or 0, self.reason)
+        name = hashlib.sha256(repr(keys + (self.classes and (self.classes,))).encode()).hexdigest()[:8]
+        times = self.from_ns or 0, self.to_ns or 0, self.cron, self.for_ns or 0
+        return Window(name, self.match, *times, self.reason, self.classes)
+
+
+def unknown_class(names: Iterable[str], known: Collection[str]) -> str | None:
+    """Return the problem and the remedy of the first name that is no known class, or None."""
+    for name in names:
+        if name not in known:
+            classes = f"classes: {', '.join(dict.fromkeys(known))}" if known else "add it to classes"
+            return f"{shown(name)} is not a class of these streams; {did_you_mean(name, known)}{classes}"
+    return None
+
+
+def refuse_unknown_classes(blocks: Iterable[MaintenanceBlock], known: Collection[str]) -> None:
+    """Raise ValueError for a block about a class that is not known."""
+    for block in blocks:
+        if problem := unknown_class(block.classes, known):
+            raise ValueError(f"maintenance: class: {problem}")
 
 
 def refuse_other_sites(blocks: Iterable[MaintenanceBlock], sites: Collection[str]) -> None:

@@ -191,9 +191,8 @@ def _of_advisories(stream: StreamSettings, facts: StreamFacts) -> Iterator[Permi
     if stream.guard is not None:
         events = rule_subject("site", "*", stream.replicator, stream.name, stream.stream)
         yield from _publishes(cluster, role, about, [events], "publish site events")
-    if stream.flapping_rule is not None:
-        events = rule_subject("node", "*", stream.replicator, stream.name, stream.stream)
-        yield from _publishes(cluster, role, about, [events], "publish events of flapping nodes")
+    events = rule_subject("node", "*", stream.replicator, stream.name, stream.stream)
+    yield from _publishes(cluster, role, about, [events], "publish events of nodes")
     yield from _requests(cluster, role, about, _FIND, "")
     if advisory.reliable is False:
         return

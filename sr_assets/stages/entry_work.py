@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 
-from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.positions import retention_begins_ns, retention_clock_ns
@@ -90,7 +89,7 @@ class EntryWork(ABC):
         self._set_error(state, error)
         with store.transaction():
             store.save_stream(state)
-            store.counters(name).add({Counter.ERRORS: self.watching.take_errors()})
+            store.counters(name).add(self.watching.take_counts())
 
     def _set_error(self, state: StreamState, error: str | None) -> None:
         state.last_error_since_ns = (state.last_error_since_ns or self._site.clock.now_ns()) if error else None
@@ -136,7 +135,7 @@ class EntryWork(ABC):
             self._forget_old(state)
             self._forget_history(state)
             site.state.save_stream(state)
-            site.state.counters(name).add({Counter.ERRORS: self.watching.take_errors()})
+            site.state.counters(name).add(self.watching.take_counts())
         if state.has_position:
             report.state = state
         report.copying = site.state.load_copying(name)

@@ -23,8 +23,8 @@ def maintained_time(settings: Settings, histories: Histories, days: Sequence[Day
     rows = []
     for stream in settings.streams:
         windows = (*stream.windows, *added_windows(settings.home / "sites" / stream.name))
-        for key, node in histories.nodes_of(stream.name, stream.stream) if windows else ():
-            matching = tuple(window for window in windows if window.matches(node))
+        for key, node, node_class in histories.nodes_of(stream.name, stream.stream) if windows else ():
+            matching = tuple(window for window in windows if window.matches(node, node_class))
             if matching:
                 rows.append({"key": key, "windows": numbers.setdefault(matching, len(numbers))})
     spans = [

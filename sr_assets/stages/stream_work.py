@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from sr_assets.adapters.state.counters import COPYING, Counter
+from sr_assets.adapters.state.counters import COPYING
 from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -279,11 +279,11 @@ class StreamWork(EntryWork):
         """Publish the error that stops copying, and its start."""
         store = store or self._context.store
         copying = store.load_copying(self._stream.stream)
-        errors = self.copying.take_errors()
-        if error == copying.error and not errors:
+        counts = self.copying.take_counts()
+        if error == copying.error and not any(counts.values()):
             return
         copying.error_since_ns = (copying.error_since_ns or self._site.clock.now_ns()) if error else None
         copying.error = error
         with store.transaction():
             store.save_copying(copying)
-            store.counters(self._stream.stream).add({Counter.ERRORS: errors}, COPYING)
+            store.counters(self._stream.stream).add(counts, COPYING)

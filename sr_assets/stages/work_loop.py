@@ -7,10 +7,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters.state.counters import Counter
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import (
     ConfigurationError,
@@ -57,7 +59,9 @@ class WorkLoop:
         self.error: str | None = None
         self.failure: str | None = None
         self.retries = 0
-        self._errors = 0
+        self._counts: Counts[Counter] = Counts()
+        # Whether a connection was lost, and no step has succeeded since.
+        self._disconnected = False
         self.due_at = 0.0
 
     @property
@@ -70,10 +74,10 @@ class WorkLoop:
         if self.error is None:
             self.due_at = time.monotonic() + seconds
 
-    def take_errors(self) -> int:
-        """Return the number of failed steps since the last call."""
-        errors, self._errors = self._errors, 0
-        return errors
+    def take_counts(self) -> Mapping[Counter, float]:
+        """Return the failed steps, and the lost and reopened connections, since the last call."""
+        counts, self._counts = self._counts, Counts()
+        return counts
 
     def attempt(self, step: Callable[[], bool], *, final: Callable[[], bool]) -> bool:
         """Do one step; return whether there was work. A TransientError is a failure if `final` returns true."""
@@ -93,7 +97,10 @@ class WorkLoop:
         except TransientError as error:
             self._guard()
             # A lost engine is restarted and a lost executor replaced, regardless of the servers' responses.
-            self.reached |= isinstance(error, (EngineLostError, ExecutorLostError))
+            if isinstance(error, (EngineLostError, ExecutorLostError)):
+                self.reached = True
+            else:
+                self._note_disconnected()
             self._retry_or_fail(_line(label, error), final=final())
             return False
         except OSError as error:
@@ -113,6 +120,8 @@ class WorkLoop:
             return False
         if self.retries:
             logger.info("%s: recovered after %d failed attempts", label, self.retries)
+        self._counts[Counter.RECONNECTIONS] += self._disconnected
+        self._disconnected = False
         if self.retries or not self.reached:
             # Clear the previous run's error now, not when this run ends.
             self._on_error(None)
@@ -120,13 +129,19 @@ class WorkLoop:
         self.retries, self.error = 0, None
         return busy
 
+    def _note_disconnected(self) -> None:
+        """Count an error of a connection, and the connections that it closes unless an earlier error did."""
+        self._counts[Counter.CONNECTION_ERRORS] += 1
+        self._counts[Counter.CONNECTIONS_CLOSED] += not self._disconnected
+        self._disconnected = True
+
     def _retry_or_fail(self, line: str, *, final: bool) -> None:
         # A connection that a server has dropped may look alive, so all are reopened.
         self._on_lost()
         if final:
             self._fail(line)
             return
-        self._errors += 1
+        self._counts[Counter.ERRORS] += 1
         self.error = line
         self.retries += 1
         pause_seconds = backoff_seconds(
@@ -138,7 +153,7 @@ class WorkLoop:
             self._on_error(line)
 
     def _fail(self, failure: str) -> None:
-        self._errors += 1
+        self._counts[Counter.ERRORS] += 1
         self.failure, self.error = failure, None
         self._report.failures.append(failure)
         self._report.failed |= self._stages

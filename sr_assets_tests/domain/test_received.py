@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 from sr_assets.domain.advisories import PROTOCOL, observer_alive
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.received import (
-    LIFE_CYCLE,
     MAX_PAYLOAD_BYTES,
     RANK,
+    REPORTED,
     STATUS,
     Advisory,
+    NodeNotice,
     Observation,
-    Reject,
     Rejected,
     SiteNotice,
     read_message,
 )
+from sr_assets.domain.received_fields import Reject
 from sr_assets_tests.domain.advisory_fold import Key, Standing, fold
 
 NOW_NS = 1_700_000_000 * SECOND_NS
@@ -50,7 +51,7 @@ V1 = {"$schema": "https://choria.io/schemas/sr/v1/age_advisory.json", "inspect":
 }
 
 
-def read(document: object) -> Advisory | Observation | SiteNotice | Rejected:
+def read(document: object) -> Advisory | Observation | NodeNotice | SiteNotice | Rejected:
     payload = document if isinstance(document, bytes) else json.dumps(document).encode()
     return read_message(payload, NOW_NS)
 
@@ -275,4 +276,4 @@ def test_later_epoch_wins_over_a_higher_transition() -> None:
 
 def test_rank_fields_exist() -> None:
     assert set(RANK) - {"received_ns"} <= set(Advisory._fields)
-    assert len(STATUS) == len(LIFE_CYCLE)
+    assert len(STATUS) == len(REPORTED)

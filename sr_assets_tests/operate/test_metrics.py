@@ -42,6 +42,7 @@ REPLICATOR = {
     "replicator_meta_parse_failed_count": ("counter", _WORKER),
     "replicator_ack_failed_count": ("counter", _WORKER),
     "replicator_consumer_recreated": ("counter", _WORKER),
+    **dict.fromkeys(("connection_errors", "connection_closed", "connection_reconnections"), ("counter", _WORKER)),
     "limiter_messages_without_limit_field_count": ("counter", _LIMITER),
     "limiter_messages_copy_forced_count": ("counter", _LIMITER),
     "tracker_total_items": ("gauge", _WORKER),
@@ -52,6 +53,8 @@ _OLD, _KEY, _ADVISED = {"name", "worker"}, {"key", "name"}, {"name"}
 LEGACY = {
     **dict.fromkeys(("received_msgs", "received_bytes", "copied_msgs", "copied_bytes"), ("counter", _OLD)),
     **dict.fromkeys(("failed_msgs", "acks_failed"), ("counter", _OLD)),
+    **dict.fromkeys(("stream_reconnections", "connection_reconnections"), ("counter", _OLD)),
+    **dict.fromkeys(("connection_closed", "connection_errors"), ("counter", _OLD)),
     "processing_time": ("summary", _OLD),
     "current_sequence": ("gauge", _OLD),
     "limiter_memory_seen": ("gauge", _KEY),
@@ -74,6 +77,7 @@ TABLES = {
     "link_lag_messages": ("gauge", {"cluster", "stream", "kind", "origin"}),
     "link_active_seconds": ("gauge", {"cluster", "stream", "kind", "origin"}),
     "heartbeat_latency_seconds": ("summary", {*_STREAM, "subject", "quantile"}),
+    "hop_latency_seconds": ("summary", {*_STREAM, "quantile"}),
     "heartbeat_age_seconds": ("gauge", {*_STREAM, "subject"}),
 }
 STREAMS = {
@@ -152,7 +156,8 @@ def test_metrics_have_the_documented_names_types_labels_and_values(rig: Rig) -> 
     with MetricsServer(Exposition(settings), "127.0.0.1", 0) as url:
         text = scrape(url)
     legacy = {f"stream_replicator_{name}": shape for name, shape in LEGACY.items()}
-    assert shapes(text) == {**STREAMS, **legacy}
+    hops = {"sr_assets_hop_latency_seconds": TABLES["hop_latency_seconds"]}
+    assert shapes(text) == {**STREAMS, **hops, **legacy}
     replication, worker = rig.row("replication"), {"stream": stream, "replicator": SITE, "worker": SITE}
     for name, column in (
         ("total_messages", "seen_messages"),
@@ -261,6 +266,7 @@ def test_sites_links_and_heartbeats_come_from_published_tables(tmp_path: Path) -
     assert value(text, "sr_assets_site_nodes", **site, status="retired") == 2
     assert value(text, "sr_assets_link_lag_messages", origin="edge/REG") == 7
     assert "edge/OTHER" not in text
+    assert value(text, "sr_assets_hop_latency_seconds", quantile="0.95") == 2.5
     (family,) = (
         metric
         for metric in text_string_to_metric_families(text)

@@ -9,9 +9,10 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.published.schema import SCHEMA_VERSION
+from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.adapters.state.status_file import read_status
-from sr_assets.domain.errors import TransientError
+from sr_assets.domain.errors import EngineLostError, TransientError
 from sr_assets.settings import FeedSettings
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage, StreamReport
@@ -256,3 +257,16 @@ def test_first_successful_step_clears_the_previous_error(tmp_path: Path) -> None
     for step in (lambda: True, lambda: False, fail, fail, lambda: True, lambda: True):
         work_loop.attempt(step, final=lambda: False)
     assert errors == [None, "centre/ADV: gone", None]
+    assert work_loop.take_counts() == {
+        Counter.ERRORS: 2,
+        Counter.CONNECTION_ERRORS: 2,
+        Counter.CONNECTIONS_CLOSED: 1,
+        Counter.RECONNECTIONS: 1,
+    }
+    assert not work_loop.take_counts()
+
+    def lose_engine() -> bool:
+        raise EngineLostError("gone")
+
+    work_loop.attempt(lose_engine, final=lambda: False)
+    assert work_loop.take_counts() == {Counter.ERRORS: 1}

@@ -15,7 +15,8 @@ from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.copying.sending import Sender, StopError
 from sr_assets.adapters.published.history import StagedFiles
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.domain.heartbeats import hops
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import other_writer_text
@@ -70,6 +71,7 @@ class Copier:
             except StopError as stop:
                 self._receipt.failure = str(stop)
             self._take_orphans(target)
+            self._measure(target)
         if not self._receipt.failure and self._receipt.outcomes != len(self._rows):
             counts = f"{self._receipt.outcomes:,} of {len(self._rows):,} messages"
             raise RunError(
@@ -135,6 +137,15 @@ class Copier:
                 self._receipt.copied_bytes += len(copy.payload)
                 self._stage(copy._replace(sequence=sequence, stored_ns=stored_ns, subject=subject))
         self._stage_copied()
+
+    def _measure(self, target: wire.Connection) -> None:
+        """Read a few copies back: their headers and stored times tell the latency of this hop and of all earlier ones."""
+        wanted, hopped = self._receipt.measured(), self._receipt.hops
+        # A copy that cannot be read now is not measured; the batch does not depend on it.
+        with contextlib.suppress(SrAssetsError):
+            for copies in wire.read_sequences(target, self._plan.stream, wanted, direct=False):
+                for copy in copies:
+                    hopped += hops(copy.headers, copy.payload, copy.stored_ns)
 
     def _is_copied(self, message: Message) -> bool:
         """Return whether the target holds a copy of a message.

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, Self
 
 from sr_assets.adapters.private import write_private
+from sr_assets.domain.heartbeats import Hop
 
 #: At most this many heartbeats of a batch are measured.
 MOST_HEARTBEATS: Final = 32
+#: A writer reads at most so many other copies of a batch back, and about so many bytes, for their latency.
+_MOST_MEASURED: Final = 24
+_MEASURED_BYTES: Final = 1 << 20
 
 
 @dataclass
@@ -38,6 +44,7 @@ class Receipt:
     - `batched`: how many copies were published in fast-ingest batches
     - `failure`: one line if the target refuses messages; then the intent stays open
     - `heartbeats`: the target sequences of the last copied heartbeats
+    - `hops`: the hops of the measured copies
     """
 
     copied: int = 0
@@ -56,6 +63,7 @@ class Receipt:
     missing: list[tuple[int, int]] = field(default_factory=list)
     failure: str | None = None
     heartbeats: list[int] = field(default_factory=list)
+    hops: list[Hop] = field(default_factory=list)
 
     def count(self, payload_bytes: int) -> None:
         """Count one copied message."""
@@ -67,6 +75,19 @@ class Receipt:
         """How many messages have an outcome: copied, too old, parked or missing."""
         missing = sum(after - first for first, after in self.missing)
         return self.copied + self.too_old + len(self.parked) + missing
+
+    def measured(self) -> list[int]:
+        """Return the target sequences of the copies to measure: the heartbeats and evenly spread others, ascending."""
+        lengths = [length for _, _, length in self.copied_ranges]
+        total, mean_bytes = sum(lengths), self.copied_bytes // max(self.copied, 1)
+        count = min(total, max(1, min(_MOST_MEASURED, _MEASURED_BYTES // max(mean_bytes, 1))))
+        ends = list(accumulate(lengths))
+        chosen = set(self.heartbeats)
+        for index in range(count):
+            position = (2 * index + 1) * total // (2 * count)
+            at = bisect_right(ends, position)
+            chosen.add(self.copied_ranges[at][0] + position - (ends[at] - lengths[at]))
+        return sorted(chosen)
 
     def locate(self, target_sequence: int, sequence: int) -> None:
         """Record the target sequence of a source sequence's copy."""
@@ -97,6 +118,7 @@ class Receipt:
         self.missing += other.missing
         self.failure = self.failure or other.failure
         self.heartbeats = (self.heartbeats + other.heartbeats)[-MOST_HEARTBEATS:]
+        self.hops += other.hops
 
     def write(self, file: Path) -> None:
         """Write the receipt to a file, atomically."""
@@ -117,4 +139,4 @@ class Receipt:
         raw = json.loads(text)
         parked = [Parked(**fields) for fields in raw["parked"]]
         runs = {key: [tuple(numbers) for numbers in raw[key]] for key in ("copied_ranges", "missing")}
-        return cls(**{**raw, **runs, "parked": parked})
+        return cls(**{**raw, **runs, "parked": parked, "hops": [Hop(*hop) for hop in raw["hops"]]})

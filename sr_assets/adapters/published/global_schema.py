@@ -8,11 +8,11 @@ from typing import Final
 from sr_assets.adapters.published.table import Growth, Table, at
 from sr_assets.adapters.state.global_view import blind, same_key
 from sr_assets.domain.positions import DAY_NS
-from sr_assets.domain.received import LIFE_CYCLE, STATUS
+from sr_assets.domain.received import REPORTED, STATUS
 
 #: By event code.
 _STATUS: Final = f"{[status.value for status in STATUS]}[event_code + 1]"
-_EVENT: Final = f"{[event.value for event in LIFE_CYCLE]}[event_code + 1]"
+_EVENT: Final = f"{list(REPORTED)}[event_code + 1]"
 _FEED: Final = "$name || '/' || feed"
 _FEEDS_SITE: Final = "split_part(feed, '/', 1)"
 _SITE: Final = ("replicator", "name", "stream")
@@ -81,7 +81,7 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         FROM global_sites AS site
         JOIN (SELECT stream AS feed, watermark_ns AS now_ns FROM streams) AS watermarks USING (feed)
         LEFT JOIN (
-            SELECT replicator, name, stream, count(*) FILTER (event_code IN (0, 2)) AS up,
+            SELECT replicator, name, stream, count(*) FILTER (event_code IN (0, 2, 4)) AS up,
                 count(*) FILTER (event_code = 1) AS timeout, count(*) FILTER (event_code = 3) AS retired
             FROM global_nodes GROUP BY ALL
         ) AS counted ON {same_key("counted", "site", _SITE)}

@@ -153,9 +153,13 @@ class Histories:
         """Return the number of nodes ever seen."""
         return int(self.connection.execute("SELECT count(*) FROM node_keys").fetchall()[0][0])
 
-    def nodes_of(self, name: str, stream: str) -> list[tuple[int, str]]:
-        """Return the key and the node of each node of a stream of this installation."""
-        query = "SELECT key, node FROM node_keys JOIN streams USING (number) WHERE own AND name = ? AND stream = ?"
+    def nodes_of(self, name: str, stream: str) -> list[tuple[int, str, str | None]]:
+        """Return the key, the node and the class of each node of a stream of this installation."""
+        query = """
+            SELECT key, node, class FROM node_keys JOIN streams USING (number)
+            LEFT JOIN (SELECT name, stream, node, class FROM node_availability) USING (name, stream, node)
+            WHERE own AND name = ? AND stream = ?
+            """
         return self.connection.execute(query, [name, stream]).fetchall()
 
     def watermark_ns(self) -> int | None:

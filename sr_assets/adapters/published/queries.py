@@ -68,7 +68,8 @@ def nodes(
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
         LEFT JOIN (
-            SELECT name, stream, node, arg_max(event, event_time) = 'flapping' AS flapping FROM node_events GROUP BY ALL
+            SELECT name, stream, node, arg_max(event, event_time) = 'flapping' AS flapping FROM node_events
+            WHERE event <> 'unretired' GROUP BY ALL
         ) AS f USING (name, stream, node),
         LATERAL (SELECT greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds)
         WHERE ($labels IS NULL OR list_contains($labels, a.name || '/' || a.stream))

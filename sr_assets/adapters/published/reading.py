@@ -207,6 +207,7 @@ def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]
         "snapshot_info",
         "site_leaders",
         "heartbeats",
+        "hops",
         *names(),
         actions.NAME,
         *TOPOLOGY_TABLES,

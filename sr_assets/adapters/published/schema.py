@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
+from sr_assets.adapters.published.hop_schema import HOP_TABLES, HOP_VIEWS, LATENCY
 from sr_assets.adapters.published.table import Growth, Table, at, literal
 from sr_assets.domain.positions import DAY_NS
 
@@ -97,7 +98,8 @@ TABLES: Final[dict[str, Table]] = {
         seen_messages BIGINT, copied_messages BIGINT, copied_bytes BIGINT, skipped_messages BIGINT,
         too_old_messages BIGINT, no_sender_messages BIGINT, gap_messages BIGINT, parked_messages BIGINT,
         late_sightings BIGINT, watermark TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR,
-        as_of TIMESTAMPTZ, queued_messages BIGINT, paused BOOLEAN, blind_seconds DOUBLE
+        as_of TIMESTAMPTZ, queued_messages BIGINT, paused BOOLEAN, blind_seconds DOUBLE,
+        latency_p50_seconds DOUBLE, latency_p95_seconds DOUBLE
         """,
         f"""
         SELECT $name, stream, stream, {at("nullif(streams.created_ns, 0)")}, configured.target_stream, next_sequence,
@@ -108,8 +110,11 @@ TABLES: Final[dict[str, Table]] = {
             coalesce(last_error, error), {at("as_of_ns")},
             (SELECT count(*) FROM copy_queue AS queue WHERE queue.stream = streams.stream), configured.paused,
             (SELECT coalesce(round(sum(next_ns - first_ns) / 1e9, 3), 0) FROM blind_spans AS span
-                WHERE span.stream = streams.stream)
-        FROM streams JOIN configured USING (stream) LEFT JOIN copying USING (stream) WHERE true
+                WHERE span.stream = streams.stream),
+            own.p50_seconds, own.p95_seconds
+        FROM streams JOIN configured USING (stream) LEFT JOIN copying USING (stream) LEFT JOIN ({LATENCY}) AS own
+            ON own.stream = streams.stream AND own.hop_stream = streams.stream AND own.hop_name = $name
+        WHERE true
         """,
         "streams",
     ),
@@ -173,29 +178,11 @@ TABLES: Final[dict[str, Table]] = {
         "SELECT $name, stream, file FROM history WHERE NOT replaced",
         "history",
     ),
-    "heartbeat_hops": Table(
-        """
-        name VARCHAR, stream VARCHAR, hop_name VARCHAR, hop_stream VARCHAR, subject VARCHAR, originator VARCHAR,
-        sent_at TIMESTAMPTZ, stored_at TIMESTAMPTZ, arrived_at TIMESTAMPTZ, seconds DOUBLE, p50_seconds DOUBLE,
-        p95_seconds DOUBLE, max_seconds DOUBLE
-        """,
-        f"""
-        SELECT $name, stream, hop_name, hop_stream, subject, originator, {at("sent_ns")}, {at("stored_ns")},
-            {at("arrived_ns")}, round(took_ns / 1e9, 3), round(p50_ns / 1e9, 3), round(p95_ns / 1e9, 3), round(max_ns / 1e9, 3)
-        FROM (
-            SELECT *, quantile_cont(took_ns, 0.5) OVER hop AS p50_ns, quantile_cont(took_ns, 0.95) OVER hop AS p95_ns,
-                max(took_ns) OVER hop AS max_ns, arrived_ns = max(arrived_ns) OVER hop AS newest
-            FROM (SELECT *, arrived_ns - stored_ns AS took_ns FROM heartbeats)
-            WINDOW hop AS (PARTITION BY stream, hop_name, hop_stream, subject, originator)
-        )
-        WHERE newest
-        """,
-        "heartbeats",
-    ),
+    **HOP_TABLES,
     **GLOBAL_TABLES,
 }
 #: Tables that only views use.
-INTERNAL: Final = frozenset({"latest_snapshots", "history_files", "heartbeat_hops"})
+INTERNAL: Final = frozenset({"latest_snapshots", "history_files", *HOP_TABLES})
 #: Columns that describe the file; each file has a new `generation`.
 SNAPSHOT_INFO: Final = (
     "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR, role VARCHAR, leader VARCHAR"
@@ -206,13 +193,7 @@ VIEWS: Final[dict[str, str]] = {
         SELECT name, stream, node, status, status_since, first_seen, last_seen, class FROM {last_seen_nodes}
         UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen, class FROM {retired_nodes}
         """,
-    "heartbeats": """
-        SELECT hop_name AS name, hop_stream AS stream, subject, originator, sent_at, stored_at, arrived_at, seconds,
-            p50_seconds, p95_seconds, max_seconds
-        FROM {heartbeat_hops}
-        QUALIFY row_number() OVER (
-            PARTITION BY hop_name, hop_stream, subject, originator ORDER BY arrived_at DESC) = 1
-        """,
+    **HOP_VIEWS,
     **GLOBAL_VIEWS,
 }
 #: The columns of the views `node_availability` and `node_snapshots`.

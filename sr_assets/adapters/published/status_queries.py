@@ -42,11 +42,11 @@ _TRANSITIONS: Final = f"SELECT * FROM ({_EVENTS}) ORDER BY event_time DESC, node
 _STEPS: Final = f"""
     SELECT greatest(0, least($steps - 1, floor((epoch_us($until) - epoch_us(event_time)) / $step_us)))::INTEGER AS back,
         sum(CASE event WHEN 'timeout' THEN -1 WHEN 'expire' THEN 0 ELSE 1 END)::BIGINT AS up,
-        sum(CASE event WHEN 'timeout' THEN 1 WHEN 'new' THEN 0 ELSE -1 END)::BIGINT AS silent
+        sum(CASE event WHEN 'timeout' THEN 1 WHEN 'new' THEN 0 WHEN 'unretired' THEN 0 ELSE -1 END)::BIGINT AS silent
     FROM ({_EVENTS}) WHERE epoch_us(event_time) > epoch_us($until) - $steps * $step_us::BIGINT GROUP BY back
     """
 _FLAPPING: Final = """
-    SELECT name, stream, node, event_time, transitions FROM node_events
+    SELECT name, stream, node, event_time, transitions FROM node_events WHERE event <> 'unretired'
     QUALIFY row_number() OVER (PARTITION BY name, stream, node ORDER BY event_time DESC) = 1 AND event = 'flapping'
     ORDER BY event_time DESC, node
     """

@@ -264,7 +264,7 @@ def _sightings(option: str) -> Callable[[list[Message]], pa.RecordBatch]:
 
 def read_advisories(messages: list[Message]) -> pa.RecordBatch:
     """Return the messages of an advisory stream as rows of `ADVISORY_SCHEMA`."""
-    from sr_assets.domain.received import Advisory, Observation, SiteNotice, read_message
+    from sr_assets.domain.received import Advisory, NodeNotice, Observation, SiteNotice, read_message
 
     # All except the warning, in the order of the schema's columns.
     count = len(Advisory._fields) - 1
@@ -272,6 +272,8 @@ def read_advisories(messages: list[Message]) -> pa.RecordBatch:
     rows = []
     for message in messages:
         content = read_message(message.payload, message.stored_ns)
+        if isinstance(content, NodeNotice):
+            content = content.state
         if isinstance(content, Advisory):
             kind, body = "advisory", content[:count]
             rest = _rejected(message, content.warning, "event_time") if content.warning else (None,) * 4

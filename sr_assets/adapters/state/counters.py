@@ -19,7 +19,7 @@ COPYING: Final = "copying"
 
 
 class Counter(StrEnum):
-    """Names of the counters. An advisory's label is its event; `COPYING` labels seconds and errors of copying.
+    """Names of the counters. An advisory's label is its event; `COPYING` labels seconds, errors and connections of copying.
 
     `RECALLED_MESSAGES` counts messages that were copied and then lost in the target: `copied_messages` decreased by
     them. `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
@@ -32,6 +32,9 @@ class Counter(StrEnum):
     PROCESSING_SECONDS = "processing_seconds"
     RECALLED_MESSAGES = "recalled_messages"
     ERRORS = "errors"
+    CONNECTION_ERRORS = "connection_errors"
+    CONNECTIONS_CLOSED = "connections_closed"
+    RECONNECTIONS = "reconnections"
     ADVISORIES = "advisories"
     ADVISORY_ERRORS = "advisory_errors"
 

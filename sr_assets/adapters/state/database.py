@@ -21,6 +21,7 @@ from sr_assets.adapters.state import (
     global_view,
     guard,
     heartbeats,
+    latencies,
     nodes,
     operator_requests,
     snapshot_index,
@@ -73,6 +74,7 @@ CREATE TABLE parked (
 {copy_queue.SCHEMA}
 {counters.SCHEMA}
 {heartbeats.SCHEMA}
+{latencies.SCHEMA}
 {operator_requests.SCHEMA}
 {guard.SCHEMA}
 {undecided.SCHEMA}
@@ -103,6 +105,7 @@ HISTORY_TABLES: Final = (
     "parked",
     "blind_history",
     "heartbeats",
+    "latencies",
     "site_events",
     "node_events",
     "answered_requests",
@@ -124,7 +127,7 @@ _LATER_COLUMNS: Final = {
     "nodes": ("class VARCHAR",),
     "global_sites": ("outage VARCHAR", "outage_ns BIGINT"),
 }
-_LATER_TABLES: Final = f"{operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA}"
+_LATER_TABLES: Final = f"{latencies.SCHEMA} {operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA}"
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",

@@ -35,7 +35,7 @@ def added_windows(folder: Path) -> list[Window]:
 
 def read_window(row: dict[str, Any]) -> Window:
     """Return a window from its JSON; raises TypeError or KeyError if it is none."""
-    return Window(**{**row, "globs": tuple(row["globs"])})
+    return Window(**{**row, "globs": tuple(row["globs"]), "classes": tuple(row.get("classes", ()))})
 
 
 def add_windows(folder: Path, windows: Iterable[Window]) -> None:

@@ -23,6 +23,7 @@ from sr_assets.adapters.state.gaps import Gaps
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.guard import GuardRows
 from sr_assets.adapters.state.heartbeats import Heartbeats
+from sr_assets.adapters.state.latencies import Latencies
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.operator_requests import AnsweredRequests
 from sr_assets.adapters.state.outbox import Outbox
@@ -122,6 +123,10 @@ class SiteState:
     def heartbeats(self, stream: str) -> Heartbeats:
         """Return the heartbeats among a stream's copies."""
         return Heartbeats(self._connection, stream)
+
+    def latencies(self, stream: str) -> Latencies:
+        """Return the latency of a stream's copies."""
+        return Latencies(self._connection, stream)
 
     def gaps(self, stream: str) -> Gaps:
         """Return a stream's gaps: the holes in its source."""

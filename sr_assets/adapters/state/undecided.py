@@ -37,6 +37,23 @@ class Undecided(EventTable):
 
     events = "node_events"
 
+    def unpublished(self) -> list[dict[str, Any]]:
+        """Return the events to publish, in order of time, each with the columns `last_…` of the node's last transition."""
+        cursor = self._connection.execute(
+            """
+            SELECT e.*, t.event AS last_event, t.event_ns AS last_ns, t.seen_ns AS last_seen_ns, t.previous AS last_previous,
+                t.transition AS last_transition
+            FROM node_events AS e LEFT JOIN transitions AS t
+                ON t.stream = e.stream AND t.node = e.node AND t.event_ns <= e.event_ns
+            WHERE e.stream = ? AND e.outbox AND e.published_ns IS NULL
+            QUALIFY row_number() OVER (PARTITION BY e.event_id ORDER BY t.transition DESC NULLS LAST) = 1
+            ORDER BY e.event_ns, e.event DESC
+            """,
+            [self._stream],
+        )
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
     def any(self) -> bool:
         """Return whether any transition waits for a decision, or any node flaps."""
         query = """

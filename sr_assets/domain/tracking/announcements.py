@@ -24,18 +24,19 @@ class Flapping:
 
 
 class NodeEvent(StrEnum):
-    """An event that replaces the announcements of a node."""
+    """An event of a node that is not a transition: the beginning and end of its flapping, and an undone retirement."""
 
     FLAPPING = "flapping"
     SETTLED = "settled"
+    UNRETIRED = "unretired"
 
 
 class NodeReport(NamedTuple):
-    """A node's event, with the number of its transitions since the beginning of the flapping, and its status."""
+    """A node's event, with the number of its transitions since the beginning of the flapping, if any, and its status."""
 
     event: NodeEvent
     event_ns: int
-    transitions: int
+    transitions: int | None
     up: bool
 
 
@@ -49,13 +50,17 @@ class Flap:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of a stream's operators, and the outages that the guard has found until now."""
+    """The rules of a stream's operators, and the outages that the guard has found until now.
+
+    Transitions of the `muted` classes are never announced.
+    """
 
     windows: Sequence[Window] = ()
     guard: Guard | None = None
     outages: Sequence[Outage] = ()
     flapping: Flapping | None = None
     recover_after_ns: int = 0
+    muted: tuple[str, ...] = ()
 
     @property
     def active(self) -> bool:
@@ -144,6 +149,8 @@ class NodeAnnouncements:
         if self.flap is not None:
             self.flap.last_ns, self.flap.transitions = at_ns, self.flap.transitions + (event is not Event.NEW)
             self._flap(rules, transition)
+        elif transition.node_class in rules.muted:
+            transition.drop()
         elif (
             rules.flapping
             and count >= rules.flapping.transitions
@@ -173,16 +180,13 @@ class NodeAnnouncements:
 
     def _delay(self, rules: Rules, transition: Recorded) -> bool:
         """Delay a transition by a window or an outage; return whether it ends an unannounced silence."""
-        if window := suppression(rules.windows, self.node, transition.event, transition.event_ns):
+        event, at_ns, node_class = transition.event, transition.event_ns, transition.node_class
+        if window := suppression(rules.windows, self.node, node_class, event, at_ns):
             transition.suppressed_by, transition.suppressed_until_ns = window
         held = [each for each in self.delayed if each.held_until_ns is not None]
-        if transition.event in _DOWN:
+        if event in _DOWN:
             # An expiry waits for the held timeout before it.
-            hold = (
-                (held[-1].held_by, held[-1].held_until_ns)
-                if held
-                else rules.hold(transition.event, transition.event_ns, transition.node_class)
-            )
+            hold = (held[-1].held_by, held[-1].held_until_ns) if held else rules.hold(event, at_ns, node_class)
             if hold:
                 transition.held_by, transition.held_until_ns = hold
         elif self._drop(lambda each: each.held_until_ns is not None) and self.told_up:
@@ -193,7 +197,9 @@ class NodeAnnouncements:
     def _flap(self, rules: Rules, transition: Recorded) -> None:
         """Replace a transition of a flapping node: only its last silence is announced when it settles."""
         self._drop(lambda each: each.waits_ns is not None and not each.blocked)
-        if transition.event in _DOWN:
+        if transition.node_class in rules.muted:
+            transition.drop()
+        elif transition.event in _DOWN:
             transition.waits_ns = self.settles_ns(rules)
             self.delayed.append(transition)
         elif transition.blocked:

@@ -20,9 +20,10 @@ _MOST_JOINED: Final = 366
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of nodes that match one of the globs: once, `[from_ns, to_ns)`, or `length_ns` from each start of `cron`.
+    """A window of nodes that match one of the globs and have one of the classes: once, `[from_ns, to_ns)`, or `length_ns`
+    from each start of `cron`.
 
-    The cron expression is in UTC. Without globs, all nodes match.
+    The cron expression is in UTC. Without globs, or without classes, all nodes match.
     """
 
     id: str
@@ -32,9 +33,12 @@ class Window:
     cron: str | None = None
     length_ns: int = 0
     reason: str = ""
+    classes: tuple[str, ...] = ()
 
-    def matches(self, node: str) -> bool:
-        """Return whether the window is about a node."""
+    def matches(self, node: str, node_class: str | None) -> bool:
+        """Return whether the window is about a node of a class."""
+        if self.classes and node_class not in self.classes:
+            return False
         return not self.globs or any(fnmatchcase(node, glob) for glob in self.globs)
 
     def end_ns(self, at_ns: int) -> int | None:
@@ -67,9 +71,11 @@ def covered(windows: Sequence[Window], since_ns: int, until_ns: int) -> list[Spa
     return merge_spans(span for window in windows for span in window.spans(since_ns, until_ns))
 
 
-def suppression(windows: Sequence[Window], node: str, event: str, event_ns: int) -> tuple[str, int] | None:
+def suppression(
+    windows: Sequence[Window], node: str, node_class: str | None, event: str, event_ns: int
+) -> tuple[str, int] | None:
     """Return the id of the first window that suppresses a transition, and the end of all windows joined to it, or None."""
-    own = [window for window in windows if event != Event.NEW and window.matches(node)]
+    own = [window for window in windows if event != Event.NEW and window.matches(node, node_class)]
     first = next((window.id for window in own if window.end_ns(event_ns) is not None), None)
     if first is None:
         return None

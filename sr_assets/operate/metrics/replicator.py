@@ -119,6 +119,9 @@ REPLICATOR: Final = (
         "Starts of reading: the first one, and a restart after each change of the source.",
         lambda stream: 1 + stream.number("starts"),
     ),
+    _worker("connection_errors", "counter", "Failed attempts because of a connection.", counted("connection_errors")),
+    _worker("connection_closed", "counter", "Losses of the connections of a stream.", counted("connections_closed")),
+    _worker("connection_reconnections", "counter", "Returns after such a loss.", counted("reconnections")),
     _limiter("limiter_messages_without_limit_field_count", "Messages without a sender.", number("no_sender_messages")),
     _limiter(
         "limiter_messages_copy_forced_count",
@@ -172,6 +175,12 @@ LEGACY: Final = (
     _legacy("copied_bytes", "counter", "Copied bytes.", number("copied_bytes")),
     _legacy("failed_msgs", "counter", "Failed attempts.", counted("errors")),
     _legacy("acks_failed", "counter", "Always 0: source messages are never acknowledged.", lambda _: 0.0),
+    _legacy("stream_reconnections", "counter", "Returns after a loss of the connections.", counted("reconnections")),
+    _legacy(
+        "connection_reconnections", "counter", "Returns after a loss of the connections.", counted("reconnections")
+    ),
+    _legacy("connection_closed", "counter", "Losses of the connections of a stream.", counted("connections_closed")),
+    _legacy("connection_errors", "counter", "Failed attempts because of a connection.", counted("connection_errors")),
     Metric(
         f"{_LEGACY_PREFIX}processing_time",
         "summary",

@@ -93,6 +93,15 @@ TABLE_METRICS: Final = (
         """,
     ),
     TableMetric(
+        "sr_assets_hop_latency_seconds",
+        "summary",
+        "Transit time of copied messages to the next stream within the last hour; quantile 1 is the slowest.",
+        ("name", "stream", "quantile"),
+        """
+        SELECT name, stream, unnest(['0.5', '0.95', '1']), unnest([p50_seconds, p95_seconds, max_seconds]) FROM hops
+        """,
+    ),
+    TableMetric(
         "sr_assets_heartbeat_age_seconds",
         "gauge",
         "Time since the last heartbeat arrived at a stream.",

@@ -36,7 +36,7 @@ SELECT event_id, name, stream, event, event_time, found_at, node, age_seconds, o
     UNION ALL SELECT event_id, name, stream, event, event_time, detected_at, NULL, NULL, NULL,
         silent || ' of ' || nodes || ' nodes are silent' FROM site_events
     UNION ALL SELECT event_id, name, stream, event, event_time, detected_at, node, NULL, NULL,
-        transitions || ' transitions' FROM node_events
+        transitions || ' transitions' FROM node_events WHERE event <> 'unretired'
 ) LEFT JOIN (SELECT unnest(?::VARCHAR[]) AS label, unnest(?::BIGINT[]) AS since) AS known
     ON known.label = name || '/' || stream
 WHERE epoch_us(found_at) >= coalesce(since, 0)

@@ -12,7 +12,7 @@ from sr_assets.adapters.spark.source import ADVISORY_SCHEMA
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, retention_begins_ns, retention_clock_ns
-from sr_assets.domain.received import LIFE_CYCLE, Observation, SiteNotice, read_message
+from sr_assets.domain.received import REPORTED, Observation, SiteNotice, read_message
 from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.settings import FeedSettings
 from sr_assets.stages.report import StreamReport
@@ -76,7 +76,7 @@ class FeedStage(FoldStage):
         report.copied += received.num_rows - nothing
         report.parked += rejected
         for row in pc.value_counts(received["event_code"].drop_null()).to_pylist():
-            report.events[LIFE_CYCLE[row["values"]].value] += row["counts"]
+            report.events[REPORTED[row["values"]]] += row["counts"]
 
     def _advance(self, state: StreamState, source: StreamInfo) -> None:
         caught_up = source.last_sequence < state.next_sequence

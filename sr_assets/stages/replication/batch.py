@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,6 @@ from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.counters import COPYING, Counter
 from sr_assets.adapters.state.gaps import Gap, gap_row
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
-from sr_assets.domain.errors import SrAssetsError
-from sr_assets.domain.heartbeats import Hop, hops
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.stages.replication.writers import Writers
 from sr_assets.stages.source.holes import find_holes, gap_rows
@@ -82,7 +79,6 @@ class Batch:
             reach(Point.COMMITTING)
         reach(Point.COMMITTED)
         self._count(receipt, gaps)
-        self._measure(receipt)
 
     def _run_range(self) -> None:
         """Copy the whole range. There is no decision, so only the writers read it."""
@@ -121,7 +117,6 @@ class Batch:
         self._report.reasons.update({"all": seen - receipt.too_old, "too_old": receipt.too_old})
         self._report.lag_messages = state.lag_messages
         self._count(receipt, gaps)
-        self._measure(receipt)
 
     def _run_resend(self) -> None:
         """Send the copies again that the target lost; copies that the source lost too become a gap.
@@ -167,20 +162,6 @@ class Batch:
         self._report.resent += receipt.copied - receipt.found
         self._report.gap_messages += len(lost)
 
-    def _measure(self, receipt: Receipt) -> None:
-        """Record the transit times of the copied heartbeats, except unreadable ones."""
-        stream = self._stream
-        measured: list[Hop] = []
-        if not receipt.heartbeats:
-            return
-        with contextlib.suppress(SrAssetsError):
-            target = self._context.clusters.connect(stream.target)
-            for sequence in receipt.heartbeats:
-                if message := target.message(stream.target_stream, sequence):
-                    measured += hops(message.headers, message.payload, message.stored_ns)
-        with self._store.transaction():
-            self._store.heartbeats(stream.stream).add(measured)
-
     # ------------------------------------------------------------------------------------------------------- the commit
 
     def _note_copies(self, receipt: Receipt) -> None:
@@ -203,6 +184,8 @@ class Batch:
         processing = {Counter.PROCESSING_SECONDS: time.monotonic() - self._began}
         self._store.counters(self._stream.stream).add(processing, COPYING)
         self._store.copy_log(self._stream.stream).add(receipt.copied_ranges, self._context.clock.now_ns())
+        self._store.heartbeats(self._stream.stream).add([hop for hop in receipt.hops if hop.subject])
+        self._store.latencies(self._stream.stream).add(receipt.hops)
         save_gaps(self._store, self._stream, gaps, self._report)
         self._add_parked(receipt.parked)
 

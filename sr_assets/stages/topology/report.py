@@ -16,6 +16,7 @@ from sr_assets.domain.topology.wanted import Upstream, WantedStream
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.source.lag import compare_with_source
 from sr_assets.stages.topology.link_lag import LinkLag, measure_link
+from sr_assets.stages.topology.replication import replication_texts
 
 if TYPE_CHECKING:
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
@@ -56,6 +57,8 @@ class Report:
     streams: list[StreamRow]
     links: list[Link]
     unreachable: dict[str, str]
+    #: By cluster and stream: the streams that it mirrors, sources or copies, and the entries that copy it, as text.
+    replication: dict[tuple[str, str], str]
 
 
 def make_report(settings: Settings, survey: Survey) -> Report:
@@ -73,7 +76,7 @@ def make_report(settings: Settings, survey: Survey) -> Report:
     links += survey.side_by_side(lambda entry: _ours(settings, survey, entry), settings.entries)
     links.sort(key=lambda link: (link.cluster, link.stream, link.kind, link.origin_stream))
     unreachable = {surveyed.name: surveyed.error for surveyed in survey.of.values() if surveyed.error}
-    return Report(streams, links, unreachable)
+    return Report(streams, links, unreachable, replication_texts(settings, survey, links))
 
 
 def _stream_rows(surveyed: ClusterSurvey) -> Iterator[StreamRow]:

@@ -20,7 +20,7 @@ DECIDED_AT_ONCE: Final = 20_000
 def operator_rules(store: SiteState, stream: StreamSettings, outages: Sequence[Outage] = ()) -> Rules:
     """Return a stream's rules: the configured ones, and the windows that operators added. Raises RunError."""
     windows = (*stream.windows, *added_windows(store.folder))
-    return Rules(windows, stream.guard, outages, stream.flapping_rule, stream.recover_after_ns)
+    return Rules(windows, stream.guard, outages, stream.flapping_rule, stream.recover_after_ns, stream.muted_classes)
 
 
 def decide_announcements(
@@ -76,7 +76,7 @@ def _follow_windows(store: SiteState, stream: StreamSettings, rules: Rules) -> N
         for each in node.delayed:
             if each.suppressed_until_ns is None:
                 continue
-            window = suppression(rules.windows, node.node, each.event, each.event_ns)
+            window = suppression(rules.windows, node.node, each.node_class, each.event, each.event_ns)
             # The transition of a removed window waits no longer.
             until_ns = window[1] if window else each.event_ns
             if until_ns != each.suppressed_until_ns:

@@ -142,10 +142,7 @@ def _transition_rows(
         ],
         "outbox": [published and announced[kind] for kind in kinds],
         "withheld": [undecided or not announced[kind] for kind in kinds],
-        # No rule decides on a class that is not announced.
-        "due_ns": [
-            event_ns if undecided and announced[kind] else None for event_ns, kind in zip(times, kinds, strict=True)
-        ],
+        "due_ns": times if undecided else [None] * count,
         "class": events["class"],
         **{name: events[name] for name in ("event", "event_ns")},
         **{

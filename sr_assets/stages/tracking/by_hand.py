@@ -6,9 +6,11 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.state.operator_requests import Answer, Request, answer_request, take_requests
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.advisories import event_id
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.durations import duration
 from sr_assets.domain.positions import format_rfc3339_ns
+from sr_assets.domain.tracking.announcements import NodeEvent, NodeReport
 from sr_assets.domain.tracking.by_hand import retire, unretire
 from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, transition_row
 from sr_assets.domain.tracking.rules import NodeState, Policy, Status
@@ -65,7 +67,12 @@ def _apply(
     if restored is None:
         return Answer(False, _too_silent(stream, policy, node, before, now_ns))
     nodes.merge(node_table([node_row(policy, node, restored, blind, node_class)]))
-    store.outbox(stream.stream).undo(node, restored.transition, restored.status_since_ns)
+    at_ns = restored.status_since_ns
+    store.outbox(stream.stream).undo(node, restored.transition, at_ns)
+    undone = NodeReport(NodeEvent.UNRETIRED, at_ns, None, restored.status is Status.UP)
+    undone_id = event_id(stream.replicator, stream.name, stream.stream, node, undone.event, at_ns)
+    publish = stream.advisory is not None and stream.announces(node_class)
+    store.undecided(stream.stream).report([(undone_id, node, undone)], state.epoch_ns, now_ns, publish=publish)
     return Answer(True, f"{stream.label}: restored {node} as {restored.status}")
 
 

@@ -43,8 +43,7 @@ class AdvisoryStage:
         self._stored = StoredAdvisories(stream, self._outbox, clock)
         # Senders with a refused advisory, whether the stream refuses all advisories, and the end of the pause.
         self._held_back: set[str] = set()
-        self._all_refused = False
-        self._retry_at = 0.0
+        self._all_refused, self._retry_at = False, 0.0
 
     @property
     def refused(self) -> bool:
@@ -96,7 +95,7 @@ class AdvisoryStage:
         sent = 0
         while time.monotonic() >= self._retry_at and (rows := self._known(self._outbox.unpublished(_CHUNK))):
             try:
-                cluster.publish_core([(self._subject(row), _body(self._stream, row)) for row in rows])
+                cluster.publish_core([(self._subject(row), advisory_body(self._stream, row)) for row in rows])
                 delivered, self._report.undeliverable = rows, None
             except PermissionDeniedError as error:
                 delivered, self._report.undeliverable = [], f"{error}; they will be sent again"
@@ -110,7 +109,7 @@ class AdvisoryStage:
         sent = 0
         self._stored.settle(cluster, advisory_pattern(self._advisory.subject))
         while rows := self._known(self._outbox.unpublished(_CHUNK, without=self._held_back)):
-            items = [(self._subject(row), _body(self._stream, row), row["event_id"]) for row in rows]
+            items = [(self._subject(row), advisory_body(self._stream, row), row["event_id"]) for row in rows]
             deliveries = cluster.publish_many(items, [row["node"] for row in rows])
             answered = list(zip(rows, deliveries, strict=True))
             acknowledged = [row for row, delivery in answered if delivery.acknowledged]
@@ -176,7 +175,8 @@ class AdvisoryStage:
         return advisory_subject(self._advisory.subject, row["event"], row["node"])
 
 
-def _body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
+def advisory_body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
+    """Return the advisory of a row of the outbox."""
     transition = Transition(
         Event(row["event"]),
         row["event_ns"],
@@ -253,9 +253,9 @@ class HeartbeatStage:
             return
         self._failed = False
         report.alive_ns, report.alive_due_ns = now_ns, due_ns
-        self._publish(cluster, self._body(state, now_ns, due_ns), now_ns)
+        self._publish(cluster, self.advisory_body(state, now_ns, due_ns), now_ns)
 
-    def _body(self, state: StreamState, now_ns: int, due_ns: int | None) -> bytes:
+    def advisory_body(self, state: StreamState, now_ns: int, due_ns: int | None) -> bytes:
         """Return the heartbeat; its watermark is before the earliest event that is not published yet."""
         watermark_ns, waiting_ns = state.watermark_ns, self._outbox.earliest_ns()
         if watermark_ns is not None and waiting_ns is not None:

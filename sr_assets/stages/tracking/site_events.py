@@ -39,9 +39,13 @@ def publish_events(stream: StreamSettings, store: SiteState, cluster: Cluster, c
 
 def _publish(kind: str, stream: StreamSettings, event: dict[str, Any], cluster: Cluster) -> bool:
     subject = rule_subject(kind, event["event"], stream.replicator, stream.name, stream.stream)
-    encode = encode_site_event if kind == "site" else encode_node_event
-    body = encode(event, replicator=stream.replicator, name=stream.name)
     assert stream.advisory is not None
+    identity = {"replicator": stream.replicator, "name": stream.name}
+    if kind == "site":
+        body = encode_site_event(event, **identity)
+    else:
+        # Advisories of the older format have no numbers to rank the state of an event among.
+        body = encode_node_event(event, **identity, ranked=stream.advisory.format == "v2")
     keepers = cluster.stream_names(subject) if stream.advisory.reliable is not False else []
     if not keepers:
         cluster.publish_core([(subject, body)])

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,6 +12,7 @@ from sr_assets.adapters.state.status_file import outdate_status
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.settings import Settings
+from sr_assets.settings.maintenance import unknown_class
 
 
 @dataclass(slots=True)
@@ -60,7 +61,10 @@ def mark_maintained(settings: Settings, rows: Rows) -> Rows:
     def ids(row: dict[str, Any]) -> str | None:
         ours = row.get("replicator") in (None, settings.replicator)
         active = windows.get(f"{row['name']}/{row['stream']}", ()) if ours else ()
-        return ", ".join(each.id for each in active if "node" not in row or each.matches(row["node"])) or None
+        return (
+            ", ".join(each.id for each in active if "node" not in row or each.matches(row["node"], row.get("class")))
+            or None
+        )
 
     values = [(*row, ids(dict(zip(rows.columns, row, strict=True))) if windows else None) for row in rows.values]
     return Rows((*rows.columns, "maintenance"), values)
@@ -69,7 +73,7 @@ def mark_maintained(settings: Settings, rows: Rows) -> Rows:
 def add_window(settings: Settings, window: Window, site: str | None) -> tuple[str, list[str]]:
     """Add a window to the sites that match a glob (None: all); return its new id and the sites.
 
-    Raises ConfigurationError if no tracked site matches, and RunError if the window cannot be written.
+    Raises ConfigurationError if no tracked site matches or has a class, and RunError if the window cannot be written.
     """
     tracked = list(dict.fromkeys(stream.name for stream in settings.streams if stream.tracked))
     sites = [name for name in tracked if site is None or fnmatchcase(name, site)]
@@ -79,8 +83,11 @@ def add_window(settings: Settings, window: Window, site: str | None) -> tuple[st
             f"; {did_you_mean(site or '', tracked)}sites: {', '.join(tracked)}" if tracked else "; set inspect_duration"
         )
         raise ConfigurationError(wanted + known)
+    known_classes = [name for stream in settings.streams if stream.name in sites for name in stream.class_names]
+    if problem := unknown_class(window.classes, known_classes):
+        raise ConfigurationError(f"--class {problem}")
     window_id = uuid.uuid4().hex[:8]
-    row = Window(window_id, window.globs, window.from_ns, window.to_ns, reason=window.reason)
+    row = replace(window, id=window_id)
     for name in sites:
         add_windows(settings.home / "sites" / name, [row])
     return window_id, sites

@@ -40,10 +40,12 @@ CONTRACT = {
     "node_snapshots": "name stream node sequence stored_at subject payload_bytes payload payload_raw metadata",
     "replication": "name stream source_stream source_created target_stream next_sequence source_last_sequence lag_messages "
     "lag_seconds seen_messages copied_messages copied_bytes skipped_messages too_old_messages no_sender_messages gap_messages "
-    "parked_messages late_sightings watermark next_deadline last_error as_of",
+    "parked_messages late_sightings watermark next_deadline last_error as_of queued_messages paused blind_seconds "
+    "latency_p50_seconds latency_p95_seconds",
     "heartbeats": (
         "name stream subject originator sent_at stored_at arrived_at seconds p50_seconds p95_seconds max_seconds"
     ),
+    "hops": "name stream copies p50_seconds p95_seconds max_seconds until",
     "gaps": "name stream first_sequence last_sequence messages reason noticed_at",
     "blind_spans": "name stream since until since_ns until_ns",
     "availability_daily": "date replicator name stream node up_seconds timeout_seconds retired_seconds blind_seconds "

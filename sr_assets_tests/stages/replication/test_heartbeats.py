@@ -68,6 +68,8 @@ def test_heartbeat_table_shows_which_hop_of_a_tree_is_delayed(rig: Rig, tmp_path
         first = rig.row("heartbeats")
         assert (first["name"], first["stream"], first["subject"]) == ("city", stream, f"{stream}.beat")
         assert first["originator"] == socket.gethostname()
+        sent = rig.row("hops")
+        assert (sent["name"], sent["stream"], sent["copies"]) == ("city", stream, 3)
         copies = rig.copies(stream)
         assert len(copies) == 3, "always copied"
         assert rig.rows("last_seen_nodes") == [], "never tracked"
@@ -87,6 +89,14 @@ def test_heartbeat_table_shows_which_hop_of_a_tree_is_delayed(rig: Rig, tmp_path
         assert hops["city"] == first | {"arrived_at": hops["city"]["arrived_at"], "seconds": hops["city"]["seconds"]}
         assert hops["region"]["seconds"] > proxy.seconds > hops["city"]["max_seconds"]
         assert hops["region"]["sent_at"] == first["sent_at"]
+        measured = {row["name"]: row for row in rig.rows("hops")}
+        assert measured["city"] == sent, "from the headers alone"
+        region = measured["region"]
+        assert region["copies"] == 3
+        assert region["p50_seconds"] > proxy.seconds > sent["p95_seconds"] > 0
+        replicated = {row["name"]: row for row in rig.rows("replication")}
+        assert replicated["region"]["latency_p95_seconds"] == region["p95_seconds"]
+        assert replicated["city"]["latency_p50_seconds"] == sent["p50_seconds"]
         exposition = Exposition(rig.settings())
         exposition.renew()
         exposed = exposition.text()

@@ -60,6 +60,14 @@ def test_cut_link_is_dead_with_its_true_lag(
     assert links_of(command)["COPIES", "replica", "RETURNS"]["transforms"] == "prefix city"
     assert links_of(command)["CENTRE/LOCAL/advisory_feed", "feed", "LOCAL"]["lag_messages"] == 3
 
+    streams = json.loads(command("report", "--format", "json")[1])["streams"]
+    assert {f"{row['cluster']}/{row['stream']}": row["replication"] for row in streams} == {
+        "city/ORDERS": None,
+        "city/RETURNS": "copied by CENTRE",
+        "hub/ALL": "sources LOCAL, city/ORDERS",
+        "hub/LOCAL": "read by feed CENTRE",
+        "hub/ORDERS": "mirror of city/ORDERS",
+    }
     code, out, err = command("report", "ORDERS", "--format", "json")
     detailed = json.loads(out)
     assert (code, err) == (0, "")
@@ -72,6 +80,7 @@ def test_cut_link_is_dead_with_its_true_lag(
     for part in ("Stream ORDERS on city", "orders.>", "num_replicas", "Links"):
         assert part in shown
     assert "Stream ORDERS on hub" not in shown
+    assert "mirror of city/ORDERS" in command("report", "ORDERS", "--cluster", "hub")[1]
     code, _, err = command("report", "ORDER")
     assert (code, err) == (2, "error: stream ORDER is on none of the clusters city, hub; did you mean 'ORDERS'?\n")
 

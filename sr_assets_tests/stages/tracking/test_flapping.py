@@ -1,17 +1,31 @@
 """Flapping nodes and `recover_after`: what is announced, for every cut of a history."""
 
+import itertools
 import json
+import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sr_assets.adapters.spark.source import read_advisories
+from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.advisories import encode_node_event
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.messages import Message as Stored
+from sr_assets.domain.received import STATUS
+from sr_assets.domain.tracking.rows import folded_table, transition_row
+from sr_assets.domain.tracking.rules import Event, Status, Transition
+from sr_assets.stages.report import StreamReport
+from sr_assets.stages.tracking.announcing import decide_announcements
+from sr_assets.stages.tracking.batch_rows import add_transitions
+from sr_assets.stages.tracking.node_advisories import advisory_body
 from sr_assets_tests.announcing import BEGIN_NS, SECOND, Row, at, configured, fold, history, outbox, site_events
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
@@ -97,6 +111,48 @@ def test_flapping_announces_the_same_for_every_cut(
                 assert outbox(state) == announced
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.sampled_from((None, "quiet"))), min_size=3, max_size=20),
+    st.lists(st.integers(0, 250), max_size=5, unique=True),
+)
+def test_flapping_counts_transitions_of_a_class_without_announcements(
+    steps: list[tuple[int, str | None]], cuts: list[int]
+) -> None:
+    quiet = {"name": "quiet", "field": "kind", "value": "quiet", "announce": False}
+    seconds = list(itertools.accumulate(step for step, _ in steps))
+    end, results = seconds[-1] + 40, []
+    with tempfile.TemporaryDirectory() as name:
+        stream = configured(Path(name), flapping={"transitions": 3, "within": "25s"}, classes=[quiet])
+        for number, chosen in enumerate((cuts, ())):
+            with SiteState(Path(name) / str(number)) as state:
+                row, first = StreamState("REG", 1, 1, epoch_ns=1), 0
+                for cut in (*sorted(cut for cut in chosen if cut < end), end):
+                    row.watermark_ns = BEGIN_NS + cut * SECOND
+                    own = [at for at, second in enumerate(seconds) if first <= second < cut]
+                    rows = [transition_row("web1", back_and_forth(at, seconds[at]), steps[at][1]) for at in own]
+                    with state.transaction():
+                        state.save_stream(row)
+                        add_transitions(state, stream, row, folded_table(rows), StreamReport(stream))
+                    decide_announcements(state, stream, row)
+                    first = cut
+                told = {second for _, _, second in outbox(state)}
+                results.append((told, node_events(state)))
+    assert results[0] == results[1]
+    assert told <= {second for second, (_, kind) in zip(seconds, steps, strict=True) if kind is None}
+    for _, event, second, _ in results[0][1]:
+        # No transition happened for `within`, whatever its class.
+        assert event == "flapping" or not [each for each in seconds if second - 25 < each <= second]
+        assert event == "flapping" or second - 25 in seconds
+
+
+def back_and_forth(at: int, second: int) -> Transition:
+    """Return a node's transition: its silences and returns alternate."""
+    event_ns, silent = BEGIN_NS + second * SECOND, at % 2 == 0
+    event, previous = (Event.TIMEOUT, Status.UP) if silent else (Event.RECOVER, Status.TIMEOUT)
+    return Transition(event, event_ns, event_ns, 0, at, previous, at + 1, returned=False, outage_ns=None)
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     restless(),
@@ -131,6 +187,34 @@ def test_rules_together_announce_the_same_for_every_cut(
                 decisions = state.connection.execute(query).fetchall()
                 results.append((outbox(state), site_events(state), node_events(state), decisions))
         assert results[0] == results[1]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(restless(), st.lists(st.integers(0, 250), max_size=3, unique=True), st.integers(60, 250), st.randoms())
+def test_centre_shows_the_status_of_nodes_that_have_settled(
+    sightings: list[tuple[int, str]], cuts: list[int], end: int, chance: random.Random
+) -> None:
+    with tempfile.TemporaryDirectory() as name, SiteState(Path(name) / "state") as state:
+        stream = configured(Path(name), flapping={"transitions": 3, "within": "25s"})
+        fold(state, stream, [each for each in sightings if each[0] < end], [cut for cut in cuts if cut < end], end)
+        bodies = [advisory_body(stream, row) for row in state.outbox("REG").unpublished(999)]
+        bodies += [
+            encode_node_event(event, replicator="london", name="london")
+            for event in state.undecided("REG").unpublished()
+        ]
+        chance.shuffle(bodies)
+        stored = [Stored(1 + at, BEGIN_NS + at, "adv", b"", body) for at, body in enumerate(bodies)]
+        state.global_tables.fold("ADV", pa.Table.from_batches([read_advisories(stored)]))
+        # The rules of this second and the flapping nodes are not decided yet.
+        query = """
+            SELECT node, status FROM nodes WHERE node NOT IN (SELECT node FROM flapping_nodes)
+                AND node NOT IN (SELECT node FROM transitions WHERE due_ns IS NOT NULL) ORDER BY node
+            """
+        settled = dict(state.connection.execute(query).fetchall())
+        shown = f"SELECT node, {[status.value for status in STATUS]}[event_code + 1] FROM global_nodes"
+        assert {
+            node: status for node, status in state.connection.execute(shown).fetchall() if node in settled
+        } == settled
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,24 @@ def test_maintenance_announces_a_silent_node_only_at_the_end(tmp_path: Path) -> 
         assert state.connection.execute(query).fetchall() == [(*row, window.id) for row in held]
 
 
+def test_maintenance_selects_nodes_by_class(tmp_path: Path) -> None:
+    classes = [{"name": "web", "match": "web*"}, {"name": "db", "match": "db*"}]
+    span = {"from": at(5), "to": at(50)}
+    sightings = [(0, "web1"), (0, "web2"), (0, "db1"), (0, "x1"), (12, "web2")]
+    cases: list[tuple[dict[str, Any], set[str]]] = [
+        ({"class": "web"}, {"web1", "web2"}),
+        ({"class": ["web", "db"]}, {"web1", "web2", "db1"}),
+        ({"class": "web", "match": "*2"}, {"web2"}),
+    ]
+    for number, (window, held) in enumerate(cases):
+        stream = configured(tmp_path, {**window, **span}, classes=classes)
+        with SiteState(tmp_path / str(number)) as state:
+            fold(state, stream, sightings, [], 40)
+            query = "SELECT DISTINCT node FROM transitions WHERE suppressed_by IS NOT NULL"
+            assert {node for (node,) in state.connection.execute(query).fetchall()} == held
+            assert {node for node, event, _ in outbox(state) if event != "new"} == {"web1", "web2", "db1", "x1"} - held
+
+
 def test_maintenance_ends_at_the_next_run_when_a_window_is_removed(tmp_path: Path) -> None:
     stream = configured(tmp_path, {"from": at(5), "to": at(900)})
     with SiteState(tmp_path / "state") as state:
@@ -182,6 +200,12 @@ def test_entry_windows_replace_those_of_the_top_level(tmp_path: Path) -> None:
     once = {"from": at(0), "to": at(1)}
     with pytest.raises(ConfigurationError, match=r"maintenance: site: 'par\*' matches no site; sites: london"):
         configured(tmp_path, {**once, "site": "par*"})
+    web = [{"name": "web", "match": "web*"}]
+    problem = "maintenance: class: 'wbe' is not a class of these streams; did you mean 'web'? classes: web"
+    for keys in ({"maintenance": [{**once, "class": "wbe"}]}, {"top": {"maintenance": [{**once, "class": "wbe"}]}}):
+        with pytest.raises(ConfigurationError) as raised:
+            configured(tmp_path, classes=web, **keys)
+        assert problem in str(raised.value)
     assert len(configured(tmp_path, {**once, "site": "lon*"}, once).windows) == 2
     assert not configured(tmp_path, once, maintenance=[]).windows
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sr_assets.adapters.published.node_histories import TIMEOUT, UP, Histories
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import ConfigurationError
@@ -222,3 +223,9 @@ def test_dark_site_sends_one_event_and_only_lost_nodes(rig: Rig) -> None:
     assert web0[1]["event_id"] == row["event_id"]
     assert row["held_by"] == rig.rows("SELECT outage FROM site_events ORDER BY event_time LIMIT 1")[0]["outage"]
     assert rig.rows("SELECT outage FROM global_summary WHERE outage IS NOT NULL") == []
+    # Availability counts the silence of a node that came back unannounced.
+    with Histories(rig.home, SITE, own=True).opened() as histories:
+        query = "SELECT after FROM changes WHERE node = 'web1' ORDER BY event_ns, transition"
+        statuses = [status for (status,) in histories.connection.execute(query).fetchall()]
+    assert statuses[:3] == [UP, TIMEOUT, UP]
+    assert [body["event"] for body in bodies if body.get("value") == "web1"][:1] == ["new"]

@@ -80,8 +80,8 @@ def test_unread_message_does_not_revive_a_node_that_is_retired_later(rig: Rig) -
 
 
 def test_centre_follows_a_node_that_was_retired_while_up(rig: Rig) -> None:
-    stream = rig.make()
-    feed = rig.make("ADV", rig.target)
+    stream, feed = rig.make(), rig.unique("ADV")
+    rig.create(feed, rig.target, subjects=[f"{feed}.>", f"sr_assets.node.*.{SITE}.{SITE}.{stream}"])
     rig.publish(stream, from_sender("a", "b"))
     rig.add(stream, advisory={"subject": f"{feed}.%s.%v", "reliable": True, "cluster": "target"}, **HOURS)
     rig.add_feed(feed, name="centre")
@@ -90,6 +90,17 @@ def test_centre_follows_a_node_that_was_retired_while_up(rig: Rig) -> None:
     rig.drain("centre")
     statuses = rig.rows("SELECT node, status FROM global_availability ORDER BY node")
     assert [tuple(row.values()) for row in statuses] == [("a", "retired"), ("b", "up")]
+    act(rig, "unretire", "a")
+    rig.drain("centre")
+    row = rig.row("SELECT status, last_seen FROM global_availability WHERE node = 'a'")
+    assert row["status"] == "up"
+    assert row["last_seen"] <= rig.row("SELECT last_seen FROM last_seen_nodes WHERE node = 'a'")["last_seen"]
+    assert rig.row("SELECT up FROM global_summary")["up"] == 2
+    act(rig, "retire", "a")
+    rig.drain("centre")
+    assert rig.row("SELECT status FROM global_availability WHERE node = 'a'")["status"] == "retired"
+    told = rig.rows("SELECT event FROM global_advisories WHERE node = 'a' ORDER BY event_time")
+    assert [row["event"] for row in told] == ["new", "expire", "unretired", "expire"]
     assert rig.rows("global_rejects") == []
 
 

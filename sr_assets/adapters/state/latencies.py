@@ -1,0 +1,60 @@
+"""Latency of a stream's copies over the last hour, in `state.duckdb`: copies per hop, five minutes and bucket."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from sr_assets.adapters.state.stream_table import StreamTable
+from sr_assets.domain.heartbeats import Hop
+from sr_assets.domain.latencies import bucket_of
+from sr_assets.domain.positions import SECOND_NS
+
+SCHEMA: Final = """
+CREATE TABLE latencies (
+    stream VARCHAR, hop_name VARCHAR, hop_stream VARCHAR, slot BIGINT, bucket INTEGER, copies BIGINT);
+"""
+SLOT_NS: Final = 300 * SECOND_NS
+_SLOTS: Final = 12
+_MOST_ROWS: Final = 10_000
+
+
+class Latencies(StreamTable):
+    """The latency of one stream's copies."""
+
+    def add(self, hops: Sequence[Hop]) -> None:
+        """Add hops, and delete all that did not arrive within the hour before the last one. Call it inside a transaction."""
+        if not hops:
+            return
+        counts = Counter(
+            (hop.name, hop.stream, hop.arrived_ns // SLOT_NS, bucket_of(hop.arrived_ns - hop.stored_ns)) for hop in hops
+        )
+        last = max(slot for _, _, slot, _ in counts)
+        columns = [list(column) for column in zip(*counts, strict=True)]
+        # Adding rows takes 1.5 ms, merging them with the stored ones 20.
+        self._connection.execute(
+            """
+            INSERT INTO latencies
+            SELECT ?::VARCHAR, unnest(?::VARCHAR[]), unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::INTEGER[]),
+                unnest(?::BIGINT[])
+            """,
+            [self._stream, *columns, list(counts.values())],
+        )
+        self._connection.execute(
+            "DELETE FROM latencies WHERE stream = ? AND slot NOT BETWEEN ? AND ?",
+            [self._stream, last - _SLOTS + 1, last],
+        )
+        if self._value("SELECT count(*) FROM latencies WHERE stream = ?") > _MOST_ROWS:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Merge the rows of equal hop, slot and bucket."""
+        query = """
+            SELECT stream, hop_name, hop_stream, slot, bucket, sum(copies)::BIGINT AS copies FROM latencies
+            WHERE stream = ? GROUP BY ALL
+            """
+        self._connection.register("merged", self._connection.sql(query, params=[self._stream]).to_arrow_table())
+        try:
+            self._connection.execute("DELETE FROM latencies WHERE stream = ?", [self._stream])
+            self._connection.execute("INSERT INTO latencies BY NAME SELECT * FROM merged")
+        finally:
+            self._connection.unregister("merged")
