@@ -21,14 +21,13 @@ _DOWN = ("timeout", "expire")
 
 @dataclass
 class NaiveGuard:
-    """The outage guard, told step by step; `quiet_of` has the nodes with another quiet time."""
+    """The outage guard, told step by step."""
 
     partial: int
     dark: int
     quiet: int
     hold: int
     min_nodes: int
-    quiet_of: Callable[[str], int] | None = None
     seen: dict[str, int] = field(default_factory=dict)
     up: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
@@ -72,8 +71,7 @@ class NaiveGuard:
 
     def _counts(self, at: int) -> tuple[int, list[str]]:
         nodes = self.up | self.held
-        quiet_of = self.quiet_of or (lambda _: self.quiet)
-        return len(nodes), [node for node in nodes if at - self.seen[node] > quiet_of(node)]
+        return len(nodes), [node for node in nodes if at - self.seen[node] > self.quiet]
 
     def _restore(self, at: int) -> None:
         nodes, silent = self._counts(at)
