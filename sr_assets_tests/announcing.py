@@ -1,8 +1,7 @@
-"""Histories of sightings folded into a state in any batches, and a naive fold of the rules of operators."""
+"""Histories of sightings folded into a state in any batches."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,13 @@ from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_state import sweep_due
+from sr_assets_tests.naive_rules import Row
 
 SECOND = 10**9
 #: A Saturday.
 BEGIN = datetime(2026, 1, 3, tzinfo=UTC)
 BEGIN_NS = int(BEGIN.timestamp()) * SECOND
 POLICY = Policy(20 * SECOND, 10 * SECOND)
-#: A node, an event, and its second.
-Row = tuple[str, str, int]
 
 
 def at(seconds: float) -> str:
@@ -110,72 +108,3 @@ def site_events(state: SiteState) -> list[tuple[str, int, int, int, int]]:
         ORDER BY event_ns, event <> 'restored'
         """
     return state.connection.execute(query, {"begin": BEGIN_NS, "second": SECOND}).fetchall()
-
-
-@dataclass
-class NaiveGuard:
-    """The outage guard, told step by step; times in seconds, shares in percent."""
-
-    partial: int
-    dark: int
-    quiet: int
-    hold: int
-    min_nodes: int
-    seen: dict[str, int] = field(default_factory=dict)
-    up: set[str] = field(default_factory=set)
-    held: set[str] = field(default_factory=set)
-    events: list[tuple[str, int, int, int, int]] = field(default_factory=list)
-    #: Began, since, dark, ended.
-    outages: list[list[Any]] = field(default_factory=list)
-    #: The outage of each held timeout or expiry.
-    holding: dict[Row, int] = field(default_factory=dict)
-
-    def run(self, sightings: Sequence[tuple[int, str]], rows: Sequence[Row], end: int) -> None:
-        """Pass the seconds in order; in each one the sightings come first, the expiries last."""
-        for second in range(end):
-            if self._running() and second >= self._running()[0] + self.hold:
-                self.held.clear()
-            sighted = {node for when, node in sightings if when == second}
-            for node in sighted:
-                self.seen[node] = second
-                self.up.add(node)
-                self.held.discard(node)
-            if sighted and self._running() and second > self._running()[0]:
-                self._restore(second)
-            for node, event, when in sorted(rows, key=lambda row: row[1] == "expire"):
-                if when == second and event == "timeout":
-                    self._time_out(node, second)
-                elif when == second and event == "expire" and self._holds(second):
-                    self.holding[node, event, second] = len(self.outages) - 1
-
-    def _running(self) -> list[Any]:
-        return self.outages[-1] if self.outages and self.outages[-1][3] is None else []
-
-    def _holds(self, second: int) -> bool:
-        return bool(self._running()) and second < self._running()[0] + self.hold
-
-    def _counts(self, second: int) -> tuple[int, list[str]]:
-        nodes = self.up | self.held
-        return len(nodes), [node for node in nodes if second - self.seen[node] > self.quiet]
-
-    def _restore(self, second: int) -> None:
-        nodes, silent = self._counts(second)
-        if len(silent) * 100 < self.partial * nodes:
-            self.events.append(("restored", second, nodes, len(silent), self.outages[-1][1]))
-            self.outages[-1][3] = second
-            self.held.clear()
-
-    def _time_out(self, node: str, second: int) -> None:
-        nodes, silent = self._counts(second)
-        dark = len(silent) * 100 >= self.dark * nodes
-        since = min((self.seen[each] for each in silent), default=0)
-        if not self._running() and nodes >= self.min_nodes and len(silent) * 100 >= self.partial * nodes:
-            self.events.append(("dark" if dark else "partial", second, nodes, len(silent), since))
-            self.outages.append([second, since, dark, None])
-        elif self._running() and dark and not self._running()[2]:
-            self.events.append(("dark", second, nodes, len(silent), since))
-            self.outages[-1][2] = True
-        self.up.discard(node)
-        if self._holds(second):
-            self.held.add(node)
-            self.holding[node, "timeout", second] = len(self.outages) - 1

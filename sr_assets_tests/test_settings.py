@@ -1162,3 +1162,9 @@ def test_entries_with_distinct_folders_and_keys_are_accepted(
 )
 def test_file_without_streams_loads_with_another_block(load: Load, block: str) -> None:
     assert load(TOP + block).streams == ()
+
+
+def test_time_of_day_is_read_without_quotes(load: Load) -> None:
+    settings = load(TOP + STREAM % "" + "notify: [{command: c, quiet_hours: {from: 22:30, to: 07:00:05}}]\n")
+    (hours,) = settings.notify[0].quiet_hours
+    assert (hours.begin.isoformat(), hours.end.isoformat()) == ("22:30:00", "07:00:05")

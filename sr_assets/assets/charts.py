@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import io
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from sr_assets.adapters.extras import missing_extra
+from sr_assets.adapters.published.status_queries import STEP, RecentNodes
 from sr_assets.domain.topology.graph import Graph, Node
 
 if TYPE_CHECKING:
@@ -39,11 +41,53 @@ def line_chart(title: str, unit: str, lines: Mapping[str, Sequence[tuple[str, fl
         # The trailing space keeps matplotlib from leaving out a label that begins with an underscore.
         axes.plot([at for at, _ in points], [y for _, y in points], marker=".", linewidth=1.5, label=f"{label} ")
     axes.set_ylabel(unit)
-    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.grid(visible=True, alpha=0.3)
     if any(lines):
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return _image(title, figure)
+
+
+def nodes_chart(recent: RecentNodes, maintenance: Sequence[tuple[datetime, datetime]]) -> dg.MarkdownMetadataValue:
+    """Return a chart of the up and silent nodes of the last day, with shades for outages of sites and for maintenance."""
+    if find_spec("matplotlib") is None:
+        return dg.MetadataValue.md(missing_extra("this chart", "charts"))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 2.5), layout="constrained")
+    axes = figure.add_subplot()
+    ends = [recent.as_of - STEP * back for back in reversed(range(len(recent.counts)))]
+    for label, column, colour in (("up", 0, "tab:green"), ("silent", 1, "tab:orange")):
+        values = [counts[column] for counts in recent.counts]
+        axes.step([at.timestamp() for at in ends], values, where="post", color=colour, linewidth=1.5, label=label)
+    shown = set()
+    for label, begin, end, colour in [
+        *(("maintenance", *span, "tab:blue") for span in maintenance),
+        *(shade for outage in recent.outages for shade in _outage_shades(outage, recent.as_of)),
+    ]:
+        if max(begin, ends[0]) < end:
+            # The label of a second shade would repeat the first one's in the legend.
+            text = "" if label in shown else label
+            axes.axvspan(
+                max(begin, ends[0]).timestamp(), end.timestamp(), color=colour, alpha=0.2, linewidth=0, label=text
+            )
+            shown.add(label)
+    axes.set_xlim(ends[0].timestamp(), ends[-1].timestamp())
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("nodes")
+    ticks = ends[:: len(ends) // 8]
+    axes.set_xticks([at.timestamp() for at in ticks], [f"{at.astimezone(UTC):%H:%M}" for at in ticks])
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return _image("nodes of the last day", figure)
+
+
+def _outage_shades(outage: Mapping[str, Any], as_of: datetime) -> Iterator[tuple[str, datetime, datetime, str]]:
+    """Yield the label, begin, end and colour of an outage's phases."""
+    end = outage["restored_at"] or as_of
+    yield "partial outage", outage["began_at"], outage["dark_at"] or end, "tab:orange"
+    if outage["dark_at"]:
+        yield "dark site", outage["dark_at"], end, "tab:red"
 
 
 @lru_cache(maxsize=32)

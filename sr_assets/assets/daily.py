@@ -16,7 +16,8 @@ import dagster as dg
 from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
 from sr_assets.adapters.published.reading import Rows
-from sr_assets.assets.charts import line_chart
+from sr_assets.adapters.published.status_queries import recent_nodes, site_outages
+from sr_assets.assets.charts import line_chart, nodes_chart
 from sr_assets.assets.checks import check_specs
 from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, table_key
 from sr_assets.domain.days import Day, day_of
@@ -24,12 +25,14 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.resources import Platform
 from sr_assets.settings import Settings
 from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
+from sr_assets.stages.tracking.windows import active_spans
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CHART_DAYS: Final = 30
 _WORST_NODES: Final = 10
+_OUTAGES: Final = 20
 _VERSIONS: Final = 6
 _VALUES_PER_PROPERTY: Final = 5
 
@@ -119,16 +122,25 @@ def _availability_sources(settings: Settings) -> list[dg.AssetKey]:
 
 
 def _availability_metadata(settings: Settings, last: date) -> dict[str, Any]:
-    """Return a chart of the last days and a table of the nodes with the worst availability."""
+    """Return charts of the last days and of the last hours, and tables of the outages and of the least available nodes."""
     since = last - timedelta(days=_CHART_DAYS - 1)
-    days = availability_queries.availability(settings.home, by="day", since=since)
+    lines: dict[str, list[tuple[str, float]]] = {"": []}
+    maintained: list[tuple[str, float]] = []
+    for day, node_class, available, covered in availability_queries.shares_by_day(settings.home, since).values:
+        if available is not None:
+            lines.setdefault(node_class or "", []).append((str(day), available))
+        if node_class is None:
+            maintained.append((str(day), covered or 0.0))
+    if len(lines) > 1:
+        lines = {"all nodes": lines.pop(""), **{f"class {name}": points for name, points in lines.items()}}
     worst = availability_queries.availability(settings.home, by="node", since=since, most=_WORST_NODES)
-    day, percent = days.columns.index("date"), days.columns.index("availability_percent")
-    points = [(str(row[day]), row[percent]) for row in days.values if row[percent] is not None]
-    return {
-        "availability": line_chart("availability by day", "availability, %", {"": points}),
-        "worst_nodes": _table(worst),
-    }
+    metadata = {"availability": line_chart("availability by day", "availability, %", lines)}
+    if any(share for _, share in maintained):
+        metadata["maintenance"] = line_chart("maintenance by day", "maintenance, %", {"": maintained})
+    recent = recent_nodes(settings.home)
+    metadata["nodes"] = nodes_chart(recent, active_spans(settings, recent))
+    outages = site_outages(settings.home, since, _OUTAGES)
+    return {**metadata, **({"outages": _table(outages)} if outages.values else {}), "worst_nodes": _table(worst)}
 
 
 def _inventory_metadata(settings: Settings, last: date) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Add a kind of entry here, and its checks in `checks`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +19,8 @@ from sr_assets.assets.checks import (
     feed_check_specs,
     stream_check_specs,
 )
-from sr_assets.assets.specs import entry_spec, markdown_table, source_spec, stream_key
-from sr_assets.domain.positions import format_rfc3339_ns
+from sr_assets.assets.rules import rules_metadata, transition_table, withheld_metadata
+from sr_assets.assets.specs import entry_spec, source_spec, stream_key
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.report import Stage, StreamReport
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 #: How many transitions an asset's page shows.
 _NEWEST: Final = 10
-_LONGEST_NAME: Final = 80
 _EVENTS: Final = ("new", "timeout", "recover", "expire")
 #: A fleet reports more than once an hour, so an older state means that nothing arrived or nothing ran. A `replica` has no
 #: policy: it also falls behind when the target is down or paused, which the check `progressing` reports.
@@ -104,12 +103,18 @@ class StreamAssets:
                     "lag_messages": report.lag_messages,
                     "seconds_left": _seconds_left(report, report.lag_messages, report.messages),
                     **_event_counts(report),
+                    **rules_metadata(site.state, self.entry),
                 }
             case Stage.NODE_SNAPSHOTS:
                 return {"batches": report.snapshots}
             case Stage.NODE_ADVISORIES:
                 newest = site.state.outbox(self.entry.stream).newest(_NEWEST)
-                return {"published": report.published, "waiting": report.waiting, "newest": _transition_table(newest)}
+                return {
+                    "published": report.published,
+                    "waiting": report.waiting,
+                    **withheld_metadata(site.state, self.entry),
+                    "newest": transition_table(newest),
+                }
         return _replica_metadata(report)
 
     def row_count(self, stage: Stage, site: Site, report: StreamReport) -> int:
@@ -221,15 +226,6 @@ def _replica_metadata(report: StreamReport) -> dict[str, Any]:
         metadata["first_sequence"] = report.first if report.first is not None else state.next_sequence
         metadata["source_created"] = dg.MetadataValue.timestamp(state.created_ns / 1e9)
     return metadata
-
-
-def _transition_table(newest: Sequence[tuple[str, str, int, bool]]) -> dg.MarkdownMetadataValue:
-    """Return transitions as a Markdown table, from their event, node, event time in unix ns, and whether they are late."""
-    rows = [
-        (event, node[:_LONGEST_NAME], format_rfc3339_ns(event_ns), "late" if late else "")
-        for event, node, event_ns, late in newest
-    ]
-    return markdown_table(("event", "node", "at", "late"), rows)
 
 
 def _event_counts(report: StreamReport) -> dict[str, int]:

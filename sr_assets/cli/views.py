@@ -40,7 +40,10 @@ def print_summary(rows: "Rows", form: Format) -> None:
     for record in records:
         if record["outage"]:
             where = f"{record['name'] or record['replicator']}/{record['stream']}"
-            print_note(f"{where}: {record['outage']}: the announcements of its nodes are held")
+            held = f"{record['held']} nodes" if record["held"] else "its nodes"
+            print_note(f"{where}: {record['outage']}: the announcements of {held} are held")
+        if record["flapping"]:
+            print_note(f"{record['name']}/{record['stream']}: {record['flapping']} nodes flap")
     if blind:
         print_note("blind: heartbeat overdue; node states may be stale")
     if any(record["observer"] == "unwatched" for record in records):

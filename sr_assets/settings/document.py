@@ -26,7 +26,14 @@ class _TooManyRepeatedError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses repeated keys and leaves times as text, which would lose their nanoseconds."""
+    """A YAML loader that refuses repeated keys and leaves times as text.
+
+    A timestamp would lose its nanoseconds; YAML 1.1 reads `22:30` as the number 1350.
+    """
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        of_text = kind is yaml.ScalarNode and ":" in value and implicit[0]
+        return "tag:yaml.org,2002:str" if of_text else super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

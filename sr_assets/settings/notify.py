@@ -1,20 +1,24 @@
 """The block `notify`: the receivers of notifications, and their events."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime, time, timedelta
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 from pydantic import Field, model_validator
 
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.values import (
+    Duration,
     Port,
     Positive,
     Secret,
     Text,
     Texts,
+    Timezone,
     Value,
     as_list,
     choice,
@@ -26,8 +30,13 @@ from sr_assets.settings.values import (
 #: Events of notifications: the transitions of nodes, and failed streams.
 Event = Literal["new", "timeout", "recover", "expire", "failed", "partial", "dark", "restored", "flapping", "settled"]
 MailTls = Literal["none", "starttls", "tls"]
+Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _MAIL_PORTS = {"none": 25, "starttls": 587, "tls": 465}
 _EVENT = choice(Event)
+_WEEKDAY = choice(Weekday)
+_WEEKDAYS: Final[tuple[Weekday, ...]] = get_args(Weekday)
+#: Any week without a change of the clocks shows whether quiet hours ever end.
+_MONDAY: Final = datetime(2026, 1, 5)  # noqa: DTZ001  each zone's wall clock
 
 
 def _webhook(value: object) -> str:
@@ -73,6 +82,55 @@ class EmailSettings(Block):
         return self if self.port else self.changed(port=_MAIL_PORTS[self.tls])
 
 
+def _time_of_day(value: object) -> time:
+    text = read_text(value)
+    try:
+        if not re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
+            raise ValueError
+        return time.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{shown(text)} is not a time of day; use HH:MM from 00:00 to 23:59") from None
+
+
+TimeOfDay = Annotated[time, Value(_time_of_day, type="time of day (HH:MM)")]
+
+
+class QuietHours(Block):
+    """One of `quiet_hours` of a notification: from one time of a zone's wall clock to the next other one."""
+
+    begin: TimeOfDay = file_key("their beginning", name="from")
+    end: TimeOfDay = file_key("their end, on the next day unless it is later; at the same time, 24 hours", name="to")
+    days: Annotated[tuple[Annotated[Weekday, _WEEKDAY], ...], Value(as_list, type=f"list of {_WEEKDAY.type}")] = (
+        file_key("the days on which they begin", [], default_text="every day")
+    )
+    timezone: Timezone = file_key("the time zone of both times", "UTC")
+
+    def cover(self, at: datetime) -> bool:
+        """Return whether a time, with its zone, is quiet."""
+        local = at.astimezone(ZoneInfo(self.timezone))
+        now, today = local.time(), local.weekday()
+        if self.begin < self.end:
+            return self.begin <= now < self.end and self._begin_on(today)
+        return (now >= self.begin and self._begin_on(today)) or (now < self.end and self._begin_on(today - 1))
+
+    def _begin_on(self, weekday: int) -> bool:
+        return not self.days or _WEEKDAYS[weekday] in self.days
+
+    def ends(self) -> Iterator[datetime]:
+        """Yield the ends within a week."""
+        for number in range(7):
+            if self._begin_on(number):
+                day = _MONDAY + timedelta(days=number + (self.begin >= self.end))
+                yield datetime.combine(day, self.end, ZoneInfo(self.timezone))
+
+
+class RateLimit(Block):
+    """`rate_limit` of a notification."""
+
+    messages: Positive = file_key("the most messages")
+    within_ns: Duration = file_key("in this time", "1h", name="within")
+
+
 class NotifySettings(Block):
     """One of `notify`: a receiver and its events. Fewer simultaneous events than `min_nodes` are not sent."""
 
@@ -90,12 +148,26 @@ class NotifySettings(Block):
     match: Texts = file_key("patterns of nodes", [], default_text="all")
     sites: Texts = file_key("names of sites", [], default_text="all")
     min_nodes: Positive = file_key("minimum number of nodes within 5 minutes", 1)
+    rate_limit: RateLimit | None = file_key("[the most messages](#block-rate_limit) in a time", None)
+    quiet_hours: Annotated[tuple[QuietHours, ...], Value(as_list, type="block, or a list of blocks")] = file_key(
+        "[times](#block-quiet_hours) without messages", [], default_text="none"
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if sum(map(bool, (self.webhook, self.command, self.email))) != 1:
             raise ValueError("needs exactly one of webhook, command and email")
         return self
+
+    @model_validator(mode="after")
+    def _ever_heard(self) -> Self:
+        if self.quiet_hours and all(self.is_quiet(end) for hours in self.quiet_hours for end in hours.ends()):
+            raise ValueError("quiet_hours: cover the whole week, so that the receiver gets no message; shorten them")
+        return self
+
+    def is_quiet(self, at: datetime) -> bool:
+        """Return whether the quiet hours forbid messages at a time, which has a zone."""
+        return any(hours.cover(at) for hours in self.quiet_hours)
 
     @property
     def label(self) -> str:

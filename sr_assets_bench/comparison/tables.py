@@ -33,6 +33,7 @@ class Kind(StrEnum):
     GAP_WRONG = "gaps_wrong"
     BLIND_WRONG = "blind_wrong"
     VIEW_WRONG = "views_wrong"
+    RULES_WRONG = "rules_wrong"
     DOUBLE_LEADER = "double_leaders"
 
 

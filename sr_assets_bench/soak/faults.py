@@ -17,6 +17,7 @@ from sr_assets_bench.soak.fault_plan import GONE_SECONDS, RARE_FAULTS, Fault, pl
 from sr_assets_bench.soak.runs import Progress
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from sr_assets.embedded.nats_server import NatsServer
@@ -48,7 +49,8 @@ class Gremlin:
     """Causes faults at random times and ends the lasting ones; call `tend` often.
 
     A seed draws the same faults; their effect depends on timing. A fault without effect is not counted. `plan` are the
-    rare faults: their times in seconds, kinds and durations. They wait until their object exists.
+    rare faults: their times in seconds, kinds and durations. They wait until their object exists. A command of the operator
+    holds `state` while it needs the site's state.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Gremlin:
         operator: Operator,
         chance: random.Random,
         seconds: float,
+        state: threading.Lock,
     ) -> None:
+        self._state = state
         self.faults: Counter[Fault] = Counter()
         self.plan = plan_rare_faults(chance, seconds)
         self._rig, self._store, self._clock = rig, store, clock
@@ -153,7 +157,7 @@ class Gremlin:
         if fault is Fault.SOURCE_PUT_BACK:
             return self._store.behind(self._progress.positions())
         if fault is Fault.STATE_LOST:
-            return self._target not in self._healing and self._all_copied()
+            return self._target not in self._healing and self._all_copied() and self._state.acquire(blocking=False)
         return fault not in _TARGET_FAULTS or self._operator not in self._healing
 
     def _all_copied(self) -> bool:
@@ -186,6 +190,7 @@ class Gremlin:
             self._operator.kill()
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
+            self._state.release()
 
         return heal
 

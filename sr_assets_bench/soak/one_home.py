@@ -1,8 +1,8 @@
 """A soak of one home: a site runs repeatedly while random faults hit all parts.
 
-Six streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also serves direct gets for it,
-two with steady nodes (a wrong clock; few messages per subject, read with a filter), and the advisories, which are copied
-to the target and folded there by a feed.
+Eight streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also serves direct gets for it,
+two with steady nodes (a wrong clock; few messages per subject, read with a filter), two under the rules of operators, and
+the advisories, which are copied to the target and folded there by a feed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_bench.comparison.feeds import compare_feed
 from sr_assets_bench.comparison.streams import Comparison, compare
 from sr_assets_bench.soak.faults import Gremlin
+from sr_assets_bench.soak.ruled import Troupe, add_ruled_streams
+from sr_assets_bench.soak.ruled_verdict import compare_ruled
 from sr_assets_bench.soak.runs import Operator, Progress
 from sr_assets_bench.soak.servers import LimitedServer, SourceStore
 from sr_assets_bench.soak.steady import CLOCK, LATEST, add_steady_streams, compare_steady
@@ -57,20 +59,24 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(NatsServer(home / "source", "source"))
         target = stack.enter_context(LimitedServer(home / "target", "target"))
+        rulers = stack.enter_context(NatsServer(home / "rulers", "rulers"))
         (home / "site").mkdir()
         rig = Rig(home / "site", source, target, str)
         stack.callback(stop_engine, rig.home)
         clock = stack.enter_context(WrongClock(source))
-        _configure(rig, clock.url)
+        _configure(rig, clock.url, rulers)
         operator = Operator(rig, random.Random(f"{seed} runs"))
         stack.callback(operator.kill)
         _begin(rig, operator)
         store = SourceStore(rig)
-        gremlin = Gremlin(rig, target, FEED, store, clock, operator, random.Random(f"{seed} faults"), seconds)
+        troupe = Troupe(rig, rulers, random.Random(f"{seed} rules"), seconds)
+        chance = random.Random(f"{seed} faults")
+        gremlin = Gremlin(rig, target, FEED, store, clock, operator, chance, seconds, troupe.state)
         for after, fault, lasting in gremlin.plan:
             say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)
         fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, steady=True)]
+        stack.enter_context(troupe)
         until = time.monotonic() + seconds
         progress = Progress(rig.home)
         while time.monotonic() < until or sum(progress.positions().values()) < messages:
@@ -80,20 +86,26 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
         gremlin.heal()
         for fleet in fleets:
             fleet.stop()
+        troupe.stop()
         operator.finish()
         wait_until(lambda: rig.info(MIRROR).last_sequence == rig.info(SAMPLED).last_sequence, "the mirror to catch up")
         drained = operator.drain()
+        troupe.finish()
         ends = rig.info(FEED).last_sequence, rig.info(CENTRE, target).last_sequence
         # The advisories of the first one are copied to the centre; the second one folds them.
         drained = drained and operator.drain()
         pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
+        rules: dict[str, int] = {}
         compared = list(_compare(rig, pasts, ends[0])) if drained else []
         views = list(compare_feed(rig, CENTRE, target, ends[1])) if drained else []
         if drained:
             views += [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)]
+            rules, different = compare_ruled(rig, rulers, troupe)
+            views += different
     faults = Counter({str(fault): count for fault, count in gremlin.faults.items()})
-    beginnings = {"beginnings": sum(len(past.beginnings) for past in pasts.values())}
-    return Verdict(seed, seconds, operator.ends, faults, beginnings, compared, views, operator.complaints)
+    counts = {"beginnings": sum(len(past.beginnings) for past in pasts.values()), **rules}
+    complaints = [*operator.complaints, *troupe.complaints]
+    return Verdict(seed, seconds, operator.ends, faults, counts, compared, views, complaints)
 
 
 def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]:
@@ -104,7 +116,7 @@ def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]
     yield compare(rig, replace(PLAIN_RULES, stream=FEED), pasts=pasts, target=CENTRE, until=fed)
 
 
-def _configure(rig: Rig, clock_url: str) -> None:
+def _configure(rig: Rig, clock_url: str, rulers: NatsServer) -> None:
     """Create the streams and the configuration."""
     for name in (PLAIN, SAMPLED, FEED):
         rig.create(name)
@@ -118,6 +130,7 @@ def _configure(rig: Rig, clock_url: str) -> None:
     rig.add(FEED, **COMMON, target_stream=CENTRE)
     rig.add_feed(CENTRE)
     add_steady_streams(rig, clock_url)
+    add_ruled_streams(rig, rulers)
     # Some batches are large enough for Spark; the others are read and copied in the run's own process.
     rig.settings(sensor={"interval": "2s"}, run_budget="20s", spark={"from_messages": 100})
 

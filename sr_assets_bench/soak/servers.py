@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_bench.comparison.source_rollback import Past
 from sr_assets_bench.comparison.streams import held_now
+from sr_assets_bench.soak.ruled import GUARDED, RULED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,8 +52,9 @@ class SourceStore:
         self.times_put_back = 0
 
     def ends(self) -> dict[str, int]:
-        """Return the last sequence of each stream; the server must be up."""
-        return {entry["stream"]: self._rig.info(entry["stream"]).last_sequence for entry in self._rig.entries}
+        """Return the last sequence of each of its streams; the server must be up."""
+        streams = [entry["stream"] for entry in self._rig.entries if entry["stream"] not in (GUARDED, RULED)]
+        return {stream: self._rig.info(stream).last_sequence for stream in streams}
 
     def keep(self, ends: dict[str, int]) -> None:
         """Copy the store in its current state, replacing an earlier copy."""

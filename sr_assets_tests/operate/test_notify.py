@@ -10,13 +10,18 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from datetime import time as datetime_time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import PublishedStream, publish_site
@@ -25,10 +30,13 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.settings import Settings
+from sr_assets.settings.notify import QuietHours
 from sr_assets_tests.exposed import SITES, STREAM, configured, write_stream
 from sr_assets_tests.faults.rig import finish, start_run
 from sr_assets_tests.rig import Rig, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
+
+NIGHT = {"from": "22:00", "to": "07:00"}
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +129,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sr_assets.operate.notify.delivery._FIRST_PAUSE_SECONDS", 0.0)
 
 
-def publish(home: Path, *nodes: str, event: str = "timeout", batch: int = 1) -> list[str]:
+def publish(
+    home: Path, *nodes: str, event: str = "timeout", batch: int = 1, node_class: str | None = None
+) -> list[str]:
     """Publish one transition per node, detected at the same time; returns their ids."""
     began = home / "began"
     if not began.exists():
@@ -138,6 +148,7 @@ def publish(home: Path, *nodes: str, event: str = "timeout", batch: int = 1) -> 
             "age_ns": 90_000_000_000,
             "transition": batch,
             "outbox": False,
+            "class": node_class,
         }
         for node in nodes
     ]
@@ -149,6 +160,40 @@ def publish(home: Path, *nodes: str, event: str = "timeout", batch: int = 1) -> 
         streams = [PublishedStream(STREAM, "COPY", tracked=True)]
         publish_site(home, SITES[0], state, streams, sites=[SITES[0]], run=Run(at_ns, "run"))
     return [str(row["event_id"]) for row in rows]
+
+
+def publish_outage(home: Path) -> list[str]:
+    """Publish the site events of an outage: partial, dark, restored; returns their ids."""
+    with SiteState(home / "sites" / SITES[0]) as state, state.transaction():
+        for number, event in enumerate(("partial", "dark", "restored")):
+            values = [event, STREAM, event, number + 1, 40, 30, 1, 2 * 10**18 + number]
+            state.connection.execute(
+                """
+                INSERT INTO site_events (event_id, stream, event, event_ns, nodes, silent, since_ns, detected_ns)
+                VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+                """,
+                values,
+            )
+    publish(home)
+    return ["partial", "dark", "restored"]
+
+
+def quiet_now(**more: Any) -> dict[str, Any]:
+    """Return quiet hours that began an hour ago and end in an hour."""
+    hour = timedelta(hours=1)
+    begin, end = (f"{datetime.now(UTC) + difference:%H:%M:%S}" for difference in (-hour, hour))
+    return {"quiet_hours": {"from": begin, "to": end, **more}}
+
+
+def later(monkeypatch: pytest.MonkeyPatch, **difference: float) -> None:
+    """Set the clock of the deliveries ahead."""
+    at = time.time() + timedelta(**difference).total_seconds()
+    monkeypatch.setattr("sr_assets.operate.notify.delivery.time.time", lambda: at)
+
+
+def fail(home: Path, reason: str | None) -> None:
+    """Let the stream of the first site fail, or recover."""
+    write_stream(home, SITES[0], {"created_ns": 1, "last_error": reason, "last_error_since_ns": 1_000_000})
 
 
 def notifying(home: Path, *targets: dict[str, Any]) -> Settings:
@@ -274,6 +319,157 @@ def test_hundreds_of_events_become_one_digest_with_every_id(tmp_path: Path, rece
     assert digest["event_ids"] == ids
     assert digest["text"].startswith("300 timeout (london/REG)\nn000 is silent")
     assert digest["text"].endswith("and 290 more")
+
+
+def test_many_events_become_one_digest_per_site_and_class(tmp_path: Path, receiver: Receiver) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    web = publish(tmp_path, *(f"web{n:03}" for n in range(30)), node_class="web")
+    db = publish(tmp_path, *(f"db{n:03}" for n in range(20)), node_class="db")
+    (alone,) = publish(tmp_path, "other")
+    notify_once(settings)
+    by_class = {body.get("groups", [{}])[0].get("class"): body for body in receiver.bodies}
+    assert sorted(by_class["web"]["event_ids"]) == sorted(web)
+    assert sorted(by_class["db"]["event_ids"]) == sorted(db)
+    assert by_class["db"]["groups"] == [{"name": "london", "class": "db", "counts": {"timeout": 20}}]
+    assert by_class["db"]["text"].startswith("20 timeout (london/REG, class db)\n")
+    assert by_class[None]["event_id"] == alone
+    assert len(receiver.bodies) == 3
+
+
+def test_many_classes_become_one_digest_with_a_count_for_each(tmp_path: Path, receiver: Receiver) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    ids = [publish(tmp_path, f"n{n}", node_class=f"class{n}")[0] for n in range(20)]
+    notify_once(settings)
+    (digest,) = receiver.bodies
+    assert sorted(digest["event_ids"]) == sorted(ids)
+    assert {group["class"]: group["counts"] for group in digest["groups"]} == {
+        f"class{n}": {"timeout": 1} for n in range(20)
+    }
+
+
+def test_outage_is_one_message_per_site_event(tmp_path: Path, receiver: Receiver) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    ids = publish_outage(tmp_path)
+    notify_once(settings)
+    assert [body["event_id"] for body in receiver.bodies] == ids
+    assert receiver.bodies[1]["text"].startswith("london/REG is dark: 30 of 40 nodes are silent (london/REG, 1970")
+
+
+def test_quiet_hours_end_with_one_summary_of_all_events(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url, **quiet_now()})
+    ids = publish(tmp_path, *(f"n{n:04}" for n in range(1_500)), node_class="web")
+    fail(tmp_path, "source stream REG is missing; create it")
+    notify_once(settings)
+    # A failure that is over is reported as well.
+    fail(tmp_path, None)
+    ids += publish(tmp_path, "last", event="expire", batch=2)
+    notify_once(settings)
+    assert receiver.bodies == []
+    later(monkeypatch, hours=2)
+    fresh = publish(tmp_path, "fresh", batch=3)
+    for _ in range(2):
+        notify_once(settings)
+    (summary,) = receiver.bodies
+    assert summary["summary"]
+    assert summary["counts"] == {"timeout": 1_501, "expire": 1, "failed": 1}
+    assert {"name": "london", "class": "web", "counts": {"timeout": 1_500}} in summary["groups"]
+    assert set(summary["event_ids"]) > {*ids, *fresh}
+    assert len(summary["event_ids"]) == len(ids) + 2
+    assert len(summary["events"]) == 1_000
+    assert summary["text"].startswith("1503 events since 20")
+    after = publish(tmp_path, "after", batch=7_300)
+    notify_once(settings)
+    assert receiver.bodies[1]["event_id"] == after[0]
+
+
+def test_summary_outlives_deleted_rows_and_a_refusing_receiver(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    receiver.code = 500
+    settings = notifying(tmp_path, {"webhook": receiver.url, **quiet_now()})
+    ids = publish(tmp_path, "web1", "web2")
+    notify_once(settings)
+    with SiteState(tmp_path / "sites" / SITES[0]) as state, state.transaction():
+        state.connection.execute("DELETE FROM transitions")
+    publish(tmp_path)
+    later(monkeypatch, hours=2)
+    notify_once(settings)
+    assert receiver.bodies == []
+    receiver.code = 200
+    for _ in range(2):
+        notify_once(settings)
+    (summary,) = receiver.bodies
+    assert summary["event_ids"] == ids
+
+
+def test_events_of_quiet_hours_without_a_process_are_one_summary(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url, **quiet_now()})
+    ids = publish(tmp_path, "web1", "web2")
+    later(monkeypatch, hours=2)
+    notify_once(settings)
+    (summary,) = receiver.bodies
+    assert summary["event_ids"] == ids
+
+
+def test_rate_limit_ends_with_one_summary_and_survives_restarts(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url, "rate_limit": {"messages": 3, "within": "10m"}})
+    first = publish(tmp_path, *(f"a{n}" for n in range(5)))
+    for _ in range(2):
+        notify_once(settings)
+    assert receiver.ids == first[:3]
+    second = publish(tmp_path, *(f"b{n}" for n in range(40)), batch=2)
+    later(monkeypatch, minutes=9)
+    notify_once(settings)
+    assert len(receiver.bodies) == 3
+    later(monkeypatch, minutes=11)
+    for _ in range(2):
+        notify_once(settings)
+    assert len(receiver.bodies) == 4
+    assert receiver.bodies[3]["counts"] == {"timeout": 42}
+    assert sorted(receiver.bodies[3]["event_ids"]) == sorted([*first[3:], *second])
+    third = publish(tmp_path, "c", batch=3)
+    notify_once(settings)
+    assert receiver.bodies[4]["event_id"] == third[0], "the summary took one of three messages"
+
+
+def test_removed_limits_release_the_summary(tmp_path: Path, receiver: Receiver) -> None:
+    target = {"name": "ops", "webhook": receiver.url}
+    settings = notifying(tmp_path, {**target, **quiet_now()})
+    ids = publish(tmp_path, "web1")
+    notify_once(settings)
+    assert receiver.bodies == []
+    notify_once(configured(tmp_path, notify=[target]))
+    assert receiver.ids == ids
+
+
+@given(
+    begin=st.times(),
+    end=st.times(),
+    days=st.sets(st.sampled_from(("mon", "tue", "wed", "thu", "fri", "sat", "sun")), max_size=6),
+    zone=st.sampled_from(("UTC", "Europe/London", "America/New_York", "Asia/Kolkata")),
+    seconds=st.integers(0, 365 * 86_400),
+)
+def test_quiet_hours_cover_the_times_from_begin_to_end(
+    begin: datetime_time, end: datetime_time, days: set[str], zone: str, seconds: int
+) -> None:
+    begin, end = begin.replace(microsecond=0), end.replace(microsecond=0)
+    hours = QuietHours.model_validate(
+        {"from": begin.isoformat(), "to": end.isoformat(), "days": sorted(days), "timezone": zone}
+    )
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    local = at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+    expected = False
+    for day in (local.date() - timedelta(days=1), local.date()):
+        begins = datetime.combine(day, begin)
+        ends = datetime.combine(day + timedelta(days=begin >= end), end)
+        expected |= begins <= local < ends and (not days or f"{day:%a}".lower() in days)
+    assert hours.cover(at) == expected
 
 
 @pytest.mark.parametrize("code", (301, 302, 303, 307, 308))
@@ -446,6 +642,16 @@ def test_command_line_run_sends_notifications(rig: Rig, receiver: Receiver) -> N
         ({"webhook": "https://example.net:99999x/s3cret"}, "is not a webhook URL"),
         ({"webhook": "https://example.net/s3 cret"}, "is not a webhook URL"),
         ({"webhook": "https://me:s3cret@example.net/"}, "has a login"),
+        ({"command": "c", "rate_limit": {"within": "1h"}}, "rate_limit.messages: is required"),
+        ({"command": "c", "rate_limit": {"messages": 0}}, "messages: 0 is not a whole number"),
+        ({"command": "c", "rate_limit": {"messages": 5, "within": "0s"}}, "within: '0s' must be longer than zero"),
+        ({"command": "c", "quiet_hours": {"from": "22:00"}}, "quiet_hours.*to: is required"),
+        ({"command": "c", "quiet_hours": {"from": "24:00", "to": "07:00"}}, "'24:00' is not a time of day; use HH:MM"),
+        ({"command": "c", "quiet_hours": {"from": 22, "to": "07:00"}}, "22 is not text"),
+        ({"command": "c", "quiet_hours": {**NIGHT, "days": ["funday"]}}, "'funday' is not one of mon, tue"),
+        ({"command": "c", "quiet_hours": {**NIGHT, "timezone": "Mars"}}, "'Mars' is not a time zone"),
+        ({"command": "c", "quiet_hours": [NIGHT, {"from": "07:00", "to": "22:00"}]}, "cover the whole week"),
+        ({"command": "c", "quiet_hours": {"from": "00:00", "to": "00:00"}}, "cover the whole week"),
     ),
 )
 def test_invalid_notification_target_is_refused(tmp_path: Path, target: dict[str, Any], problem: str) -> None:

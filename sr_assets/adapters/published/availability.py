@@ -88,6 +88,24 @@ def availability(
     return ask(home, sql, {"site": site, "node": node, "since": since, "most": most})
 
 
+def shares_by_day(home: Path, since: date) -> Rows:
+    """Return the available and the maintained share of the nodes' time by day, in percent; by class too if there are any.
+
+    Columns: date, class (NULL: all nodes), available_percent, maintained_percent.
+    """
+    sql = """
+        SELECT date, class, round(100 * sum(up_seconds) / nullif(sum(up_seconds + timeout_seconds + retired_seconds), 0), 4),
+            round(100 * sum(maintenance_seconds) / nullif(
+                sum(up_seconds + timeout_seconds + retired_seconds + blind_seconds), 0), 4)
+        FROM availability_daily LEFT JOIN (SELECT name, stream, node, class FROM node_availability)
+            USING (name, stream, node)
+        WHERE date >= $since AND up_seconds + timeout_seconds > 0
+        GROUP BY GROUPING SETS ((date), (date, class)) HAVING grouping(class) = 1 OR class IS NOT NULL
+        ORDER BY date, class NULLS FIRST
+        """
+    return ask(home, sql, {"since": since})
+
+
 def wrong_sums(home: Path, day: Day) -> int:
     """Return the number of a day's rows that do not add up to the node's time since its first sighting.
 

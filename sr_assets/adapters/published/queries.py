@@ -11,6 +11,7 @@ from typing import Final
 
 from sr_assets.adapters.published.daily import DailyTable
 from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows
+from sr_assets.adapters.published.rule_queries import CLASS_COUNTS, FLAPS, RULE_COUNTS, WITHHELD
 from sr_assets.domain.days import Day
 
 #: The watermark of the feed that a row of a global table comes from.
@@ -36,15 +37,6 @@ GLOBAL_ADVISORY_COLUMNS: Final = (
 )
 
 
-#: The number of nodes of each class at the sites of this installation, as text; sites without classes have no row.
-CLASS_COUNTS: Final = """
-    SELECT name, stream, string_agg(class || ' ' || nodes, ', ' ORDER BY class) AS classes FROM (
-        SELECT name, stream, class, count(*) AS nodes FROM node_availability
-        WHERE class IS NOT NULL AND status <> 'retired' GROUP BY ALL)
-    GROUP BY ALL
-    """
-
-
 def ask(home: Path, sql: str, parameters: Mapping[str, object] | None = None) -> Rows:
     """Run one SELECT on the published tables of a home, without access to other data.
 
@@ -61,16 +53,16 @@ def nodes(
     home: Path, *, labels: Sequence[str] | None, status: str | None, silent_for: float | None, like: str | None
 ) -> Rows:
     """Return the nodes of some streams (`name/stream`; None: all); `silent_for` is in seconds."""
-    sql = """
+    sql = f"""
         SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
-            l.last_copied, l.copied_bytes, l.last_sequence, a.class, coalesce(f.flapping, false) AS flapping
+            l.last_copied, l.copied_bytes, l.last_sequence, a.class, coalesce(f.flapping, false) AS flapping,
+            w.withheld_by
         FROM node_availability AS a
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
-        LEFT JOIN (
-            SELECT name, stream, node, arg_max(event, event_time) = 'flapping' AS flapping FROM node_events
-            WHERE event <> 'unretired' GROUP BY ALL
-        ) AS f USING (name, stream, node),
+        LEFT JOIN ({FLAPS}) AS f USING (name, stream, node)
+        LEFT JOIN ({WITHHELD}) AS w ON (w.name, w.stream, w.node, w.since, w.status)
+            = (a.name, a.stream, a.node, a.status_since, a.status),
         LATERAL (SELECT greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds)
         WHERE ($labels IS NULL OR list_contains($labels, a.name || '/' || a.stream))
             AND ($status IS NULL OR a.status = $status)
@@ -83,15 +75,19 @@ def nodes(
 
 def node_states(home: Path, node: str) -> Rows:
     """Return a node's state at every stream that tracks it; the first two columns are name and stream."""
-    sql = """
+    sql = f"""
         SELECT a.name, a.stream, a.node, a.status,
             greatest(0, (epoch_us(r.watermark) - epoch_us(a.last_seen)) / 1e6) AS age_seconds,
             a.last_seen, a.status_since, a.first_seen, l.last_copied, l.copied_bytes, l.last_sequence,
-            retired.retired_at, retired.times_retired, a.class
+            retired.retired_at, retired.times_retired, a.class, coalesce(f.flapping, false) AS flapping,
+            w.withheld_by
         FROM node_availability AS a
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
         LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
         LEFT JOIN retired_nodes AS retired USING (name, stream, node)
+        LEFT JOIN ({FLAPS}) AS f USING (name, stream, node)
+        LEFT JOIN ({WITHHELD}) AS w ON (w.name, w.stream, w.node, w.since, w.status)
+            = (a.name, a.stream, a.node, a.status_since, a.status)
         WHERE a.node = $node ORDER BY a.name, a.stream
     """
     return ask(home, sql, {"node": node})
@@ -101,7 +97,7 @@ def node_history(home: Path, node: str) -> Rows:
     """Return a node's transitions in order; the first two columns are name and stream."""
     sql = """
         SELECT name, stream, transition, event, event_time, previous, age_seconds, outage_seconds, late, returned,
-            published_at, suppressed_by, held_by
+            published_at, suppressed_by, held_by, announced_at
         FROM node_advisories WHERE node = $node ORDER BY name, stream, transition
     """
     return ask(home, sql, {"node": node})
@@ -256,7 +252,7 @@ def summary(home: Path) -> Rows:
             {_age("s.as_of", "s.last_advisory_at")} AS last_advisory_age_seconds,
             {_age("s.as_of", "s.observer_alive_at")} AS observer_age_seconds,
             s.lag_messages, s.tracked_nodes, s.last_advisory_at, s.observer_alive_at, s.watermark, s.as_of, s.feed,
-            k.classes
+            k.classes, s.outage_since, n.flapping, n.held, n.suppressed
         FROM global_summary AS s LEFT JOIN (
             SELECT a.replicator, a.name, a.stream,
                 count(*) FILTER (a.received_at > r.watermark - INTERVAL 1 HOUR) AS last_hour, count(*) AS last_day
@@ -266,6 +262,7 @@ def summary(home: Path) -> Rows:
         ) AS h ON h.replicator = s.replicator AND h.name IS NOT DISTINCT FROM s.name
             AND h.stream IS NOT DISTINCT FROM s.stream
         LEFT JOIN ({CLASS_COUNTS}) AS k ON k.name = s.name AND k.stream = s.stream
+        LEFT JOIN ({RULE_COUNTS}) AS n ON n.name = s.name AND n.stream = s.stream
         ORDER BY s.replicator, s.name, s.stream
     """
     return ask(home, sql)

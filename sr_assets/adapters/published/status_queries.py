@@ -4,32 +4,39 @@ Sites and transitions come from the feeds, and from this installation where no f
 """
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 
 from sr_assets.adapters.published.availability import availability
-from sr_assets.adapters.published.queries import CLASS_COUNTS
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.published.queries import ask
+from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows
+from sr_assets.adapters.published.rule_queries import CLASS_COUNTS, RULE_COUNTS
 from sr_assets.domain.errors import SrAssetsError
 
 #: Number of displayed transitions, and of the least available nodes.
 MOST_TRANSITIONS: Final = 15
 MOST_WORST: Final = 15
+#: The most outages of a chart.
+MOST_OUTAGES: Final = 100
 _WORST_DAYS: Final = 30
 #: Step of the chart, which covers a day.
 STEP: Final = timedelta(minutes=15)
 STEPS: Final = 96
 
 _SITES: Final = f"""
-    SELECT reported.*, classes FROM (
+    SELECT reported.*, classes, coalesce(flapping, 0) AS flapping, coalesce(held, 0) AS held,
+        coalesce(suppressed, 0) AS suppressed, affected FROM (
         SELECT replicator, name, stream, up, timeout, retired, new_24h, as_of, observer, observer_alive_at, outage, outage_since
         FROM global_summary
         UNION ALL SELECT NULL, name, stream, up, timeout, retired, new_24h, as_of, NULL, NULL, outage, outage_since
             FROM site_summary ANTI JOIN global_summary USING (name, stream)
-    ) AS reported LEFT JOIN ({CLASS_COUNTS}) USING (name, stream)
+    ) AS reported LEFT JOIN ({CLASS_COUNTS}) USING (name, stream) LEFT JOIN ({RULE_COUNTS}) USING (name, stream)
+    LEFT JOIN (
+        SELECT name, stream, arg_max(silent || ' of ' || nodes, (event_time, event = 'restored')) AS affected
+        FROM site_events GROUP BY ALL) USING (name, stream)
     ORDER BY coalesce(observer = 'blind', false) DESC, outage IS NULL, timeout DESC, replicator, name, stream
     """
 _EVENTS: Final = """
@@ -49,6 +56,13 @@ _FLAPPING: Final = """
     SELECT name, stream, node, event_time, transitions FROM node_events WHERE event <> 'unretired'
     QUALIFY row_number() OVER (PARTITION BY name, stream, node ORDER BY event_time DESC) = 1 AND event = 'flapping'
     ORDER BY event_time DESC, node
+    """
+_OUTAGES: Final = """
+    SELECT name, stream, min(event_time) AS began_at, min(event_time) FILTER (event = 'dark') AS dark_at,
+        max(event_time) FILTER (event = 'restored') AS restored_at, max(nodes) AS nodes,
+        max(silent) FILTER (event <> 'restored') AS silent
+    FROM site_events GROUP BY name, stream, outage HAVING coalesce(restored_at, now()) >= $since
+    ORDER BY began_at DESC, name, stream LIMIT $most
     """
 _REPLICATION: Final = """
     SELECT name, stream, target_stream, lag_messages, lag_seconds, queued_messages, paused, last_error
@@ -70,20 +84,48 @@ class Status:
     flapping: list[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class RecentNodes:
+    """The number of up and silent nodes of all sites at the end of each step until `as_of`, and the outages meanwhile.
+
+    `outages` are records with name, stream, began_at, dark_at and restored_at.
+    """
+
+    as_of: datetime
+    counts: list[tuple[int, int]]
+    outages: list[dict[str, Any]]
+
+
+def recent_nodes(home: Path) -> RecentNodes:
+    """Return the last day. Raises RunError before the first publication."""
+    with open_fleet(home) as connection:
+        as_of = _ask(connection, "SELECT as_of FROM snapshot_info")[0]["as_of"]
+        sites = _ask(connection, _SITES)
+        outages = _ask(connection, _OUTAGES, since=as_of - STEPS * STEP, most=MOST_OUTAGES)
+        return RecentNodes(as_of, _steps(connection, sites, as_of), outages)
+
+
+def site_outages(home: Path, since: date, most: int) -> Rows:
+    """Return the newest outages of this installation's sites that lasted until a date or longer, newest first."""
+    return ask(home, _OUTAGES, {"since": since, "most": most})
+
+
 def status(home: Path) -> Status:
     """Return the content of the status page. Raises RunError before the first publication."""
-    step_us = STEP // timedelta(microseconds=1)
     with open_fleet(home) as connection:
         as_of = _ask(connection, "SELECT as_of FROM snapshot_info")[0]["as_of"]
         sites, replication = _ask(connection, _SITES), _ask(connection, _REPLICATION)
         transitions = _ask(connection, _TRANSITIONS, most=MOST_TRANSITIONS)
         flapping = _ask(connection, _FLAPPING)
-        steps = _ask(connection, _STEPS, until=as_of, steps=STEPS, step_us=step_us)
-    return Status(as_of, sites, transitions, replication, _worst(home, as_of), _chart(sites, steps), flapping)
+        chart = _steps(connection, sites, as_of)
+    return Status(as_of, sites, transitions, replication, _worst(home, as_of), chart, flapping)
 
 
-def _chart(sites: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[tuple[int, int]]:
+def _steps(
+    connection: duckdb.DuckDBPyConnection, sites: list[dict[str, Any]], as_of: datetime
+) -> list[tuple[int, int]]:
     """Return the number of up and silent nodes at the end of each step, computed backwards from the current numbers."""
+    steps = _ask(connection, _STEPS, until=as_of, steps=STEPS, step_us=STEP // timedelta(microseconds=1))
     up, silent = sum(site["up"] for site in sites), sum(site["timeout"] for site in sites)
     changes = {step["back"]: (step["up"], step["silent"]) for step in steps}
     counted = []

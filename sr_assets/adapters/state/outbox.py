@@ -153,9 +153,13 @@ class Outbox(StreamTable):
             [at_ns, self._stream, node, transition],
         )
 
-    def newest(self, limit: int) -> list[tuple[str, str, int, bool]]:
-        """Return the newest transitions, newest first: event, node, event time in unix ns, late."""
+    def newest(self, limit: int) -> list[tuple[str, str, int, bool, str | None]]:
+        """Return the newest transitions, newest first: event, node, event time in unix ns, late, why it is not announced."""
         return self._connection.execute(
-            "SELECT event, node, event_ns, late FROM transitions WHERE stream = ? ORDER BY event_ns DESC, node LIMIT ?",
+            """
+            SELECT event, node, event_ns, late, CASE WHEN announced_ns IS NULL THEN coalesce(
+                'held by ' || held_by, 'suppressed by ' || suppressed_by, if(withheld, 'withheld', NULL)) END
+            FROM transitions WHERE stream = ? ORDER BY event_ns DESC, node LIMIT ?
+            """,
             [self._stream, limit],
         ).fetchall()

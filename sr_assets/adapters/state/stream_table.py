@@ -36,10 +36,13 @@ class EventTable(StreamTable):
             [at_ns, self._stream, event_ids],
         )
 
-    def _events(self, condition: str) -> list[dict[str, Any]]:
+    def newest(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest events, newest first."""
+        return self._events("true", f"event_ns DESC, event LIMIT {limit}")
+
+    def _events(self, condition: str, order: str = "event_ns, event DESC") -> list[dict[str, Any]]:
         cursor = self._connection.execute(
-            f"SELECT * FROM {self.events} WHERE stream = ? AND {condition} ORDER BY event_ns, event DESC",
-            [self._stream],
+            f"SELECT * FROM {self.events} WHERE stream = ? AND {condition} ORDER BY {order}", [self._stream]
         )
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

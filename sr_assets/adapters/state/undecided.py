@@ -62,6 +62,16 @@ class Undecided(EventTable):
             """
         return bool(self._value(query))
 
+    def counts(self) -> tuple[int, int, int]:
+        """Return the number of transitions that an outage holds now, of those that a window suppresses, of flapping nodes."""
+        query = """
+            SELECT count(held_until_ns), count(suppressed_until_ns),
+                (SELECT count(*) FROM flapping_nodes WHERE stream = $1)
+            FROM transitions WHERE stream = $1 AND due_ns IS NOT NULL
+            """
+        ((held, suppressed, flapping),) = self._connection.execute(query, [self._stream]).fetchall()
+        return held, suppressed, flapping
+
     def due(self, until_ns: int, rules: Rules, most: int) -> list[NodeAnnouncements]:
         """Return at most `most` nodes with a transition or a flapping that is due before a time, those due first."""
         nodes = self._nodes(

@@ -18,7 +18,7 @@ from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.events import Sent, SentFile, all_sent, pending
-from sr_assets.operate.notify.messages import Event, messages
+from sr_assets.operate.notify.messages import Event, Message, messages, summary
 from sr_assets.operate.notify.targets import NotSentError, send
 from sr_assets.settings import NotifySettings, Settings
 
@@ -118,8 +118,7 @@ class _Delivery:
             if sent is None:
                 self._file.save(sent := all_sent(self._settings))
             before = repr(sent)
-            waiting = self._apply_min_nodes(sent, pending(self._settings, self._target, sent))
-            succeeded = self._send(sent, waiting)
+            succeeded = self._send(sent, pending(self._settings, self._target, sent))
             if repr(sent) != before:
                 self._file.save(sent)
         except (OSError, SrAssetsError) as error:
@@ -129,7 +128,7 @@ class _Delivery:
         return succeeded
 
     def _apply_min_nodes(self, sent: Sent, waiting: list[Event]) -> list[Event]:
-        """Hold back node events below `min_nodes`, and discard them after the window has passed."""
+        """Omit node events below `min_nodes`, and discard them after the window has passed."""
         nodes = {(event.name, event.node) for event in waiting if event.node is not None}
         if len(nodes) >= self._target.min_nodes:
             return waiting
@@ -138,17 +137,42 @@ class _Delivery:
         return [event for event in waiting if event.node is None]
 
     def _send(self, sent: Sent, waiting: list[Event]) -> bool:
-        for message in messages(waiting, together=self._target.min_nodes > 1):
+        held = {event.id for event in sent.held}
+        fresh = self._apply_min_nodes(sent, [event for event in waiting if event.id not in held])
+        for message in self._messages(sent, fresh):
+            if self._must_wait(sent):
+                done = {event_id for ids in sent.ids.values() for event_id in ids}
+                sent.hold((event for event in fresh if event.id not in done), time.time())
+                break
             try:
                 send(self._target, message)
             except NotSentError as error:
-                self._note_failure(sent, waiting, str(error))
+                self._note_failure(sent, [*sent.held, *fresh], str(error))
                 return False
             sent.add(message.events)
+            sent.messages.append(time.time())
             self._file.save(sent)
         sent.failures.clear()
         self._failures = 0
         return True
+
+    def _messages(self, sent: Sent, fresh: list[Event]) -> list[Message]:
+        """Return the messages about fresh events, or one summary if any event was held back."""
+        quiet = [event.detected_at.timestamp() for event in fresh if self._target.is_quiet(event.detected_at)]
+        if not sent.held and not quiet:
+            return messages(fresh, together=self._target.min_nodes > 1)
+        since = min([*quiet, *([] if sent.held_since is None else [sent.held_since])])
+        return [summary([*sent.held, *fresh], since)]
+
+    def _must_wait(self, sent: Sent) -> bool:
+        """Return whether quiet hours or the limit permit no message now, and forget the messages that no longer count."""
+        now, limit = time.time(), self._target.rate_limit
+        since = now - limit.within_ns / 1e9 if limit else now
+        # A clock that was set back must not limit for longer.
+        sent.messages = [at for at in sent.messages if since < at <= now]
+        return self._target.is_quiet(datetime.fromtimestamp(now, UTC)) or (
+            limit is not None and len(sent.messages) >= limit.messages
+        )
 
     def _note_failure(self, sent: Sent, waiting: list[Event], reason: str) -> None:
         """Warn about the first failure in a row, and discard events that have failed for a day."""

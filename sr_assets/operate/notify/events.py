@@ -7,10 +7,10 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.adapters.published.reading import open_fleet
@@ -30,18 +30,20 @@ SELECT name || '/' || stream AS label, epoch_us(max(found_at)) FROM (
 ) WHERE found_at IS NOT NULL GROUP BY ALL
 """
 _NEW: Final = """
-SELECT event_id, name, stream, event, event_time, found_at, node, age_seconds, outage_seconds, reason FROM (
-    SELECT event_id, name, stream, event, event_time, announced_at AS found_at, node, age_seconds, outage_seconds, NULL AS reason
-    FROM node_advisories
+SELECT event_id, name, stream, event, event_time, found_at, node, age_seconds, outage_seconds, reason, class FROM (
+    SELECT event_id, name, stream, event, event_time, announced_at AS found_at, node, age_seconds, outage_seconds,
+        NULL AS reason, class FROM node_advisories
     UNION ALL SELECT event_id, name, stream, event, event_time, detected_at, NULL, NULL, NULL,
-        silent || ' of ' || nodes || ' nodes are silent' FROM site_events
+        silent || ' of ' || nodes || ' nodes are silent', NULL FROM site_events
     UNION ALL SELECT event_id, name, stream, event, event_time, detected_at, node, NULL, NULL,
-        transitions || ' transitions' FROM node_events WHERE event <> 'unretired'
+        transitions || ' transitions', NULL FROM node_events WHERE event <> 'unretired'
 ) LEFT JOIN (SELECT unnest(?::VARCHAR[]) AS label, unnest(?::BIGINT[]) AS since) AS known
     ON known.label = name || '/' || stream
 WHERE epoch_us(found_at) >= coalesce(since, 0)
 ORDER BY found_at, event_time, node
 """
+#: Only flapping nodes need it, so it is seldom run.
+_CLASSES: Final = "SELECT name, stream, node, class FROM node_availability WHERE node IN (SELECT unnest(?::VARCHAR[]))"
 
 
 @dataclass(slots=True)
@@ -49,12 +51,24 @@ class Sent:
     """A target's progress: by stream (`name/stream`) a time in unix µs, and the ids of sent events since then.
 
     Each of `failures` is the time of a failed attempt (unix seconds) and the newest detection time among the events that
-    were pending then (unix µs): those events have failed at least since then.
+    were pending then (unix µs): those events have failed at least since then. `held` are the events that quiet hours or
+    the limit hold back since `held_since`, `messages` the times of the last sent messages (both in unix seconds).
     """
 
     since: dict[str, int] = field(default_factory=dict)
     ids: dict[str, list[str]] = field(default_factory=dict)
     failures: list[tuple[float, int]] = field(default_factory=list)
+    held: list[Event] = field(default_factory=list)
+    held_since: float | None = None
+    messages: list[float] = field(default_factory=list)
+
+    def hold(self, events: Iterable[Event], at: float) -> None:
+        """Keep events for the next summary; a failure before that says nothing about the receiver then."""
+        held = {event.id for event in self.held}
+        self.held += [event for event in events if event.id not in held]
+        if self.held and self.held_since is None:
+            self.held_since = at
+        self.failures.clear()
 
     def note_failure(self, pending: Sequence[Event], at: float) -> None:
         """Record a failed attempt, at most one per hour, and forget the failures of events that are done."""
@@ -71,8 +85,13 @@ class Sent:
 
     def add(self, events: Iterable[Event]) -> None:
         """Mark events as done: sent or discarded."""
+        done = set()
         for event in events:
             self.ids.setdefault(f"{event.name}/{event.stream}", []).append(event.id)
+            done.add(event.id)
+        self.held = [event for event in self.held if event.id not in done]
+        if not self.held:
+            self.held_since = None
 
 
 class SentFile:
@@ -88,14 +107,21 @@ class SentFile:
         try:
             saved = json.loads(self._file.read_text())
             failures = [(at, newest) for at, newest in saved.get("failures", ())]
-            return Sent(saved["since"], saved["ids"], failures)
+            held = [_held(values) for values in saved.get("held", ())]
+            since, times = saved.get("held_since"), list(saved.get("messages", ()))
+            return Sent(saved["since"], saved["ids"], failures, held, since, times)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def save(self, sent: Sent) -> None:
         """Replace the file."""
         own_folder(self._file.parent)
-        write_private(self._file, json.dumps(asdict(sent)))
+        write_private(self._file, json.dumps(asdict(sent), default=datetime.isoformat))
+
+
+def _held(values: dict[str, Any]) -> Event:
+    times = {name: datetime.fromisoformat(values[name]) for name in ("at", "detected_at")}
+    return Event(**{**values, **times})
 
 
 def all_sent(settings: Settings) -> Sent:
@@ -150,9 +176,16 @@ def _published(settings: Settings, since: dict[str, int]) -> list[Event]:
     try:
         with open_fleet(settings.home) as connection:
             rows = connection.execute(_NEW, [list(since), list(since.values())]).fetchall()
+            events = [Event(*row) for row in rows if row[1] in settings.sites]
+            flapping = [event.node for event in events if event.event in ("flapping", "settled")]
+            classes = connection.execute(_CLASSES, [flapping]).fetchall() if flapping else []
     except SrAssetsError:
         return []
-    return [Event(*row) for row in rows if row[1] in settings.sites]
+    known = {(name, stream, node): node_class for name, stream, node, node_class in classes}
+    return [
+        replace(event, node_class=event.node_class or known.get((event.name, event.stream, event.node)))
+        for event in events
+    ]
 
 
 def _failures(settings: Settings) -> list[Event]:

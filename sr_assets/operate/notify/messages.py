@@ -1,12 +1,12 @@
 """The content of notifications: JSON for webhooks such as Slack's, with a readable `text`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
-#: More pending events than this become one digest.
+#: More pending events than this become a digest for each site and class, more groups than this one digest.
 SINGLE: Final = 10
 #: Most events in one digest.
 _DIGEST: Final = 1_000
@@ -42,11 +42,17 @@ class Event:
     age_seconds: float | None = None
     outage_seconds: float | None = None
     reason: str | None = None
+    node_class: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The site and the stream."""
+        return f"{self.name}/{self.stream}" if self.stream else self.name
 
     @property
     def text(self) -> str:
         """The event as one line."""
-        where = f"{self.name}/{self.stream}" if self.stream else self.name
+        where = self.place
         if self.event == "failed":
             return f"{where} failed: {self.reason}"
         if self.reason is not None:
@@ -70,6 +76,7 @@ class Event:
             "age_seconds": self.age_seconds,
             "outage_seconds": self.outage_seconds,
             "reason": self.reason,
+            "class": self.node_class,
         }
         return {key: value for key, value in values.items() if value not in (None, "")}
 
@@ -86,22 +93,61 @@ class Message:
 def messages(events: Sequence[Event], *, together: bool) -> list[Message]:
     """Return one notification per event, or digests if there are many events or they are sent `together`."""
     if not together and len(events) <= SINGLE:
-        return [Message(f"sr-assets: {event.text}", {"text": event.text, **event.body}, (event,)) for event in events]
-    return [_digest(events[first : first + _DIGEST]) for first in range(0, len(events), _DIGEST)]
+        return [_single(event) for event in events]
+    groups = [events] if together else list(_groups(events).values())
+    if len(groups) > SINGLE:
+        groups = [events]
+    return [
+        _single(group[0]) if len(groups) > 1 and len(group) == 1 else _digest(group[first : first + _DIGEST])
+        for group in groups
+        for first in range(0, len(group), _DIGEST)
+    ]
 
 
-def _digest(events: Sequence[Event]) -> Message:
-    counts = Counter((event.event, f"{event.name}/{event.stream}") for event in events)
-    heading = ", ".join(f"{count} {event} ({where})" for (event, where), count in counts.most_common())
+def summary(events: Sequence[Event], since: float) -> Message:
+    """Return the one message about all events of a time without messages, which began at `since` (unix seconds)."""
+    heading = f"{len(events)} events since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC: "
+    return _digest(events, heading, summary=True)
+
+
+def _single(event: Event) -> Message:
+    return Message(f"sr-assets: {event.text}", {"text": event.text, **event.body}, (event,))
+
+
+def _groups(events: Iterable[Event]) -> dict[tuple[str, str | None], list[Event]]:
+    """Return the events of each site and class."""
+    groups: dict[tuple[str, str | None], list[Event]] = {}
+    for event in events:
+        groups.setdefault((event.name, event.node_class), []).append(event)
+    return groups
+
+
+def _digest(events: Sequence[Event], prefix: str = "", **more: object) -> Message:
+    counts = Counter((event.event, _place(event)) for event in events)
+    heading = prefix + ", ".join(f"{count} {event} ({place})" for (event, place), count in counts.most_common())
     lines = [heading, *(event.text for event in events[:_SHOWN])]
     if len(events) > _SHOWN:
         lines.append(f"and {len(events) - _SHOWN} more")
-    totals = Counter(event.event for event in events)
+    groups = [
+        {"name": name, **({"class": node_class} if node_class else {}), "counts": _totals(group)}
+        for (name, node_class), group in _groups(events).items()
+    ]
     body = {
         "text": "\n".join(lines),
         "digest": True,
-        "counts": dict(totals),
+        **more,
+        "counts": _totals(events),
+        "groups": groups,
         "event_ids": [event.id for event in events],
-        "events": [event.body for event in events],
+        "events": [event.body for event in events[:_DIGEST]],
     }
-    return Message(f"sr-assets: {len(events)} events: {heading}"[:200], body, tuple(events))
+    subject = heading if prefix else f"{len(events)} events: {heading}"
+    return Message(f"sr-assets: {subject}"[:200], body, tuple(events))
+
+
+def _place(event: Event) -> str:
+    return f"{event.place}, class {event.node_class}" if event.node_class else event.place
+
+
+def _totals(events: Iterable[Event]) -> dict[str, int]:
+    return dict(Counter(event.event for event in events))

@@ -88,6 +88,8 @@ def _shown(published: Status) -> dict[str, object]:
         "old": datetime.now(UTC) - published.as_of > _OLD,
         "totals": totals,
         "blind": len(blind),
+        "held": sum(site["held"] for site in sites),
+        "suppressed": sum(site["suppressed"] for site in sites),
         "outages": [site for site in sites if site["outage"]],
         "site_count": len({(site["replicator"], site["name"]) for site in sites}),
         "failing": [stream for stream in published.replication if stream["last_error"]],

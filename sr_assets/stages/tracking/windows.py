@@ -3,14 +3,17 @@
 import time
 import uuid
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 from sr_assets.adapters.published.reading import Rows
+from sr_assets.adapters.published.status_queries import STEP, STEPS, RecentNodes
 from sr_assets.adapters.state.maintenance import add_windows, added_windows, end_window
 from sr_assets.adapters.state.status_file import outdate_status
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
-from sr_assets.domain.tracking.maintenance import Window
+from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.tracking.maintenance import Window, covered
 from sr_assets.settings import Settings
 from sr_assets.settings.maintenance import unknown_class
 
@@ -68,6 +71,18 @@ def mark_maintained(settings: Settings, rows: Rows) -> Rows:
 
     values = [(*row, ids(dict(zip(rows.columns, row, strict=True))) if windows else None) for row in rows.values]
     return Rows((*rows.columns, "maintenance"), values)
+
+
+def active_spans(settings: Settings, recent: RecentNodes) -> list[tuple[datetime, datetime]]:
+    """Return the times of the last day that windows cover, in order and disjoint."""
+    since, until = (recent.as_of - STEPS * STEP, recent.as_of)
+    windows = [known.window for known in known_windows(settings)]
+    spans = covered(windows, *(int(at.timestamp()) * SECOND_NS for at in (since, until)))
+    return [
+        (datetime.fromtimestamp(first / SECOND_NS, UTC), datetime.fromtimestamp(following / SECOND_NS, UTC))
+        for first, following in spans
+        if first < following
+    ]
 
 
 def add_window(settings: Settings, window: Window, site: str | None) -> tuple[str, list[str]]:

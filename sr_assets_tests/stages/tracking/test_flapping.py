@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,54 +25,18 @@ from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.announcing import decide_announcements
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_advisories import advisory_body
-from sr_assets_tests.announcing import BEGIN_NS, SECOND, Row, at, configured, fold, history, outbox, site_events
+from sr_assets_tests.announcing import BEGIN_NS, SECOND, at, configured, fold, history, outbox, site_events
+from sr_assets_tests.naive_rules import Report, announced_with_flapping
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
 
 NODES = ("web1", "db1")
 END = 260
-#: A node, an event, its second, and the number of transitions.
-Report = tuple[str, str, int, int]
 
 
 def node_events(state: SiteState) -> list[Report]:
     query = "SELECT node, event, (event_ns - ?) // ?, transitions FROM node_events ORDER BY event_ns, node"
     return state.connection.execute(query, [BEGIN_NS, SECOND]).fetchall()
-
-
-def expected(rows: Sequence[Row], most: int, within: int, recover_after: int) -> tuple[list[Row], list[Report]]:
-    """Decide second by second for each node."""
-    announced, reports = [], []
-    for node in NODES:
-        own = [row for row in rows if row[0] == node]
-        waiting: Row | None = None
-        flapping = last = count = 0
-        newest: Row | None = None
-        for second in range(END):
-            if waiting and waiting[2] + recover_after <= second:
-                announced.append(waiting)
-                waiting = None
-            for row in (row for row in own if row[2] == second):
-                new, newest = row[1] == "new", row
-                times = [each[2] for each in own[: own.index(row) + 1] if each[1] != "new"]
-                recent = sum(second - within < when <= second for when in times)
-                cancelled = row[1] == "timeout" and waiting is not None
-                waiting = None if cancelled else waiting
-                if flapping:
-                    last, count = second, count + (not new)
-                elif not new and most and recent >= most:
-                    flapping, last, count, waiting = 1, second, recent, None
-                    reports.append((node, "flapping", second, recent))
-                elif row[1] == "recover" and recover_after:
-                    waiting = row
-                elif not cancelled:
-                    announced.append(row)
-            if flapping and second == last + within:
-                flapping = 0
-                reports.append((node, "settled", second, count))
-                announced += [newest] if newest and newest[1] in ("timeout", "expire") else []
-    announced.sort(key=lambda row: (row[2], row[0], rows.index(row)))
-    return announced, sorted(reports, key=lambda report: (report[2], report[0]))
 
 
 @st.composite
@@ -106,7 +69,7 @@ def test_flapping_announces_the_same_for_every_cut(
         for number, chosen in enumerate((cuts, ())):
             with SiteState(folder / str(number)) as state:
                 fold(state, stream, sightings, chosen, END)
-                announced, reports = expected(history(state), most, within, recover_after)
+                announced, reports = announced_with_flapping(history(state), most, within, recover_after, END)
                 assert node_events(state) == reports
                 assert outbox(state) == announced
 

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,35 +25,17 @@ from sr_assets_tests.announcing import (
     BEGIN_NS,
     POLICY,
     SECOND,
-    Row,
     at,
     configured,
     fold,
     history,
     outbox,
 )
+from sr_assets_tests.naive_rules import announced_in_windows
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
 
 NODES = ("web1", "web2", "db1")
-
-
-def expected(rows: list[Row], windows: Sequence[tuple[str, int, int]], end: int) -> list[Row]:
-    """Decide second by second: a node's suppressed seconds, and its last transition where they end."""
-    announced = []
-    for node in NODES:
-        own = [row for row in rows if row[0] == node]
-        covered = {
-            second for glob, begin, to in windows if glob in ("*", node[:3] + "*") for second in range(begin, to)
-        }
-        announced += [row for row in own if row[1] == "new" or row[2] not in covered]
-        for closing in (second for second in covered if second + 1 not in covered and second + 1 <= end):
-            opening = closing
-            while opening in covered:
-                opening -= 1
-            last = [row for row in own if row[2] <= closing][-1:]
-            announced += [row for row in last if row[1] in ("timeout", "expire") and row[2] > opening]
-    return sorted(announced, key=lambda row: (row[2], row[0], rows.index(row)))
 
 
 seconds = st.integers(0, 100)
@@ -79,7 +60,7 @@ def test_maintenance_announces_the_same_for_every_cut(
                 fold(state, stream, sightings, chosen, 130)
                 results.append(outbox(state))
                 rows = history(state)
-        assert results[0] == results[1] == expected(rows, windows, 130)
+        assert results[0] == results[1] == announced_in_windows(rows, windows, 130)
 
 
 def test_maintenance_announces_a_silent_node_only_at_the_end(tmp_path: Path) -> None:

@@ -18,40 +18,13 @@ from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, t
 from sr_assets.operate.notify.events import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.batch_rows import add_transitions
-from sr_assets_tests.announcing import POLICY, SECOND, NaiveGuard, Row, configured, fold, history, outbox, site_events
+from sr_assets_tests.announcing import POLICY, SECOND, configured, fold, history, outbox, site_events
+from sr_assets_tests.naive_rules import NaiveGuard, announced_by_guard
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
 
 WARNING = 10
 NODES = tuple("abcdef")
-
-
-def announced(rows: Sequence[Row], naive: NaiveGuard, end: int) -> list[Row]:
-    """Return the announced transitions, node by node: what is held waits for the node, the release and the limit."""
-    result: list[Row] = []
-    for node in NODES:
-        waiting: list[Row] = []
-        release, told = end, "up"
-        for row in [*(row for row in rows if row[0] == node), (node, "end", end)]:
-            if waiting and release <= row[2] and release < end:
-                result += waiting
-                waiting, told = [], waiting[-1][1]
-            if row[1] == "end":
-                break
-            if row in naive.holding or (waiting and row[1] == "expire"):
-                if row in naive.holding and not waiting:
-                    began, _, _, ended = naive.outages[naive.holding[row]]
-                    release = began + naive.hold if ended is None else min(began + naive.hold, ended + WARNING)
-                waiting.append(row)
-                continue
-            returned = row[1] in ("new", "recover")
-            if returned and waiting:
-                waiting = []
-                if told in ("up", "new", "recover"):
-                    continue
-            result.append(row)
-            told = row[1]
-    return sorted(result, key=lambda row: (row[2], row[0], rows.index(row)))
 
 
 @st.composite
@@ -100,7 +73,7 @@ def test_guard_reports_and_announces_the_same_for_every_cut(
                 naive = NaiveGuard(partial, dark, quiet, hold, min_nodes)
                 naive.run(sightings, rows, 150)
                 assert site_events(state) == naive.events
-                assert outbox(state) == announced(rows, naive, 150)
+                assert outbox(state) == announced_by_guard(rows, naive, lambda _: WARNING, 150)
                 held = state.connection.execute("SELECT count(*) FROM transitions WHERE held_by IS NOT NULL").fetchall()
                 assert held[0][0] >= len(naive.holding)
 
