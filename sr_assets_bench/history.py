@@ -12,20 +12,24 @@ import duckdb
 import pyarrow as pa
 from pyarrow import parquet
 
-from sr_assets.adapters.published.compaction import merge, plan_merges
+from sr_assets.adapters.published.compaction import describe, merge
 from sr_assets.adapters.published.history import SCHEMA, open_writer, stream_folder
 from sr_assets.adapters.published.schema import history_query, snapshots_query
 from sr_assets.adapters.state.snapshot_index import relative_name
+from sr_assets.domain.history_layout import HistoryFile, plan_merges
 from sr_assets_bench.rig import SITE, PeakMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sr_assets_bench.rig import Bench
+    from sr_assets.domain.history_layout import HistoryFile, plan_merges
+from sr_assets_bench.rig import Bench
 
 _STREAM: Final = "HISTORY"
 _DAYS: Final = 30
 _ROWS_OF_A_FILE: Final = 100
+#: A run polls its source every 1.5 s.
+_FILES_OF_A_MINUTE: Final = 40
 _LOOK_UPS: Final = 5
 _DAY_US: Final = 86_400 * 1_000_000
 
@@ -36,24 +40,32 @@ def measure_history(bench: Bench, files: int, nodes: int, payload_bytes: int = 1
     shutil.rmtree(folder, ignore_errors=True)
     blob = os.urandom(1 << 20).hex()
     day = _day(folder, _DAYS)
-    levels: dict[Path, int] = {}
-    seconds, rewritten, made = 0.0, 0, files * _ROWS_OF_A_FILE
+    listed: dict[Path, HistoryFile] = {}
+    seconds, rewritten, made, most = 0.0, 0, files * _ROWS_OF_A_FILE, 0
+    minute: list[parquet.FileMetaData] = []
     with PeakMemory(bench.home) as memory:
         for number in range(files):
-            levels[_write(day, number * _ROWS_OF_A_FILE, _ROWS_OF_A_FILE, nodes, blob, payload_bytes)] = 0
+            file = _write(day, number * _ROWS_OF_A_FILE, _ROWS_OF_A_FILE, nodes, blob, payload_bytes)
             started = time.perf_counter()
-            rewritten += _compact(levels, bench.home / "scratch", over=number == files - 1)
+            listed[file] = describe(file)
+            rewritten += _compact(listed, bench.home / "scratch", over=number == files - 1)
             seconds += time.perf_counter() - started
-    about = parquet.read_metadata(next(iter(levels)))
+            most = max(most, len(listed))
+            if number == _FILES_OF_A_MINUTE - 1:
+                minute = [parquet.read_metadata(file) for file in listed]
+    about = parquet.read_metadata(next(iter(listed)))
     for date in range(1, _DAYS):
         file = _write(_day(folder, date), made + date * nodes, nodes, nodes, blob, payload_bytes)
-        _compact({file: 0}, bench.home / "scratch", over=True)
+        _compact({file: describe(file)}, bench.home / "scratch", over=True)
     return {
         "small_files": files,
         "rows": made,
         "compacting_seconds": round(seconds, 2),
         "rewritten_times": round(rewritten / made, 2),
         "row_groups": about.num_row_groups,
+        "most_files": most,
+        "minute_files": len(minute),
+        "minute_groups": sum(about.num_row_groups for about in minute),
         "peak_mib": memory.most_bytes >> 20,
         **_look_ups(bench.home.resolve(), folder, nodes),
     }
@@ -86,16 +98,16 @@ def _write(day: Path, first: int, count: int, nodes: int, blob: str, payload_byt
     return file
 
 
-def _compact(levels: dict[Path, int], scratch: Path, *, over: bool) -> int:
+def _compact(listed: dict[Path, HistoryFile], scratch: Path, *, over: bool) -> int:
     """Compact a day's files as far as they are due; return the number of rows written again."""
     rows = 0
-    for planned in list(plan_merges(levels, over=over)):
-        rows += merge(planned, scratch)
+    for planned in list(plan_merges(listed.values(), 0, over=over)):
+        merged = merge(planned, scratch)
         for part in planned.parts:
-            del levels[part]
-            if part != planned.whole:
-                part.unlink()
-        levels[planned.whole] = planned.level
+            del listed[part.path]
+            part.path.unlink()
+        listed.update({file.path: file for file in merged})
+        rows += sum(file.rows for file in merged)
     return rows
 
 
