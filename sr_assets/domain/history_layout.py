@@ -67,11 +67,13 @@ class Merge(NamedTuple):
         )
 
 
-def plan_merges(files: Iterable[HistoryFile], settled_hour: int, *, over: bool) -> Iterator[Merge]:
+def plan_merges(
+    files: Iterable[HistoryFile], settled_hour: int, *, over: bool, ending: bool = False
+) -> Iterator[Merge]:
     """Yield the merges of the files of a day; no file is in two of them.
 
-    Hours before `settled_hour` are closed: no more rows are expected. `over`: all hours of the day are. Only files of one
-    source are merged with each other.
+    Hours before `settled_hour` are closed: no more rows are expected. `over`: all hours of the day are. `ending`: a run
+    ends, so fewer files of the present hour are enough. Only files of one source are merged with each other.
     """
     by_source: dict[str, list[HistoryFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: (file.first, file.path)):
@@ -85,7 +87,7 @@ def plan_merges(files: Iterable[HistoryFile], settled_hour: int, *, over: bool) 
             if settled_hour <= file.first_hour == file.last_hour:
                 present[file.first_hour].append(file)
         for of_hour in present.values():
-            yield from _plan_present_hour(of_hour)
+            yield from _plan_present_hour(of_hour, ending=ending)
         for sharing in _sharing_hours([file for file in of_source if file.first_hour < settled_hour], settled_hour):
             yield from _plan_closed_hours(sharing, settled_hour)
 
@@ -96,7 +98,7 @@ def _plan_day(files: Sequence[HistoryFile]) -> Iterator[Merge]:
         yield Merge(tuple(files))
 
 
-def _plan_present_hour(files: Sequence[HistoryFile]) -> Iterator[Merge]:
+def _plan_present_hour(files: Sequence[HistoryFile], *, ending: bool) -> Iterator[Merge]:
     """Yield the merges of files within an hour that is not closed."""
     small = [file for file in files if file.rows < LARGE_ROWS]
     fresh = [file for file in small if file.level == 0]
@@ -104,8 +106,8 @@ def _plan_present_hour(files: Sequence[HistoryFile]) -> Iterator[Merge]:
     rows = sum(file.rows for file in fresh)
     # A share of the hour's rows, so that the number of merged files grows with the logarithm of the rows.
     enough = rows >= max(GROUP_ROWS, sum(file.rows for file in files) // 12)
-    many = len(fresh) >= max(_FILES - len(merged), 6 + len(merged))
-    if len(fresh) > 1 and (many or (enough and any(file.rows < GROUP_ROWS for file in fresh))):
+    most = len(merged) // 2 if ending else max(_FILES - len(merged), 6 + len(merged))
+    if len(fresh) > 1 and (len(fresh) >= most or (enough and any(file.rows < GROUP_ROWS for file in fresh))):
         yield Merge(tuple(fresh))
     # At least the rows of another large file are left: a small rest could not be merged with a file of the day's level.
     left, parts = sum(file.rows for file in merged), list[HistoryFile]()

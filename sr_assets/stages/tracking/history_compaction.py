@@ -78,7 +78,7 @@ class HistoryCompaction:
                 continue
             over = _first_hour(day) + _HOURS <= settled_hour
             if not over or days > 0:
-                merges = list(plan_merges(self._described(files), settled_hour, over=over))
+                merges = list(plan_merges(self._described(files), settled_hour, over=over, ending=days > 0))
                 days -= bool(over and merges)
                 yield from merges
 
