@@ -106,7 +106,7 @@ def _plan_present_hour(files: Sequence[HistoryFile], *, ending: bool) -> Iterato
     rows = sum(file.rows for file in fresh)
     # A share of the hour's rows, so that the number of merged files grows with the logarithm of the rows.
     enough = rows >= max(GROUP_ROWS, sum(file.rows for file in files) // 12)
-    most = len(merged) // 2 if ending else max(_FILES - len(merged), 6 + len(merged))
+    most = max(4, len(merged) // 2) if ending else max(_FILES - len(merged), 6 + len(merged))
     if len(fresh) > 1 and (len(fresh) >= most or (enough and any(file.rows < GROUP_ROWS for file in fresh))):
         yield Merge(tuple(fresh))
     # At least the rows of another large file are left: a small rest could not be merged with a file of the day's level.

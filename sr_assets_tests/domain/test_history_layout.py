@@ -47,8 +47,8 @@ class Day:
             sides: tuple[dict[Chunk, int], dict[Chunk, int]] = ({}, {})
             for part in planned.parts:
                 for chunk, count in self.files.pop(part).items():
-                    later = planned.cut_hour is not None and chunk[1] >= planned.cut_hour
-                    sides[later][chunk] = count
+                    is_later = planned.cut_hour is not None and chunk[1] >= planned.cut_hour
+                    sides[is_later][chunk] = count
                     self.rewritten[chunk] += 1
             for later, chunks in enumerate(sides):
                 if chunks:

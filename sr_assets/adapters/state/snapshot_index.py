@@ -120,7 +120,7 @@ class SnapshotIndex(StreamTable):
             self._connection.executemany("INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def move(self, parts: Sequence[Path], files: Sequence[HistoryFile]) -> None:
-        """Replace files by the files that compaction merged them into."""
+        """Replace files by the files that compaction merged them into, or by none if another listed file has their rows."""
         replaced = [self._stream, list(map(relative_name, parts))]
         self._connection.execute(
             """
@@ -135,7 +135,7 @@ class SnapshotIndex(StreamTable):
         )
         if len(files) == 1:
             self._connection.execute("INSERT INTO snapshots SELECT *, ? FROM moved", [relative_name(files[0].path)])
-        else:
+        elif files:
             self._connection.execute(
                 f"""
                 INSERT INTO snapshots SELECT moved.*, {_RELATIVE.format("filename")}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters.published import compaction
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
+from sr_assets.domain import history_layout
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
@@ -174,7 +174,7 @@ def test_compaction_of_a_closed_day_keeps_files_of_open_readers(rig: Rig) -> Non
 
 
 def test_current_day_stays_compact_after_an_interrupted_merge(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "FILES_OF_A_LEVEL", 3)
+    monkeypatch.setattr(history_layout, "_FILES", 3)
     stream = rig.make()
     rig.add(stream, batch_messages=1, **SAMPLED)
     rig.publish(stream, [Sent(b"x" * n, f"n{n % 2}") for n in range(1, 8)])
