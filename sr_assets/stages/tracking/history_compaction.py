@@ -49,6 +49,7 @@ class HistoryCompaction:
     def compact(self, now_ns: int) -> None:
         """Do the due merges, and delete expired days. `now_ns`: every message before it is known."""
         self.adopt_unknown()
+        remove_replaced(self._site, self._store, self._stream.stream)
         if oldest := self.oldest_date(now_ns):
             self._remove_before(oldest)
         planned = list(self._plan(now_ns, days=_DAYS_AT_ONCE))
