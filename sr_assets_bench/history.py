@@ -30,6 +30,7 @@ _DAYS: Final = 30
 _ROWS_OF_A_FILE: Final = 100
 #: A run polls its source every 1.5 s.
 _FILES_OF_A_MINUTE: Final = 40
+_ROWS_OF_A_BATCH: Final = 1_700
 _LOOK_UPS: Final = 5
 _DAY_US: Final = 86_400 * 1_000_000
 
@@ -41,8 +42,8 @@ def measure_history(bench: Bench, files: int, nodes: int, payload_bytes: int = 1
     blob = os.urandom(1 << 20).hex()
     day = _day(folder, _DAYS)
     listed: dict[Path, HistoryFile] = {}
-    seconds, rewritten, made, most = 0.0, 0, files * _ROWS_OF_A_FILE, 0
-    minute: list[parquet.FileMetaData] = []
+    most_files = 0
+    seconds, rewritten, made = 0.0, 0, files * _ROWS_OF_A_FILE
     with PeakMemory(bench.home) as memory:
         for number in range(files):
             file = _write(day, number * _ROWS_OF_A_FILE, _ROWS_OF_A_FILE, nodes, blob, payload_bytes)
@@ -50,9 +51,7 @@ def measure_history(bench: Bench, files: int, nodes: int, payload_bytes: int = 1
             listed[file] = describe(file)
             rewritten += _compact(listed, bench.home / "scratch", over=number == files - 1)
             seconds += time.perf_counter() - started
-            most = max(most, len(listed))
-            if number == _FILES_OF_A_MINUTE - 1:
-                minute = [parquet.read_metadata(file) for file in listed]
+            most_files = max(most_files, len(listed))
     about = parquet.read_metadata(next(iter(listed)))
     for date in range(1, _DAYS):
         file = _write(_day(folder, date), made + date * nodes, nodes, nodes, blob, payload_bytes)
@@ -63,12 +62,26 @@ def measure_history(bench: Bench, files: int, nodes: int, payload_bytes: int = 1
         "compacting_seconds": round(seconds, 2),
         "rewritten_times": round(rewritten / made, 2),
         "row_groups": about.num_row_groups,
-        "most_files": most,
-        "minute_files": len(minute),
-        "minute_groups": sum(about.num_row_groups for about in minute),
+        "most_files": most_files,
         "peak_mib": memory.most_bytes >> 20,
         **_look_ups(bench.home.resolve(), folder, nodes),
+        **_minute(folder, bench.home / "scratch", blob),
     }
+
+
+def _minute(folder: Path, scratch: Path, blob: str) -> dict[str, int]:
+    """Return the files and the median row group after the batches of a minute, when the run ends."""
+    shutil.rmtree(folder)
+    day = _day(folder, 1)
+    listed: dict[Path, HistoryFile] = {}
+    for number in range(_FILES_OF_A_MINUTE):
+        file = _write(day, number * _ROWS_OF_A_BATCH, _ROWS_OF_A_BATCH, _ROWS_OF_A_BATCH, blob, 100)
+        listed[file] = describe(file)
+        _compact(listed, scratch, over=False)
+    _compact(listed, scratch, over=False, ending=True)
+    abouts = list(map(parquet.read_metadata, listed))
+    groups = [about.row_group(number).num_rows for about in abouts for number in range(about.num_row_groups)]
+    return {"minute_files": len(listed), "minute_group_rows": round(statistics.median(groups))}
 
 
 def _day(folder: Path, date: int) -> Path:
@@ -98,10 +111,10 @@ def _write(day: Path, first: int, count: int, nodes: int, blob: str, payload_byt
     return file
 
 
-def _compact(listed: dict[Path, HistoryFile], scratch: Path, *, over: bool) -> int:
+def _compact(listed: dict[Path, HistoryFile], scratch: Path, *, over: bool, ending: bool = False) -> int:
     """Compact a day's files as far as they are due; return the number of rows written again."""
     rows = 0
-    for planned in list(plan_merges(listed.values(), 0, over=over)):
+    for planned in list(plan_merges(listed.values(), 0, over=over, ending=ending)):
         merged = merge(planned, scratch)
         for part in planned.parts:
             del listed[part.path]
