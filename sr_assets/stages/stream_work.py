@@ -202,7 +202,7 @@ class StreamWork(EntryWork):
             placed = self._snapshots.index_staged()
             busy |= placed
             if placed:
-                self._compact_small()
+                self._snapshots.compaction.compact_small()
             busy |= self._refill.step(busy=busy)
         return busy
 
@@ -222,15 +222,6 @@ class StreamWork(EntryWork):
         if before != (state.lag_messages, state.source_last_sequence):
             with store.transaction():
                 store.save_stream(state)
-
-    def _compact_small(self) -> None:
-        """Compact the files of small batches, and delete merged files that nobody reads."""
-        store, name = self._context.store, self._stream.stream
-        state = store.load_stream(name)
-        now_ns = self._retention_clock_ns(state) if state else None
-        if now_ns is not None:
-            self._snapshots.compaction.compact_small(now_ns)
-        remove_replaced(self._site, store, name)
 
     def finish(self) -> None:
         """Send the last heartbeat of the run, and compact the history."""

@@ -22,7 +22,7 @@ from sr_assets.adapters.state.refill_request import read_refill
 from sr_assets.adapters.state.snapshot_index import IndexedFile, relative_name
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.history_layout import HOUR_NS, HistoryFile, Merge, plan_merges
-from sr_assets.domain.positions import DAY_NS
+from sr_assets.domain.positions import DAY_NS, retention_clock_ns
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.progress import LongWork
 from sr_assets.stages.site import Site
@@ -60,10 +60,14 @@ class HistoryCompaction:
                 done += len(merge.parts)
                 progress.reached(done)
 
-    def compact_small(self, now_ns: int) -> None:
+    def compact_small(self) -> None:
         """Do the due merges that take a few seconds at most, during a run."""
         self.adopt_unknown()
-        for planned in self._plan(now_ns, days=0):
+        remove_replaced(self._site, self._store, self._stream.stream)
+        # Before the queue is read: the copies of all messages until then are in it.
+        state = self._store.load_stream(self._stream.stream)
+        now_ns = retention_clock_ns(state.watermark_ns, self._site.clock.own_ns()) if state else None
+        for planned in self._plan(now_ns, days=0) if now_ns is not None else ():
             if planned.rows <= _ROWS_DURING_RUN:
                 self._merge(planned, logging.DEBUG)
 
