@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 from pyarrow import parquet
 
+from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.history import stream_folder
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import PublishedStream, publish_site
@@ -139,7 +140,7 @@ def _publish_history(bench: Bench, nodes: int, days: int, *, messages: bool = Fa
             state.connection.execute(_NODES, values)
             state.connection.execute(_TRANSITIONS, {**values, "outages": days // 2})
             files = list(_write_messages(bench, nodes, days)) if messages else []
-            state.snapshot_index(_STREAM).add(1, 2 * nodes, files)
+            state.snapshot_index(_STREAM).add(1, 2 * nodes, [*map(describe, files)])
         published = [PublishedStream(_STREAM, None, tracked=True)]
         publish_site(bench.home, SITE, state, published, sites=[SITE], run=Run(until_ns, "bench"))
     return sum(parquet.read_metadata(file).num_rows for file in files)

@@ -12,20 +12,25 @@ import duckdb
 import pyarrow as pa
 from pyarrow import parquet
 
-from sr_assets.adapters.published.compaction import merge, plan_merges
+from sr_assets.adapters.published.compaction import describe, merge
 from sr_assets.adapters.published.history import SCHEMA, open_writer, stream_folder
 from sr_assets.adapters.published.schema import history_query, snapshots_query
 from sr_assets.adapters.state.snapshot_index import relative_name
+from sr_assets.domain.history_layout import HistoryFile, plan_merges
 from sr_assets_bench.rig import SITE, PeakMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sr_assets_bench.rig import Bench
+    from sr_assets.domain.history_layout import HistoryFile, plan_merges
+from sr_assets_bench.rig import Bench
 
 _STREAM: Final = "HISTORY"
 _DAYS: Final = 30
 _ROWS_OF_A_FILE: Final = 100
+#: A run polls its source every 1.5 s.
+_FILES_OF_A_MINUTE: Final = 40
+_ROWS_OF_A_BATCH: Final = 1_700
 _LOOK_UPS: Final = 5
 _DAY_US: Final = 86_400 * 1_000_000
 
@@ -36,27 +41,47 @@ def measure_history(bench: Bench, files: int, nodes: int, payload_bytes: int = 1
     shutil.rmtree(folder, ignore_errors=True)
     blob = os.urandom(1 << 20).hex()
     day = _day(folder, _DAYS)
-    levels: dict[Path, int] = {}
+    listed: dict[Path, HistoryFile] = {}
+    most_files = 0
     seconds, rewritten, made = 0.0, 0, files * _ROWS_OF_A_FILE
     with PeakMemory(bench.home) as memory:
         for number in range(files):
-            levels[_write(day, number * _ROWS_OF_A_FILE, _ROWS_OF_A_FILE, nodes, blob, payload_bytes)] = 0
+            file = _write(day, number * _ROWS_OF_A_FILE, _ROWS_OF_A_FILE, nodes, blob, payload_bytes)
             started = time.perf_counter()
-            rewritten += _compact(levels, bench.home / "scratch", over=number == files - 1)
+            listed[file] = describe(file)
+            rewritten += _compact(listed, bench.home / "scratch", over=number == files - 1)
             seconds += time.perf_counter() - started
-    about = parquet.read_metadata(next(iter(levels)))
+            most_files = max(most_files, len(listed))
+    about = parquet.read_metadata(next(iter(listed)))
     for date in range(1, _DAYS):
         file = _write(_day(folder, date), made + date * nodes, nodes, nodes, blob, payload_bytes)
-        _compact({file: 0}, bench.home / "scratch", over=True)
+        _compact({file: describe(file)}, bench.home / "scratch", over=True)
     return {
         "small_files": files,
         "rows": made,
         "compacting_seconds": round(seconds, 2),
         "rewritten_times": round(rewritten / made, 2),
         "row_groups": about.num_row_groups,
+        "most_files": most_files,
         "peak_mib": memory.most_bytes >> 20,
         **_look_ups(bench.home.resolve(), folder, nodes),
+        **_minute(folder, bench.home / "scratch", blob),
     }
+
+
+def _minute(folder: Path, scratch: Path, blob: str) -> dict[str, int]:
+    """Return the files and the median row group after the batches of a minute, when the run ends."""
+    shutil.rmtree(folder)
+    day = _day(folder, 1)
+    listed: dict[Path, HistoryFile] = {}
+    for number in range(_FILES_OF_A_MINUTE):
+        file = _write(day, number * _ROWS_OF_A_BATCH, _ROWS_OF_A_BATCH, _ROWS_OF_A_BATCH, blob, 100)
+        listed[file] = describe(file)
+        _compact(listed, scratch, over=False)
+    _compact(listed, scratch, over=False, ending=True)
+    abouts = list(map(parquet.read_metadata, listed))
+    groups = [about.row_group(number).num_rows for about in abouts for number in range(about.num_row_groups)]
+    return {"minute_files": len(listed), "minute_group_rows": round(statistics.median(groups))}
 
 
 def _day(folder: Path, date: int) -> Path:
@@ -86,16 +111,16 @@ def _write(day: Path, first: int, count: int, nodes: int, blob: str, payload_byt
     return file
 
 
-def _compact(levels: dict[Path, int], scratch: Path, *, over: bool) -> int:
+def _compact(listed: dict[Path, HistoryFile], scratch: Path, *, over: bool, ending: bool = False) -> int:
     """Compact a day's files as far as they are due; return the number of rows written again."""
     rows = 0
-    for planned in list(plan_merges(levels, over=over)):
-        rows += merge(planned, scratch)
+    for planned in list(plan_merges(listed.values(), 0, over=over, ending=ending)):
+        merged = merge(planned, scratch)
         for part in planned.parts:
-            del levels[part]
-            if part != planned.whole:
-                part.unlink()
-        levels[planned.whole] = planned.level
+            del listed[part.path]
+            part.path.unlink()
+        listed.update({file.path: file for file in merged})
+        rows += sum(file.rows for file in merged)
     return rows
 
 

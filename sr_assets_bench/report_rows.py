@@ -248,6 +248,9 @@ def _history(history: Figures) -> Iterator[Row]:
     workload = f"{history['small_files']:,} small history files of one day compacted ({details})"
     yield at_most(workload, history["compacting_seconds"], None, " s")
     yield at_most("rewrites of each of their rows", history["rewritten_times"], 3, " times")
+    if "minute_files" in history:
+        yield at_most("files after a minute of 40 batches of 1,700 rows", history["minute_files"], 20, "")
+        yield at_least("rows of a row group after that minute, median", history["minute_group_rows"], 4_000, "")
     yield at_most("lookup of a node's newest message", history["newest_ms"], 50, " ms")
     yield at_most("lookup of a node's messages of 30 days", history["history_ms"], 1_000, " ms")
 

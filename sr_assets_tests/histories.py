@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from sr_assets.adapters.published import history
+from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import PublishedStream, publish_site
 from sr_assets.adapters.state.records import StreamState
@@ -127,7 +128,7 @@ def publish(
                 state.nodes(STREAM).merge(pa.Table.from_pylist(states))
             state.nodes(STREAM).save_blind_spans(spans or [])
             if messages:
-                state.snapshot_index(STREAM).add(1, len(messages) + 1, store(home, messages))
+                state.snapshot_index(STREAM).add(1, len(messages) + 1, [*map(describe, store(home, messages))])
         streams = [PublishedStream(STREAM, "COPY", tracked=True)]
         publish_site(home, SITE, state, streams, sites=[SITE], run=Run(watermark_ns, "run"))
 

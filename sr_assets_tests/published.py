@@ -7,6 +7,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from sr_assets.adapters.published import history
+from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import PublishedStream, publish_site
 from sr_assets.adapters.state.records import StreamState
@@ -63,7 +64,7 @@ def publish_message(home: Path, node: str) -> None:
     parquet.write_table(pa.Table.from_pylist([message], schema=history.SCHEMA), day / "1-8.parquet")
     with SiteState(home / "sites" / SITE) as state:
         with state.transaction():
-            state.snapshot_index(STREAM).add(1, 8, [day / "1-8.parquet"])
+            state.snapshot_index(STREAM).add(1, 8, [describe(day / "1-8.parquet")])
         _publish(home, state)
 
 

@@ -26,6 +26,7 @@ from pyarrow import parquet
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published import history
+from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import PublishedStream, publish_site
 from sr_assets.adapters.state.records import CopyState, StreamState
@@ -129,7 +130,7 @@ def publish(
             if transitions:
                 state.add_rows("transitions", pa.Table.from_pylist(transitions))
         if files:
-            state.snapshot_index("REG").add(1, 8, files)
+            state.snapshot_index("REG").add(1, 8, [*map(describe, files)])
         streams = [PublishedStream("REG", "LONDON_REG", tracked=True)]
         publish_site(home, "london", state, streams, sites=["london", "paris"], run=Run(NOW_NS, "run"))
 

@@ -23,6 +23,8 @@ class Point(StrEnum):
     COMMITTED = "committed"
     PLACING_SNAPSHOTS = "placing_snapshots"
     REFILLING = "refilling"
+    MERGED_HISTORY = "merged_history"
+    REPLACED_HISTORY = "replaced_history"
     PUBLISHING_OUTBOX = "publishing_outbox"
     WRITTEN_TABLES = "written_tables"
     NOTED_TABLES = "noted_tables"

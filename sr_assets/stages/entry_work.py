@@ -77,6 +77,9 @@ class EntryWork(ABC):
     def join(self, deadline: float) -> None:  # noqa: B027  most entries have no work here
         """Wait for the background work until a time (monotonic seconds), then interrupt it."""
 
+    def tidy(self) -> None:  # noqa: B027  most entries have no work here
+        """Do the work that follows the run's last publication."""
+
     def close(self) -> None:  # noqa: B027  most entries have no work here
         """Close the entry's resources."""
 

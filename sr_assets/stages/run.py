@@ -83,6 +83,8 @@ class SiteRun:
                     work.finish()
         finally:
             with contextlib.ExitStack() as stack:
+                for work in works:
+                    stack.callback(work.tidy)
                 stack.callback(self._site.publish)
                 for work in works:
                     stack.callback(work.close)

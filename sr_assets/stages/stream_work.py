@@ -27,6 +27,7 @@ from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.position import note_source
 from sr_assets.stages.source.reading import Ends
+from sr_assets.stages.tracking.history_compaction import remove_replaced
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.node_state import NodeStage
@@ -198,7 +199,10 @@ class StreamWork(EntryWork):
             else:
                 busy |= self._replica.copy_next(ends)
         if keeps_history:
-            busy |= self._snapshots.index_staged()
+            placed = self._snapshots.index_staged()
+            busy |= placed
+            if placed:
+                self._snapshots.compaction.compact_small()
             busy |= self._refill.step(busy=busy)
         return busy
 
@@ -248,6 +252,12 @@ class StreamWork(EntryWork):
                 self.report.failed.add(Stage.REPLICA)
                 return
         self._background.take()
+
+    def tidy(self) -> None:
+        """Delete history files that the last publication no longer names."""
+        if not self._background.running:
+            with contextlib.suppress(LeadershipLostError):
+                remove_replaced(self._site, self._site.state, self._stream.stream)
 
     def close(self) -> None:
         """Close the connections of copying."""

@@ -120,6 +120,8 @@ def test_history_compaction_and_lookup_are_measured(bench: Bench) -> None:
     figures = measure_history(bench, 90, 50)
     assert (figures["rows"], figures["row_groups"]) == (9_000, 1)
     assert 1 < figures["rewritten_times"] <= 3
+    assert figures["minute_files"] <= 20
+    assert figures["minute_group_rows"] >= 4_000
     assert figures["newest_ms"] > 0 < figures["history_ms"]
 
 

@@ -1,135 +1,185 @@
-"""Compaction of the Parquet history into few files sorted by node; each row is rewritten a few times at most.
+"""Merging files of the Parquet history into files sorted by node; `domain.history_layout` decides which.
 
-A batch writes a file of level 0. On a day that is still written to, 40 files of one level become one file of the next;
-once the day is over, all files become one. In a sorted file, a node's rows are in few row groups, whose statistics name
-it, so a lookup reads little.
+In a sorted file, a node's rows are in few row groups, whose statistics name it, so a lookup reads little. The metadata of a
+merged file has its level and the names of its parts.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
+from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.private import share_as_folder
-from sr_assets.adapters.published.history import GROUP_ROWS, file_mark, file_range, open_writer
+from sr_assets.adapters.published.history import GROUP_ROWS, file_mark, file_range, open_writer, read_sequences
+from sr_assets.domain.history_layout import HOUR_NS, HistoryFile, Merge
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Number of files of a level that become one file of the next.
-FILES_OF_A_LEVEL: Final = 40
 #: Large rows make smaller row groups, because one group is in memory at a time.
 _GROUP_BYTES: Final = 64 << 20
 _ORDER: Final = [("node", "ascending"), ("sequence", "ascending")]
 _PARTS: Final = "sr_assets.parts"
+_LEVEL: Final = "sr_assets.level"
+_HOUR_US: Final = HOUR_NS // 1_000
 _DUPLICATE: Final = -1
 
 
-class Merge(NamedTuple):
-    """Files to merge into one, and the level of the result; `widened` makes its name another one than existing files'."""
-
-    parts: tuple[Path, ...]
-    level: int
-    widened: int = 0
-
-    @property
-    def whole(self) -> Path:
-        """Path of the merged file: its name has the range of all parts."""
-        ranges = [file_range(part) for part in self.parts]
-        first, after = min(first for first, _ in ranges), max(after for _, after in ranges) + self.widened
-        return self.parts[0].with_name(f"{first}-{after}{file_mark(self.parts[0])}.parquet")
+def describe(file: Path) -> HistoryFile:
+    """Return the rows, the hours and the level of a file of the history."""
+    opened = parquet.ParquetFile(file)
+    about, first = opened.metadata.metadata or {}, file_range(file)[0]
+    # A merged file of an earlier build has no level.
+    level = int(about.get(_LEVEL.encode(), 1 if _PARTS.encode() in about else 0))
+    hours = pc.min_max(_stored_us(opened.read(columns=["stored_at"])))
+    first_hour, last_hour = ((hours[at].as_py() or 0) // _HOUR_US for at in ("min", "max"))
+    return HistoryFile(file, first, file_mark(file), level, opened.metadata.num_rows, first_hour, last_hour)
 
 
-def plan_merges(levels: Mapping[Path, int], *, over: bool) -> Iterator[Merge]:
-    """Yield the merges of a day's files, given with their levels.
-
-    `over` means that no more files will be written for the day. Only files of one source are merged with each other.
-    """
-    by_source: dict[str, list[Path]] = defaultdict(list)
-    for file in sorted(levels, key=file_range):
-        by_source[file_mark(file)].append(file)
-    for files in by_source.values():
-        if over:
-            if len(files) > 1 or levels[files[0]] == 0:
-                yield _planned(files, max(levels[file] for file in files) + 1, levels)
-            continue
-        of_level: dict[int, list[Path]] = defaultdict(list)
-        for file in files:
-            of_level[levels[file]].append(file)
-        for level, alike in of_level.items():
-            if len(alike) >= FILES_OF_A_LEVEL:
-                yield _planned(alike, level + 1, levels)
-
-
-def _planned(files: Sequence[Path], level: int, levels: Mapping[Path, int]) -> Merge:
-    """Return the merge of some files; the ranges of refilled files overlap those of others."""
-    planned = Merge(tuple(files), level)
-    while len(files) > 1 and planned.whole in levels:
-        planned = planned._replace(widened=planned.widened + 1)
-    return planned
-
-
-def merge(planned: Merge, scratch: Path) -> int:
-    """Write the merged file next to its parts, sorted by node and sequence; return its number of rows.
+def merge(planned: Merge, scratch: Path) -> list[HistoryFile]:
+    """Write the merged files next to their parts, sorted by node and sequence; return them.
 
     `scratch` is a folder for rows that do not fit into memory; it is deleted afterwards.
     """
-    whole, draft = planned.whole, planned.whole.with_name(f".{planned.whole.name}")
-    groups = _groups(planned.parts)
-    about = {_PARTS: json.dumps([part.name for part in planned.parts])}
+    parts = [part.path for part in planned.parts]
+    size_bytes = _size_bytes(parts)
+    if planned.rows <= GROUP_ROWS and size_bytes <= _GROUP_BYTES:
+        rows = pa.concat_tables(parquet.ParquetFile(part).read().replace_schema_metadata(None) for part in parts)
+        rows = rows.sort_by(_ORDER)
+        rows = rows.filter(pa.array(~_is_repeated(rows)))
+        later = _is_later(rows, planned.cut_hour)
+        sides = [rows.filter(pa.array(~later)), rows.filter(pa.array(later))]
+        return [_write(planned, [side], later=bool(number)) for number, side in enumerate(sides) if len(side)]
+    of_rows, counts = _group(_read_keys(planned), planned.cut_hour, size_bytes)
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        with open_writer(draft, about) as writer:
-            for rows in _spread(planned.parts, groups, scratch):
-                writer.write_table(rows.sort_by(_ORDER), row_group_size=max(1, len(rows)))
+        groups = _spread(parts, of_rows, scratch)
+        return [
+            _write(planned, itertools.islice(groups, count), later=bool(number))
+            for number, count in enumerate(counts)
+            if count
+        ]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    draft.replace(whole)
-    share_as_folder(whole)
-    return int((groups != _DUPLICATE).sum())
 
 
-def is_abandoned(file: Path, listed: Mapping[Path, int]) -> bool:
+def is_abandoned(file: Path, listed: Collection[Path]) -> bool:
     """Return whether an unlisted file comes from an interrupted merge: all of its parts are still listed."""
     parts = parquet.read_metadata(file).metadata or {}
     names = parts.get(_PARTS.encode())
     return names is not None and all(file.with_name(name) in listed for name in json.loads(names))
 
 
-def _groups(parts: Sequence[Path]) -> NDArray[np.int32]:
-    """Return the row group of each row, in file order; a repeated row has none."""
-    keys, size_bytes = [], 0
-    for part in parts:
-        opened = parquet.ParquetFile(part)
-        keys.append(opened.read(columns=["node", "sequence"]))
-        groups = range(opened.metadata.num_row_groups)
-        size_bytes += sum(opened.metadata.row_group(number).total_byte_size for number in groups)
-    table = pa.concat_tables(keys)
-    count = max(1, -(-len(table) // GROUP_ROWS), -(-size_bytes // _GROUP_BYTES))
-    order = pc.sort_indices(table, sort_keys=_ORDER).to_numpy()
-    groups_of_rows = np.empty(len(table), np.int32)
-    groups_of_rows[order] = np.arange(len(table), dtype=np.int64) * count // max(1, len(table))
-    ordered = table.take(order)
-    same = [pc.equal(column.slice(1), column.slice(0, max(0, len(column) - 1))) for column in ordered.columns]
-    groups_of_rows[order[1:][pc.and_(*same).to_numpy()]] = _DUPLICATE
-    return groups_of_rows
+def holds_rows(file: Path, other: Path) -> bool:
+    """Return whether a file has all rows of another one."""
+    (first, after), (other_first, other_after) = file_range(file), file_range(other)
+    return (
+        file.parent == other.parent
+        and file_mark(file) == file_mark(other)
+        and (first < other_after and other_first < after)
+        and read_sequences(other) <= read_sequences(file)
+    )
+
+
+def whole_files(folder: Path) -> list[HistoryFile]:
+    """Return the files of a stream's history without parts of a merged file, which wait for their deletion."""
+    whole: list[HistoryFile] = []
+    for file in sorted(map(describe, folder.glob("date=*/[0-9]*.parquet")), key=lambda file: -file.level):
+        if not any(holds_rows(other.path, file.path) for other in whole):
+            whole.append(file)
+    return whole
+
+
+def _write(planned: Merge, groups: Iterable[pa.Table], *, later: bool) -> HistoryFile:
+    """Write one merged file, a row group for each sorted table; its name has the range of its sequences."""
+    folder, mark, level = planned.parts[0].path.parent, planned.parts[0].mark, planned.level(later=later)
+    draft = folder / f".merging{mark}-{int(later)}.parquet"
+    about = {_PARTS: json.dumps([part.path.name for part in planned.parts]), _LEVEL: str(level)}
+    ranges: list[tuple[int, int, int, int, int]] = []
+    with open_writer(draft, about) as writer:
+        for rows in groups:
+            writer.write_table(rows, row_group_size=len(rows))
+            sequences, hours = pc.min_max(rows["sequence"]).as_py(), pc.min_max(_stored_us(rows)).as_py()
+            ranges.append((len(rows), sequences["min"], sequences["max"], hours["min"], hours["max"]))
+    counts, firsts, lasts, first_us, last_us = zip(*ranges, strict=True)
+    first = min(firsts)
+    # Other files, of a refill or waiting for their deletion, may have the range.
+    names = (folder / f"{first}-{after}{mark}.parquet" for after in itertools.count(max(lasts) + 1))
+    whole = next(name for name in names if not name.exists())
+    draft.replace(whole)
+    share_as_folder(whole)
+    reach(Point.MERGED_HISTORY)
+    return HistoryFile(whole, first, mark, level, sum(counts), min(first_us) // _HOUR_US, max(last_us) // _HOUR_US)
+
+
+def _read_keys(planned: Merge) -> pa.Table:
+    """Return the columns that decide the row group of each row."""
+    columns = ["node", "sequence", *(["stored_at"] if planned.cut_hour is not None else [])]
+    return pa.concat_tables(parquet.ParquetFile(part.path).read(columns=columns) for part in planned.parts)
+
+
+def _size_bytes(parts: Sequence[Path]) -> int:
+    """Return the uncompressed size of the rows."""
+    return sum(
+        about.row_group(number).total_byte_size
+        for about in map(parquet.read_metadata, parts)
+        for number in range(about.num_row_groups)
+    )
+
+
+def _stored_us(rows: pa.Table) -> pa.ChunkedArray:
+    """Return the stored times in unix microseconds."""
+    return rows["stored_at"].cast(pa.int64())
+
+
+def _is_later(rows: pa.Table, cut_hour: int | None) -> NDArray[np.bool_]:
+    """Return whether each row is of the cut hour or a later one."""
+    if cut_hour is None:
+        return np.zeros(len(rows), bool)
+    return np.asarray(pc.greater_equal(_stored_us(rows), cut_hour * _HOUR_US))
+
+
+def _is_repeated(ordered: pa.Table) -> NDArray[np.bool_]:
+    """Return whether each sorted row has the node and the sequence of the row before."""
+    repeated = np.zeros(len(ordered), bool)
+    if len(ordered) > 1:
+        same = [
+            pc.equal(ordered[name].slice(1), ordered[name].slice(0, len(ordered) - 1)) for name in ("node", "sequence")
+        ]
+        repeated[1:] = np.asarray(pc.fill_null(pc.and_(*same), fill_value=False))
+    return repeated
+
+
+def _group(keys: pa.Table, cut_hour: int | None, size_bytes: int) -> tuple[NDArray[np.int32], tuple[int, int]]:
+    """Distribute rows over row groups of limited rows and bytes.
+
+    Returns the group of each row in file order, or `_DUPLICATE`, and the number of groups before and from the cut on.
+    """
+    order = pc.sort_indices(keys, sort_keys=_ORDER).to_numpy()
+    order = order[~_is_repeated(keys.take(order))]
+    later = _is_later(keys, cut_hour)[order]
+    of_rows, counts = np.full(len(keys), _DUPLICATE, np.int32), (0, 0)
+    for rows in (order[~later], order[later]):
+        share_bytes = size_bytes * len(rows) // max(1, len(keys))
+        count = max(-(-len(rows) // GROUP_ROWS), -(-share_bytes // _GROUP_BYTES))
+        of_rows[rows] = sum(counts) + np.arange(len(rows), dtype=np.int64) * count // max(1, len(rows))
+        counts = (counts[1], count)
+    return of_rows, counts
 
 
 def _spread(parts: Sequence[Path], groups: NDArray[np.int32], scratch: Path) -> Iterator[pa.Table]:
-    """Yield the rows of each group; several groups are first written to a scratch file each."""
-    if not groups.any():
-        yield pa.concat_tables(rows for rows, _ in _read(parts, groups))
-        return
+    """Yield the sorted rows of each group, which are first written to a scratch file each."""
     writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
     try:
         for rows, numbers in _read(parts, groups):
@@ -143,7 +193,7 @@ def _spread(parts: Sequence[Path], groups: NDArray[np.int32], scratch: Path) -> 
             writer.close()
     for number in sorted(writers):
         with pa.OSFile(str(scratch / f"{number}")) as file:
-            yield pa.ipc.open_file(file).read_all()
+            yield pa.ipc.open_file(file).read_all().sort_by(_ORDER)
 
 
 def _read(parts: Sequence[Path], groups: NDArray[np.int32]) -> Iterator[tuple[pa.Table, NDArray[np.int32]]]:

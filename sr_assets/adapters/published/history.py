@@ -74,7 +74,7 @@ def open_writer(file: Path, about: Mapping[str, str] | None = None) -> parquet.P
     """
     schema = SCHEMA.with_metadata(dict(about)) if about else SCHEMA
     return parquet.ParquetWriter(
-        file, schema, compression="zstd", use_dictionary=["node"], write_statistics=["node", "sequence"]
+        file, schema, compression="zstd", use_dictionary=["node"], write_statistics=["node", "sequence", "stored_at"]
     )
 
 
@@ -243,6 +243,11 @@ def held_sequences(folder: Path, mark: str, covered: SequenceRange) -> set[int]:
         if file_mark(file) == mark and first < covered.next and after > covered.first:
             held.update(sequence for sequence in _sequences(file).to_pylist() if sequence in covered)
     return held
+
+
+def read_sequences(file: Path) -> set[int]:
+    """Return the source sequences of a file's rows."""
+    return set(_sequences(file).to_pylist())
 
 
 def _merge(parts: Iterable[Path], file: Path) -> None:

@@ -144,6 +144,11 @@ def retain_open_files(home: Path, manifest: Manifest, number: int) -> list[Opene
     return retained
 
 
+def earlier_file(home: Path, number: int) -> Path:
+    """Return the link that keeps a replaced `fleet.duckdb`."""
+    return home / _EARLIER / str(number)
+
+
 def is_open(file: Path) -> bool:
     """Return whether any process, including this one, has a file open."""
     with file.open("r+b") as handle:

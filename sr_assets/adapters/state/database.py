@@ -125,6 +125,7 @@ _LATER_COLUMNS: Final = {
         "announced_ns BIGINT",
     ),
     "nodes": ("class VARCHAR",),
+    "history": ("rows BIGINT", "first_hour BIGINT", "last_hour BIGINT"),
     "global_sites": ("outage VARCHAR", "outage_ns BIGINT"),
 }
 _LATER_TABLES: Final = f"{latencies.SCHEMA} {operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA}"

@@ -4,19 +4,31 @@ Paths are relative to the home (`snapshots/name=…`), so that a home can be mov
 `replaced`: its rows no longer count, and the file stays until no reader has it open.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sr_assets.adapters.state.stream_table import StreamTable
+from sr_assets.domain.history_layout import HistoryFile
 
 #: SQL expression for a file's path relative to its home, given its whole path.
 _RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"
 SCHEMA: Final = """
 CREATE TABLE snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
 CREATE TABLE staged (stream VARCHAR, first BIGINT, next BIGINT, mark VARCHAR DEFAULT '');
-CREATE TABLE history (stream VARCHAR, file VARCHAR, level TINYINT, replaced BOOLEAN);
+CREATE TABLE history (
+    stream VARCHAR, file VARCHAR, level TINYINT, replaced BOOLEAN, rows BIGINT, first_hour BIGINT, last_hour BIGINT);
 """
+
+
+class IndexedFile(NamedTuple):
+    """A file of the history, relative to the home; an earlier build knew only its level."""
+
+    file: str
+    level: int
+    rows: int | None
+    first_hour: int | None
+    last_hour: int | None
 
 
 class SnapshotIndex(StreamTable):
@@ -35,7 +47,7 @@ class SnapshotIndex(StreamTable):
             "SELECT first, next, mark FROM staged WHERE stream = ? ORDER BY rowid", [self._stream]
         ).fetchall()
 
-    def add(self, first: int, next_sequence: int, files: Sequence[Path], mark: str = "") -> None:
+    def add(self, first: int, next_sequence: int, files: Sequence[HistoryFile], mark: str = "") -> None:
         """Index a batch's files, and remove the batch from the staged ones."""
         if files:
             self._read_newest(files)
@@ -47,13 +59,13 @@ class SnapshotIndex(StreamTable):
                 [self._stream],
             )
             self._connection.execute("DROP TABLE fresh")
-            self.list_files(files, level=0)
+            self.list_files(files)
         self._connection.execute(
             "DELETE FROM staged WHERE stream = ? AND first = ? AND next = ? AND mark = ?",
             [self._stream, first, next_sequence, mark],
         )
 
-    def add_earlier(self, files: Sequence[Path]) -> None:
+    def add_earlier(self, files: Sequence[HistoryFile]) -> None:
         """Index files of the present source whose messages may be older than the indexed ones."""
         if not files:
             return
@@ -73,7 +85,7 @@ class SnapshotIndex(StreamTable):
             [self._stream],
         )
         self._connection.execute("DROP TABLE fresh")
-        self.list_files(files, level=0)
+        self.list_files(files)
 
     def missing(self) -> dict[str, int]:
         """Return the nodes without an indexed message, each with the stored time (unix ns) of its newest copied one."""
@@ -86,7 +98,7 @@ class SnapshotIndex(StreamTable):
         ).fetchall()
         return dict(rows)
 
-    def _read_newest(self, files: Sequence[Path]) -> None:
+    def _read_newest(self, files: Sequence[HistoryFile]) -> None:
         """Create the table `fresh` with the newest message of each node in some files."""
         self._connection.execute(
             f"""
@@ -94,46 +106,62 @@ class SnapshotIndex(StreamTable):
             SELECT node, max(sequence) AS sequence, {_RELATIVE.format("arg_max(filename, sequence)")} AS file
             FROM read_parquet(?, filename = true, hive_partitioning = false) GROUP BY node
             """,
-            [[str(file) for file in files]],
+            [[str(file.path) for file in files]],
         )
 
-    def list_files(self, files: Sequence[Path], level: int) -> None:
-        """Add files of the history at a compaction level, each once."""
-        names = list(map(relative_name, files))
-        self._unlist(names)
-        self._connection.execute(
-            "INSERT INTO history SELECT ?, unnest(?::VARCHAR[]), ?, false", [self._stream, names, level]
-        )
+    def list_files(self, files: Iterable[HistoryFile]) -> None:
+        """Add files of the history, each once; the row of a listed file is replaced."""
+        rows = [
+            (self._stream, relative_name(file.path), file.level, False, file.rows, file.first_hour, file.last_hour)
+            for file in files
+        ]
+        self._unlist([row[1] for row in rows])
+        if rows:
+            self._connection.executemany("INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def move(self, files: Sequence[Path], file: Path, level: int) -> None:
-        """Replace files by the file that compaction merged them into, at its level."""
-        parts = [self._stream, list(map(relative_name, files))]
+    def move(self, parts: Sequence[Path], files: Sequence[HistoryFile]) -> None:
+        """Replace files by the files that compaction merged them into, or by none if another listed file has their rows."""
+        replaced = [self._stream, list(map(relative_name, parts))]
         self._connection.execute(
             """
             CREATE OR REPLACE TEMP TABLE moved AS SELECT stream, node, sequence FROM snapshots
             WHERE stream = ? AND list_contains(?::VARCHAR[], file)
             """,
-            parts,
+            replaced,
         )
         # An UPDATE of this many rows takes ten times as long.
-        self._connection.execute("DELETE FROM snapshots WHERE stream = ? AND list_contains(?::VARCHAR[], file)", parts)
-        self._connection.execute("INSERT INTO snapshots SELECT *, ? FROM moved", [relative_name(file)])
+        self._connection.execute(
+            "DELETE FROM snapshots WHERE stream = ? AND list_contains(?::VARCHAR[], file)", replaced
+        )
+        if len(files) == 1:
+            self._connection.execute("INSERT INTO snapshots SELECT *, ? FROM moved", [relative_name(files[0].path)])
+        elif files:
+            self._connection.execute(
+                f"""
+                INSERT INTO snapshots SELECT moved.*, {_RELATIVE.format("filename")}
+                FROM moved JOIN read_parquet(?, filename = true, hive_partitioning = false) USING (node, sequence)
+                """,
+                [[str(file.path) for file in files]],
+            )
         self._connection.execute("DROP TABLE moved")
         self._connection.execute(
-            "UPDATE history SET replaced = true WHERE stream = ? AND list_contains(?::VARCHAR[], file)", parts
+            "UPDATE history SET replaced = true WHERE stream = ? AND list_contains(?::VARCHAR[], file)", replaced
         )
-        self.list_files([file], level)
+        self.list_files(files)
 
     def count(self) -> int:
         """Return the number of nodes whose newest copied message is indexed."""
         return int(self._value("SELECT count(*) FROM snapshots WHERE stream = ?"))
 
-    def levels(self) -> dict[str, int]:
-        """Return the level of each file of the history, without replaced files; paths are relative to the home."""
+    def files(self) -> list[IndexedFile]:
+        """Return the files of the history, without replaced ones."""
         rows = self._connection.execute(
-            "SELECT file, level FROM history WHERE stream = ? AND NOT replaced", [self._stream]
+            """
+            SELECT file, level, rows, first_hour, last_hour FROM history WHERE stream = ? AND NOT replaced ORDER BY file
+            """,
+            [self._stream],
         ).fetchall()
-        return dict(rows)
+        return [IndexedFile(*row) for row in rows]
 
     def replaced(self) -> list[str]:
         """Return the replaced files, relative to the home."""

@@ -9,16 +9,17 @@ the advisory stream.
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.published.compaction import whole_files
 from sr_assets.adapters.published.history import file_mark, file_range, mark_restart, source_mark, stream_folder
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.history_layout import HistoryFile
 from sr_assets.domain.received import Advisory
 from sr_assets.domain.tracking.rows import folded_table, node_table, state_of, transition_row
 from sr_assets.settings import Settings, StreamSettings
@@ -289,11 +290,10 @@ def _index_history(site: Site, stream: StreamSettings, state: StreamState) -> in
     """Index the existing Parquet history for the newest message per node, an earlier source's files first."""
     folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
     here = source_mark(state.created_ns, state.reset_starts)
-    by_restart: dict[tuple[int, str], list[Path]] = {}
-    for file in sorted(folder.glob("date=*/[0-9]*.parquet"), key=file_range):
-        mark = file_mark(file)
-        if mark != here or file_range(file)[1] <= state.next_sequence:
-            by_restart.setdefault((mark_restart(mark), mark), []).append(file)
+    by_restart: dict[tuple[int, str], list[HistoryFile]] = {}
+    for file in whole_files(folder):
+        if file.mark != here or file_range(file.path)[1] <= state.next_sequence:
+            by_restart.setdefault((mark_restart(file.mark), file.mark), []).append(file)
     with site.state.transaction():
         for _, files in sorted(by_restart.items()):
             site.state.snapshot_index(stream.stream).add(0, 0, files)

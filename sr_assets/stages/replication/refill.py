@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.published.history import StagedFiles, file_mark, held_sequences, place_refilled, source_mark
+from sr_assets.adapters.published.compaction import describe
+from sr_assets.adapters.published.history import StagedFiles, held_sequences, place_refilled, source_mark
 from sr_assets.adapters.state.refill_request import end_refill, note_refill, read_refill, request_refill
 from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.messages import Message
@@ -89,7 +90,7 @@ class HistoryRefill:
             self._note_problem(error)
 
     def _begin(self) -> None:
-        if (names := list(self._index.levels())) and not self._snapshots.folder.exists():
+        if (names := [file.file for file in self._index.files()]) and not self._snapshots.folder.exists():
             with self._store.transaction():
                 self._index.forget(names)
             request_refill(self._context.folder, self._stream)
@@ -103,9 +104,7 @@ class HistoryRefill:
         if plan is None or target is None:
             end_refill(self._context.folder, self._stream)
             return
-        unknown = [file for file in self._snapshots.unknown_files() if self._mark(state) == file_mark(file)]
-        with self._store.transaction():
-            self._index.add_earlier(unknown)
+        self._snapshots.compaction.adopt_unknown()
         self._prepare(plan, state, target)
 
     def _read_plan(self, progress: dict[str, Any], state: StreamState, target: StreamInfo | None) -> _Plan | None:
@@ -130,7 +129,7 @@ class HistoryRefill:
         stream, now_ns = self._stream, self._context.clock.now_ns()
         self._source = self._context.clusters.connect(stream.source).stream_info(stream.stream)
         self._state, self._target, self._plan = state, target, plan
-        self._oldest_ms = _midnight_ms(self._snapshots.oldest_date(now_ns))
+        self._oldest_ms = _midnight_ms(self._snapshots.compaction.oldest_date(now_ns))
         # The stored time of the newest copied message of each node without a row.
         self._wanted = self._index.missing()
         total = plan.end - max(1, target.first_sequence)
@@ -196,7 +195,7 @@ class HistoryRefill:
         files = place_refilled(self._staging, self._snapshots.folder, covered, mark)
         reach(Point.REFILLING)
         with self._store.transaction():
-            self._index.add_earlier(files)
+            self._index.add_earlier([*map(describe, files)])
 
     def _copies(self, target: wire.Connection, part: SequenceRange, plan: _Plan) -> dict[int, tuple[int, int]]:
         """Return this source's copies in a part: source sequence → target sequence, original's stored time in ms."""

@@ -1,7 +1,6 @@
-"""Compaction: the planned merges, the number of rewrites of a row, and the merged file."""
+"""Merging files of the history: the merged files, and their parts."""
 
 import random
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,17 +8,20 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.published import compaction
-from sr_assets.adapters.published.compaction import FILES_OF_A_LEVEL, Merge, is_abandoned, merge, plan_merges
-from sr_assets.adapters.published.history import SCHEMA, copied_sequences, open_writer, source_mark
+from sr_assets.adapters.published.compaction import describe, holds_rows, is_abandoned, merge, whole_files
+from sr_assets.adapters.published.history import SCHEMA, copied_sequences, file_mark, open_writer, source_mark
+from sr_assets.domain.history_layout import Merge
 
 DAY = "date=1970-01-01"
+#: 300 messages an hour.
+_STEP_US = 12_000_000
 
 
 def row(sequence: int, node: str) -> dict[str, object]:
     return {
         "node": node,
         "sequence": sequence,
-        "stored_at": sequence,
+        "stored_at": sequence * _STEP_US,
         "subject": "s",
         "payload_bytes": 2,
         "payload": "{}",
@@ -43,34 +45,10 @@ def rows(file: Path) -> list[tuple[str, int]]:
     return list(zip(read["node"].to_pylist(), read["sequence"].to_pylist(), strict=True))
 
 
-def test_row_is_rewritten_three_times_at_most() -> None:
-    levels: dict[Path, int] = {}
-    rewritten: Counter[int] = Counter()
-    covered: dict[Path, list[int]] = {}
-
-    def merge_planned(*, over: bool) -> None:
-        for planned in plan_merges(levels, over=over):
-            covered[planned.whole] = [batch for part in planned.parts for batch in covered.pop(part)]
-            rewritten.update(covered[planned.whole])
-            for part in planned.parts:
-                del levels[part]
-            levels[planned.whole] = planned.level
-
-    for batch in range(3_000):
-        file = Path(DAY) / f"{batch}-{batch + 1}.parquet"
-        levels[file], covered[file] = 0, [batch]
-        merge_planned(over=False)
-        assert len(levels) < 3 * FILES_OF_A_LEVEL
-    merge_planned(over=True)
-    merge_planned(over=True)
-    assert list(levels) == [Path(DAY) / "0-3000.parquet"]
-    assert sorted(covered[Path(DAY) / "0-3000.parquet"]) == list(range(3_000))
-    assert max(rewritten.values()) == 3
-
-
+@pytest.mark.parametrize("cut_hour", (None, 2))
 @pytest.mark.parametrize("group_rows", (50_000, 100), ids=("in memory", "spread"))
-def test_merged_file_has_every_row_once_sorted_by_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int
+def test_merged_files_have_every_row_once_sorted_by_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int, cut_hour: int | None
 ) -> None:
     monkeypatch.setattr(compaction, "GROUP_ROWS", group_rows)
     chosen = random.Random(1)
@@ -78,48 +56,63 @@ def test_merged_file_has_every_row_once_sorted_by_node(
     parts = [write(tmp_path, first, nodes[first : first + 50]) for first in range(0, 1_000, 50)]
     # A stream that is copied again repeats rows.
     parts.append(write(tmp_path, 20, nodes[20:30], after=31))
-    planned = Merge(tuple(parts), 1)
-    assert planned.whole == tmp_path / DAY / "0-1000.parquet"
-    assert merge(planned, tmp_path / "scratch") == 1_000
-    assert rows(planned.whole) == sorted((node, sequence) for sequence, node in enumerate(nodes))
-    about = parquet.read_metadata(planned.whole)
-    sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
-    assert max(sizes) <= group_rows
-    assert len(sizes) == max(1, round(1_000 / group_rows) + (group_rows < 1_000))
+    # Sequence 600 is the first of hour 2.
+    merged = merge(Merge(tuple(map(describe, parts)), cut_hour), tmp_path / "scratch")
+    cut = 1_000 if cut_hour is None else 600
+    expected = [(first, after) for first, after in ((0, cut), (cut, 1_000)) if first < after]
+    assert [file.path.name for file in merged] == [f"{first}-{after}.parquet" for first, after in expected]
+    for file, (first, after) in zip(merged, expected, strict=True):
+        assert rows(file.path) == sorted((nodes[sequence], sequence) for sequence in range(first, after))
+        about = parquet.read_metadata(file.path)
+        sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
+        assert max(sizes) <= group_rows
+        assert len(sizes) == -(-(after - first) // group_rows)
+        assert describe(file.path) == file
     assert all(part.exists() for part in parts)
     assert sorted(tmp_path.rglob(".*")) == []
     assert not (tmp_path / "scratch").exists()
 
 
+def test_merge_of_one_repeated_row_is_one_row(tmp_path: Path) -> None:
+    parts = [write(tmp_path, 5, ["a"]), write(tmp_path, 5, ["a"], after=7)]
+    (merged,) = merge(Merge(tuple(map(describe, parts))), tmp_path / "scratch")
+    assert merged.path.name == "5-8.parquet"
+    assert rows(merged.path) == [("a", 5)]
+
+
 def test_file_of_an_interrupted_merge_is_abandoned(tmp_path: Path) -> None:
     parts = [write(tmp_path, first, ["a"]) for first in (1, 2)]
-    planned = Merge(tuple(parts), 1)
-    merge(planned, tmp_path / "scratch")
-    listed = dict.fromkeys(parts, 0)
-    assert is_abandoned(planned.whole, listed)
-    assert not is_abandoned(planned.whole, {planned.whole: 1})
-    assert not is_abandoned(parts[0], listed)
+    (merged,) = merge(Merge(tuple(map(describe, parts))), tmp_path / "scratch")
+    assert is_abandoned(merged.path, parts)
+    assert not is_abandoned(merged.path, [merged.path])
+    assert not is_abandoned(parts[0], parts)
 
 
-def test_files_of_different_sources_are_not_merged(tmp_path: Path) -> None:
+def test_files_of_different_sources_keep_their_marks(tmp_path: Path) -> None:
     marks = ("", source_mark(7, 1), source_mark(7, 2))
     files = [write(tmp_path, first, ["a", "b"], mark) for mark in marks for first in (1, 3)]
-    merges = list(plan_merges(dict.fromkeys(files, 0), over=True))
-    assert [planned.whole.name for planned in merges] == [f"1-5{mark}.parquet" for mark in marks]
-    for planned in merges:
-        merge(planned, tmp_path / "scratch")
-        for part in planned.parts:
-            part.unlink()
+    for mark in marks:
+        parts = tuple(describe(file) for file in files if file_mark(file) == mark)
+        (merged,) = merge(Merge(parts), tmp_path / "scratch")
+        assert (merged.path.name, merged.mark, merged.level) == (f"1-5{mark}.parquet", mark, 1)
+        for part in parts:
+            part.path.unlink()
     assert [copied_sequences(tmp_path, mark, 0) for mark in marks] == [[1, 2, 3, 4]] * 3
-    assert list(plan_merges({planned.whole: planned.level for planned in merges}, over=True)) == []
 
 
 def test_merged_file_replaces_no_other_file(tmp_path: Path) -> None:
     """Files of a refill may lie inside the range of an older file."""
-    day = tmp_path / DAY
-    parts = [day / f"{first}-{first + 1}.parquet" for first in range(1, 41)]
-    older = day / "1-41.parquet"
-    (planned,) = plan_merges({**dict.fromkeys(parts, 0), older: 1}, over=False)
-    assert planned.whole == day / "1-42.parquet"
-    (planned,) = plan_merges({day / "1-5.parquet": 1, day / "2-3.parquet": 0}, over=True)
-    assert planned.whole == day / "1-6.parquet"
+    older = write(tmp_path, 1, ["a"], after=4)
+    parts = [write(tmp_path, first, ["b"]) for first in (1, 2, 3)]
+    (merged,) = merge(Merge(tuple(map(describe, parts))), tmp_path / "scratch")
+    assert merged.path.name == "1-5.parquet"
+    assert rows(older) == [("a", 1)]
+
+
+def test_part_of_a_merged_file_is_no_whole_file(tmp_path: Path) -> None:
+    parts = [write(tmp_path, first, ["a"]) for first in (1, 2)]
+    other = write(tmp_path, 3, ["a"])
+    (merged,) = merge(Merge(tuple(map(describe, parts))), tmp_path / "scratch")
+    assert [file.path for file in whole_files(tmp_path)] == [merged.path, other]
+    assert holds_rows(merged.path, parts[0])
+    assert not holds_rows(merged.path, other)
