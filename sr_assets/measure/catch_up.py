@@ -1,0 +1,65 @@
+"""The suite `catch-up`: a backlog of hours, drained by one run."""
+
+from collections.abc import Sequence
+
+from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.domain.errors import RunError
+from sr_assets.embedded.fleet_plan import FleetPlan
+from sr_assets.measure.load import patience_seconds, publish_backlog, watch
+from sr_assets.measure.measured_stream import Load, MeasuredStream
+from sr_assets.measure.observation import Observation
+from sr_assets.measure.results import ResultFolder
+from sr_assets.measure.running import started
+from sr_assets.stages.source.lag import measure_lag
+
+
+def measure_catch_up(stream: MeasuredStream, nodes: Sequence[int], load: Load, results: ResultFolder) -> list[str]:
+    """Append up to four tests per number of nodes; return a line with the rate of each number.
+
+    The backlog has the messages of `load.for_seconds`, published at once. Times count from the start of the run. Raises
+    RunError if a run is active, other messages wait, or the run fails.
+    """
+    rates = [_drain(stream, stream.plan(number, load), load, results) for number in nodes]
+    results.note(
+        backlog_messages=[messages for messages, _ in rates],
+        drained_seconds=[round(seconds, 3) for _, seconds in rates],
+        messages_per_second=[round(messages / seconds, 1) for messages, seconds in rates],
+    )
+    return [
+        f"{number} nodes: {messages} messages in {seconds:.1f} s, {messages / seconds:.0f} messages/s"
+        for number, (messages, seconds) in zip(nodes, rates, strict=True)
+    ]
+
+
+def _drain(stream: MeasuredStream, plan: FleetPlan, load: Load, results: ResultFolder) -> tuple[int, float]:
+    """Measure one backlog; return its number of messages, and the seconds until the last one was found."""
+    _require_idle(stream)
+    with Observation(stream, plan, results.tests, from_start=True) as seen:
+        published = publish_backlog(stream, plan, load.for_seconds)
+        seen.read_source()
+        stored = len(seen.expectation.stored_ns)
+        if stored < published:
+            raise RunError(
+                f"{stream.entry.label}: the source holds {stored} of {published} published messages; raise its limits"
+            )
+        with started(stream, results.path, "once") as run:
+            seen.began_ns = run.began_ns
+            watch(
+                seen.poll,
+                lambda: run.has_ended,
+                lambda: seen.is_complete or run.has_ended,
+                patience_seconds(stream),
+            )
+            if not seen.is_complete:
+                run.check()
+    return published, max(max(items.test.times_ns, default=1) for items in seen.items.values()) / 1e9
+
+
+def _require_idle(stream: MeasuredStream) -> None:
+    """Raise RunError if a run would drain the backlog early, or if other messages wait."""
+    label = stream.entry.label
+    if (owner := lock_owner(stream.settings.home / "sites" / stream.entry.name)) is not None:
+        raise RunError(f"{label}: a run is active: {owner}; stop it, because it would drain the backlog early")
+    waiting = next(lag for lag in measure_lag(stream.settings) if f"{lag.name}/{lag.stream}" == label).messages
+    if waiting:
+        raise RunError(f"{label}: {waiting} messages already wait; process them first by `sr-assets run --once`")

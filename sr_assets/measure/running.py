@@ -1,0 +1,106 @@
+"""The run of a measured site: `run --follow` or `run --once` of one stream as a child process, unless a run is active.
+
+As a program it is that child: `python -m sr_assets.measure.running NAME/STREAM once|follow`.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
+from sr_assets.measure.measured_stream import MeasuredStream
+from sr_assets.operate.processes import end_with_parent, start_child, stop_groups
+
+LOG_FILE: Final = "run.log"
+_START_SECONDS: Final = 180.0
+_POLL_SECONDS: Final = 0.05
+
+
+class MeasuredRun:
+    """A run of a stream's site; `began_ns` is its start (unix ns)."""
+
+    def __init__(self, child: "subprocess.Popen[bytes] | None", log: Path) -> None:
+        self.began_ns = time.time_ns()
+        self._child, self._log = child, log
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether our child has ended."""
+        return self._child is not None and self._child.poll() is not None
+
+    def check(self) -> None:
+        """Raise RunError if our child has failed."""
+        code = self._child.poll() if self._child else None
+        if code:
+            raise RunError(
+                f"the run ended with exit code {code}: {self.last_line() or 'without output'}; see {self._log}"
+            )
+
+    def last_line(self) -> str:
+        """Return the last line of the run's log."""
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1].removeprefix("error: ") if lines else ""
+
+
+@contextmanager
+def following(stream: MeasuredStream, folder: Path) -> Iterator[MeasuredRun]:
+    """Follow the stream inside the block, in a child process unless a run of the site is active.
+
+    The child's log is in `folder`. Raises RunError if it does not begin.
+    """
+    site = stream.settings.home / "sites" / stream.entry.name
+    if lock_owner(site) is not None:
+        yield MeasuredRun(None, folder / LOG_FILE)
+        return
+    with started(stream, folder, "follow") as run:
+        deadline = time.monotonic() + _START_SECONDS
+        while lock_owner(site) is None:
+            run.check()
+            if time.monotonic() > deadline:
+                raise RunError(f"the run did not begin within {_START_SECONDS:.0f} s; see {folder / LOG_FILE}")
+            time.sleep(_POLL_SECONDS)
+        yield run
+
+
+@contextmanager
+def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[MeasuredRun]:
+    """Start a child that runs the stream `once` or `follow`s it; stop it at the end of the block."""
+    log = folder / LOG_FILE
+    try:
+        output = log.open("wb")
+    except OSError as error:
+        raise RunError(cannot_write(log, error)) from None
+    with output:
+        command = [sys.executable, "-W", "ignore", "-m", __name__, stream.entry.label, mode]
+        child = start_child(command, output.fileno(), output.fileno())
+    try:
+        yield MeasuredRun(child, log)
+    finally:
+        stop_groups([child])
+
+
+def _main() -> int:
+    from sr_assets.operate import run_sites
+    from sr_assets.settings import load_settings
+
+    label, mode = sys.argv[1:]
+    end_with_parent()
+    try:
+        settings = load_settings()
+        return run_sites(settings, settings.find(label), once=mode == "once")
+    except SrAssetsError as error:
+        print_error(str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
