@@ -144,7 +144,7 @@ def _fleet(suite: str, nodes: tuple[int, ...], options: "dict[str, Any]") -> "tu
     for_seconds = options["for_seconds"]
     if suite == "catch-up":
         for_seconds = options["backlog"] or for_seconds or _BACKLOG_SECONDS
-    load = default_load(entry, options["interval"], for_seconds, options["payload_bytes"])
+    load = default_load(entry, options["interval"], for_seconds, options["payload_bytes"], paced=suite != "catch-up")
     about = {"suite": suite, "nodes": list(nodes), "interval_seconds": load.interval_seconds}
     about |= {"for_seconds": load.for_seconds, "payload_bytes": load.payload_bytes}
     about |= {"stream": entry.label, "source": entry.source.label, "target": entry.target.label}

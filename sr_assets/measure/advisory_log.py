@@ -12,11 +12,15 @@ from sr_assets.settings import StreamSettings
 
 
 class Announced(NamedTuple):
-    """An advisory of a node, and the time at which it was published (unix ns)."""
+    """An advisory of a node: the times of the event and of its publication (unix ns).
+
+    In version 1, the event's time is rounded down to a second.
+    """
 
     event_id: str
     node: str
     event: str
+    event_ns: int
     at_ns: int
 
 
@@ -50,7 +54,8 @@ class AdvisoryLog:
         for message in self._log.poll():
             advisory = read_message(message.payload, message.stored_ns)
             if isinstance(advisory, Advisory) and advisory.stream in ("", self._entry.stream):
-                yield Announced(advisory.event_id, advisory.node, LIFE_CYCLE[advisory.event_code], message.stored_ns)
+                event = LIFE_CYCLE[advisory.event_code]
+                yield Announced(advisory.event_id, advisory.node, event, advisory.event_ns, message.stored_ns)
 
 
 def _log_of(entry: StreamSettings) -> StreamLog | None:

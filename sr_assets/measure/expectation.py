@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.senders import Document
 from sr_assets.domain.tracking.rules import NodeState, Sighting, sight, splay_ns
 from sr_assets.settings import StreamSettings
@@ -17,7 +18,7 @@ def needs_payloads(entry: StreamSettings) -> bool:
 
 @dataclass(slots=True)
 class Expectation:
-    """The stored messages of the nodes that publish on `subjects`, by sequence, and the sequences of those to copy.
+    """The stored messages of the nodes that publish on `subjects`, and the sequences of those to copy.
 
     A stream without sampling copies all of them.
     """
@@ -28,25 +29,28 @@ class Expectation:
     stored_ns: dict[int, int] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
     due: set[int] = field(default_factory=set)
-    first: dict[str, int] = field(default_factory=dict)
-    last: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, list[int]] = field(default_factory=dict)
     classes: dict[str, str | None] = field(default_factory=dict)
-    #: The number of all messages since the beginning, also those of other nodes.
-    read: int = 0
     _states: dict[str, NodeState] = field(default_factory=dict)
 
     def add(self, message: Message) -> None:
         """Add the source's next message."""
-        self.read += 1
         node = self.subjects.get(message.subject)
         if node is None:
             return
         sequence = message.sequence
         self.stored_ns[sequence], self.nodes[sequence] = message.stored_ns, node
-        self.first.setdefault(node, sequence)
-        self.last[node] = sequence
+        self.sequences.setdefault(node, []).append(sequence)
         if not self.entry.tracked or self._is_due(node, message):
             self.due.add(sequence)
+
+    def is_false_timeout(self, node: str, event_ns: int) -> bool:
+        """Return whether a node reported within its `warn_duration` before a timeout at `event_ns`."""
+        # Seconds of version 1 are rounded down.
+        before_ns = SECOND_NS if event_ns % SECOND_NS == 0 else 0
+        times = (self.stored_ns[sequence] for sequence in reversed(self.sequences[node]))
+        newest_ns = next((stored_ns for stored_ns in times if stored_ns < event_ns), None)
+        return newest_ns is None or event_ns + before_ns - newest_ns < self.warning_ns(node)
 
     def warning_ns(self, node: str) -> int:
         """Return the silence after which a node times out."""

@@ -114,13 +114,14 @@ def default_subject(entry: StreamSettings, subjects: tuple[str, ...]) -> str:
 
 
 def default_load(
-    entry: StreamSettings, interval: float | None, for_seconds: float | None, payload_bytes: int | None
+    entry: StreamSettings, interval: float | None, for_seconds: float | None, payload_bytes: int | None, *, paced: bool
 ) -> Load:
     """Return interval, duration and size with defaults; raises ConfigurationError if they contradict the stream.
 
-    By default a node sends three messages, one each third of the shortest `warn_duration`, at most every 5 minutes.
+    By default a node sends a message every 5 minutes, and three in all. A `paced` fleet does so in real time: then the
+    interval must be shorter than the shortest `warn_duration`, and is by default at most a third of it.
     """
-    warning = (entry.shortest_warning_ns or 0) / 1e9
+    warning = (entry.shortest_warning_ns or 0) / 1e9 if paced else 0.0
     if interval is None:
         interval = min(_MOST_INTERVAL_SECONDS, warning / _TIMES or _MOST_INTERVAL_SECONDS)
     if for_seconds is None:
@@ -131,9 +132,9 @@ def default_load(
         )
     if for_seconds < interval:
         raise ConfigurationError(
-            f"--for {for_seconds:g}s: is shorter than --interval {interval:g}s; no node would be complete"
+            f"{for_seconds:g}s of messages every {interval:g}s: each node must send one; use a longer time"
         )
-    return Load(interval, for_seconds, payload_bytes or 7_000)
+    return Load(interval, for_seconds, 7_000 if payload_bytes is None else payload_bytes)
 
 
 def _check_clock(cluster: Cluster, stream: str) -> None:

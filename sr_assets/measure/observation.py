@@ -79,7 +79,7 @@ class Observation:
         wanted: dict[str, Collection[int | str]] = {COPIED: self.expectation.due}
         if entry.tracked and entry.advisory is not None and entry.advisory.format != "v1":
             # Version 1 has no event `new`.
-            wanted[ADVISED] = self.expectation.first
+            wanted[ADVISED] = self.expectation.sequences
         if entry.tracked:
             wanted |= {SEEN: self.expectation.stored_ns, QUERYABLE: self.expectation.due}
         start = "start" if from_start else "stored"
@@ -113,7 +113,7 @@ class Observation:
         for sequence, at_ns in self._copies:
             self._note_copy(sequence, at_ns)
         for announced in self._announced:
-            self.note_advisory(announced)
+            self._note_advisory(announced)
         for each in self._published:
             self._note_published(each)
         self._copies, self._announced, self._published = [], [], []
@@ -126,14 +126,17 @@ class Observation:
             if message.sequence in self.expectation.nodes:
                 self._unseen[self.expectation.nodes[message.sequence]].append(message.sequence)
 
-    def note_advisory(self, announced: Announced) -> None:
-        """Note an advisory of a node; every event except the first `new` is unexpected."""
+    def _note_advisory(self, announced: Announced) -> None:
+        """Note an advisory of a node: one `new` is expected; a timeout is not, unless the node was silent."""
         if (items := self.items.get(ADVISED)) is None:
             return
-        if announced.event == "new" and announced.node not in items.found:
-            items.note(announced.node, announced.at_ns - self._start_ns(self.expectation.first[announced.node]))
-        else:
-            items.refuse(f"{announced.node}: {announced.event}")
+        node = announced.node
+        if announced.event == "new" and node not in items.found:
+            items.note(node, announced.at_ns - self._start_ns(self.expectation.sequences[node][0]))
+        elif announced.event == "new" or (
+            announced.event == "timeout" and self.expectation.is_false_timeout(node, announced.event_ns)
+        ):
+            items.refuse(f"{node}: {announced.event}")
 
     def _note_copy(self, sequence: int, at_ns: int) -> None:
         items = self.items[COPIED]
@@ -146,9 +149,9 @@ class Observation:
 
     def _note_published(self, published: Published) -> None:
         seen, queryable = self.items[SEEN], self.items[QUERYABLE]
-        for node, last in published.last_sequences.items():
+        for node, last_us in published.last_seen_us.items():
             unseen = self._unseen[node]
-            while unseen and unseen[0] <= last:
+            while unseen and self.expectation.stored_ns[unseen[0]] // 1_000 <= last_us:
                 sequence = unseen.popleft()
                 seen.note(sequence, published.at_ns - self._start_ns(sequence))
         for sequence in self.expectation.due.intersection(published.history) - queryable.found:

@@ -1,8 +1,9 @@
-"""The run of a measured site: `run --follow` or `run --once` of one stream as a child process, unless a run is active.
+"""The run of a measured stream: the site's process of `run --follow` or `run --once`, unless a run is active.
 
-As a program it is that child: `python -m sr_assets.measure.running NAME/STREAM once|follow`.
+As a program it becomes that process: `python -m sr_assets.measure.running SITE NAME/STREAM once|follow`.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
 from sr_assets.measure.measured_stream import MeasuredStream
-from sr_assets.operate.processes import end_with_parent, start_child, stop_groups
+from sr_assets.operate.processes import start_child, stop_groups
 
 LOG_FILE: Final = "run.log"
 _START_SECONDS: Final = 180.0
@@ -80,7 +81,7 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
     except OSError as error:
         raise RunError(cannot_write(log, error)) from None
     with output:
-        command = [sys.executable, "-W", "ignore", "-m", __name__, stream.entry.label, mode]
+        command = [sys.executable, "-W", "ignore", "-m", __name__, stream.entry.name, stream.entry.label, mode]
         child = start_child(command, output.fileno(), output.fileno())
     try:
         yield MeasuredRun(child, log)
@@ -88,19 +89,23 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
         stop_groups([child])
 
 
-def _main() -> int:
-    from sr_assets.operate import run_sites
+def _main() -> None:
+    """Prepare the home and become the process of the site."""
+    from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
     from sr_assets.settings import load_settings
 
-    label, mode = sys.argv[1:]
-    end_with_parent()
+    site, label, mode = sys.argv[1:]
     try:
         settings = load_settings()
-        return run_sites(settings, settings.find(label), once=mode == "once")
+        folder = prepare_instance(settings)
+        mark_start(settings)
+        prepare_storage(folder)
     except SrAssetsError as error:
         print_error(str(error))
-        return 1
+        sys.exit(1)
+    command = [sys.executable, "-W", "ignore", "-m", "sr_assets.operate", site, "--mode", mode, "--stream", label]
+    os.execv(sys.executable, command)  # noqa: S606  the interpreter, with our arguments
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

@@ -94,8 +94,8 @@ class _Silence:
     def _conclude(self) -> None:
         """Compute the times; a node that had not been silent for long enough timed out falsely."""
         whole, late = self._tests
-        for node in sorted(self._silenced & self._timeouts.keys() & self._expectation.last.keys()):
-            last_ns = self._expectation.stored_ns[self._expectation.last[node]]
+        for node in sorted(self._silenced & self._timeouts.keys() & self._expectation.sequences.keys()):
+            last_ns = self._expectation.stored_ns[self._expectation.sequences[node][-1]]
             silence_ns, warning_ns = self._timeouts[node] - last_ns, self._expectation.warning_ns(node)
             if silence_ns < warning_ns:
                 self._refuse(node)

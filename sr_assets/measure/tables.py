@@ -14,12 +14,12 @@ class Published(NamedTuple):
     """The rows of a fleet in one publication, and the time at which a reader saw them (unix ns)."""
 
     at_ns: int
-    #: The sequence of each node's newest message.
-    last_sequences: dict[str, int]
+    #: The stored time of each node's newest message (unix microseconds, rounded down).
+    last_seen_us: dict[str, int]
     #: The sequences of the messages in the history.
     history: list[int]
-    #: Id, node, event and time of publication (unix ns) of each published advisory.
-    advisories: list[tuple[str, str, str, int]]
+    #: Id, node, event, and times of the event and its publication (unix ns) of each published advisory.
+    advisories: list[tuple[str, str, str, int, int]]
 
 
 class PublishedTables:
@@ -42,7 +42,10 @@ class PublishedTables:
             of_fleet = [*self._names, self._suffix]
             last = read_rows(
                 connection,
-                "SELECT node, last_sequence FROM last_seen_nodes WHERE name = ? AND stream = ? AND suffix(node, ?)",
+                """
+                SELECT node, epoch_us(last_seen) FROM node_availability
+                WHERE name = ? AND stream = ? AND suffix(node, ?)
+                """,
                 of_fleet,
             ).values
             history = read_rows(
@@ -56,7 +59,7 @@ class PublishedTables:
             advisories = read_rows(
                 connection,
                 """
-                SELECT event_id, node, event, epoch_ns(published_at) FROM node_advisories
+                SELECT event_id, node, event, event_ns, epoch_ns(published_at) FROM node_advisories
                 WHERE name = ? AND stream = ? AND suffix(node, ?) AND published_at IS NOT NULL
                 """,
                 of_fleet,
