@@ -77,7 +77,7 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
     """Start a child that runs the stream `once` or `follow`s it; stop it at the end of the block."""
     log = folder / LOG_FILE
     try:
-        output = log.open("wb")
+        output = log.open("ab")
     except OSError as error:
         raise RunError(cannot_write(log, error)) from None
     with output:
