@@ -6,11 +6,11 @@ from pathlib import Path
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.fleet_plan import FleetPlan
-from sr_assets.measure.load import patience_seconds, publish_backlog, watch
+from sr_assets.measure.load import publish_backlog, watch
 from sr_assets.measure.measured_stream import Load, MeasuredStream
 from sr_assets.measure.observation import Observation
 from sr_assets.measure.results import ResultFolder
-from sr_assets.measure.running import started
+from sr_assets.measure.running import START_SECONDS, started
 from sr_assets.stages.source.lag import measure_lag
 
 
@@ -49,11 +49,13 @@ def _drain(stream: MeasuredStream, plan: FleetPlan, load: Load, results: ResultF
                 seen.poll,
                 lambda: run.has_ended,
                 lambda: seen.is_complete or run.has_ended,
-                patience_seconds(stream),
+                # A run limits itself; a target that stops is noticed earlier.
+                START_SECONDS + stream.settings.run_budget_ns / 1e9,
             )
             if not seen.is_complete:
                 run.check()
-    return published, max(max(items.test.times_ns, default=1) for items in seen.items.values()) / 1e9
+    results.check()
+    return published, max(max(items.test.times_ns) for items in seen.items.values()) / 1e9
 
 
 def _prepare(stream: MeasuredStream, folder: Path) -> None:

@@ -16,7 +16,7 @@ from sr_assets.measure.measured_stream import MeasuredStream
 _POLL_SECONDS: Final = 0.05
 #: A server that does not respond for this time ends a measurement.
 _UNREACHABLE_SECONDS: Final = 15.0
-_STALLED_SECONDS: Final = 30.0
+_STALLED_SECONDS: Final = 60.0
 
 
 @contextmanager

@@ -102,19 +102,19 @@ class ResultFolder:
             )
             self._write_tables(".partial.csv")
 
-    def complete(self, report: Callable[[], str]) -> None:
-        """Write the files of a whole result, with the report's HTML.
-
-        Raises RunError that lists what is missing if a test is not exact.
-        """
+    def check(self) -> None:
+        """Raise RunError that lists what is missing if a test is not exact."""
         for number, test in enumerate(self.tests, 1):
             if not test.is_exact:
                 raise RunError(
                     f"test {number} ({test.description}, {test.nodes} nodes): found {test.found} of {test.expected}, "
                     f"{test.failed} failed, {test.unexpected} unexpected"
-                    f"{listed(test.missing)}{listed(test.extra, 'unexpected')}; "
-                    f"no result, see {self.path}/suite.json"
+                    f"{listed(test.missing)}{listed(test.extra, 'unexpected')}; no result, see {self.path}/suite.json"
                 )
+
+    def complete(self, report: Callable[[], str]) -> None:
+        """Write the files of a whole result, with the report's HTML; raises the error of `check`."""
+        self.check()
         page = report()
         self._write_tables(".csv")
         self.write("report.html", page)

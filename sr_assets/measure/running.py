@@ -1,9 +1,9 @@
 """The run of a measured stream: the site's process of `run --follow` or `run --once`, unless a run is active.
 
-As a program it becomes that process: `python -m sr_assets.measure.running SITE NAME/STREAM once|follow`.
+As a program it is that process: `python -m sr_assets.measure.running SITE NAME/STREAM once|follow`.
 """
 
-import os
+import runpy
 import subprocess
 import sys
 import time
@@ -19,7 +19,8 @@ from sr_assets.measure.measured_stream import MeasuredStream
 from sr_assets.operate.processes import start_child, stop_groups
 
 LOG_FILE: Final = "run.log"
-_START_SECONDS: Final = 180.0
+#: A busy machine takes long to import Dagster.
+START_SECONDS: Final = 180.0
 _POLL_SECONDS: Final = 0.05
 
 
@@ -39,17 +40,15 @@ class MeasuredRun:
         """Raise RunError if our child has failed."""
         code = self._child.poll() if self._child else None
         if code:
-            raise RunError(
-                f"the run ended with exit code {code}: {self.last_line() or 'without output'}; see {self._log}"
-            )
-
-    def last_line(self) -> str:
-        """Return the last line of the run's log."""
-        try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return lines[-1].removeprefix("error: ") if lines else ""
+            last = lines[-1].removeprefix("error: ") if lines else "no output"
+            raise RunError(f"the run ended with exit code {code}: {last}; see {self._log}")
+
+    def wait(self) -> None:
+        """Wait until our child has ended; raises RunError if it has failed."""
+        if self._child is not None:
+            self._child.wait()
+            self.check()
 
 
 @contextmanager
@@ -63,11 +62,11 @@ def following(stream: MeasuredStream, folder: Path) -> Iterator[MeasuredRun]:
         yield MeasuredRun(None, folder / LOG_FILE)
         return
     with started(stream, folder, "follow") as run:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         while lock_owner(site) is None:
             run.check()
             if time.monotonic() > deadline:
-                raise RunError(f"the run did not begin within {_START_SECONDS:.0f} s; see {folder / LOG_FILE}")
+                raise RunError(f"the run did not begin within {START_SECONDS:.0f} s; see {folder / LOG_FILE}")
             time.sleep(_POLL_SECONDS)
         yield run
 
@@ -83,14 +82,15 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
     with output:
         command = [sys.executable, "-W", "ignore", "-m", __name__, stream.entry.name, stream.entry.label, mode]
         child = start_child(command, output.fileno(), output.fileno())
-    try:
-        yield MeasuredRun(child, log)
-    finally:
-        stop_groups([child])
+    with child:
+        try:
+            yield MeasuredRun(child, log)
+        finally:
+            stop_groups([child])
 
 
 def _main() -> None:
-    """Prepare the home and become the process of the site."""
+    """Prepare the home, then run the site like its child process of `run`."""
     from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
     from sr_assets.settings import load_settings
 
@@ -103,8 +103,9 @@ def _main() -> None:
     except SrAssetsError as error:
         print_error(str(error))
         sys.exit(1)
-    command = [sys.executable, "-W", "ignore", "-m", "sr_assets.operate", site, "--mode", mode, "--stream", label]
-    os.execv(sys.executable, command)  # noqa: S606  the interpreter, with our arguments
+    sys.argv[1:] = [site, "--mode", mode, "--stream", label]
+    # In this process, because Dagster takes seconds to import.
+    runpy.run_module("sr_assets.operate", run_name="__main__")
 
 
 if __name__ == "__main__":
