@@ -17,8 +17,8 @@ from sr_assets.stages.source.lag import measure_lag
 def measure_catch_up(stream: MeasuredStream, nodes: Sequence[int], load: Load, results: ResultFolder) -> list[str]:
     """Append up to four tests per number of nodes; return a line with the rate of each number.
 
-    The backlog has the messages of `load.for_seconds`, published at once. Times count from the start of the run. Raises
-    RunError if a run is active or fails.
+    The backlog has the messages of `load.for_seconds`, published at once. Times count from the beginning of the run's work,
+    without the start of its process. Raises RunError if a run is active or fails.
     """
     rates = [_drain(stream, stream.plan(number, load), load, results) for number in nodes]
     results.note(

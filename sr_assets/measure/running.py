@@ -25,7 +25,7 @@ _POLL_SECONDS: Final = 0.05
 
 
 class MeasuredRun:
-    """A run of a stream's site; `began_ns` is its start (unix ns)."""
+    """A run of a stream's site; `began_ns` is the beginning of its work (unix ns)."""
 
     def __init__(self, child: "subprocess.Popen[bytes] | None", log: Path) -> None:
         self.began_ns = time.time_ns()
@@ -62,19 +62,13 @@ def following(stream: MeasuredStream, folder: Path) -> Iterator[MeasuredRun]:
         yield MeasuredRun(None, folder / LOG_FILE)
         return
     with started(stream, folder, "follow") as run:
-        deadline = time.monotonic() + START_SECONDS
-        while lock_owner(site) is None:
-            run.check()
-            if time.monotonic() > deadline:
-                raise RunError(f"the run did not begin within {START_SECONDS:.0f} s; see {folder / LOG_FILE}")
-            time.sleep(_POLL_SECONDS)
         yield run
 
 
 @contextmanager
 def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[MeasuredRun]:
-    """Start a child that runs the stream `once` or `follow`s it; stop it at the end of the block."""
-    log = folder / LOG_FILE
+    """Start a child that runs the stream `once` or `follow`s it, and wait until it works; stop it after the block."""
+    log, site = folder / LOG_FILE, stream.settings.home / "sites" / stream.entry.name
     try:
         output = log.open("ab")
     except OSError as error:
@@ -84,7 +78,14 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
         child = start_child(command, output.fileno(), output.fileno())
     with child:
         try:
-            yield MeasuredRun(child, log)
+            deadline = time.monotonic() + START_SECONDS
+            while lock_owner(site) is None and child.poll() is None:
+                if time.monotonic() > deadline:
+                    raise RunError(f"the run did not begin within {START_SECONDS:.0f} s; see {log}")
+                time.sleep(_POLL_SECONDS)
+            run = MeasuredRun(child, log)
+            run.check()
+            yield run
         finally:
             stop_groups([child])
 
