@@ -127,7 +127,7 @@ def test_silence_finds_each_silent_node_and_no_other(running: Path, command: Com
 
 
 @pytest.mark.process
-def test_stopped_target_is_refused_with_the_missing_copies(
+def test_stopped_target_is_refused(
     running: Path,
     servers: tuple[NatsServer, NatsServer],
     command: Command,
