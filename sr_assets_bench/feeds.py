@@ -16,11 +16,12 @@ from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import ClusterSettings
-from sr_assets_bench.rig import SITE, cluster_of
+from sr_assets_bench.rig import SITE, PeakMemory, cluster_of
 from sr_assets_bench.waiting import linger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sr_assets_bench.rig import Bench
 
@@ -48,16 +49,27 @@ def measure_feeds(bench: Bench, advisories: int) -> dict[str, Any]:
     settings = bench.settings([], feeds=feeds)
     bench.run(settings, _FEED)
     _publish(bench, _WARM_NODES, advisories)
-    report, seconds = bench.run(settings, _FEED)
+    with PeakMemory(bench.home) as memory:
+        report, seconds = bench.run(settings, _FEED)
+    with Cluster(cluster_of(bench.target)) as cluster:
+        stream = cluster.stream_info(_FEED)
+    folders = {"state": bench.home / "sites", "published": bench.home / "published"}
     return {
         "sites": _SITES,
         "advisories": report.copied,
         "folded_per_second": round(report.copied / report.seconds),
         "run_per_second": round(report.copied / seconds),
+        "peak_mib": memory.most_bytes >> 20,
+        "stream_bytes_per_advisory": round(stream.bytes / stream.messages),
+        **{f"{name}_bytes_per_node": round(_disk_bytes(path) / advisories) for name, path in folders.items()},
         "queryable_seconds_p50": round(statistics.median(delays), 2),
         "queryable_seconds_max": round(max(delays), 2),
         "nodes_global_seconds": round(min(_seconds_of_nodes(bench) for _ in range(3)), 2),
     }
+
+
+def _disk_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _publish(bench: Bench, first: int, after: int) -> None:

@@ -98,7 +98,7 @@ class FleetPlan:
 
     A quarter each of the changing nodes appears late, has repeated short silences, has repeated long silences, and stops
     forever. One node in ten has a growing inventory. `payload_bytes` is the typical size; the smallest nodes send a
-    third of it, the largest 3.5 times as much.
+    third of it, the largest 3.5 times as much. Every name ends in `suffix`.
     """
 
     nodes: int
@@ -106,7 +106,7 @@ class FleetPlan:
     seed: int = 0
     churn: Churn | None = None
     payload_bytes: int = 7000
-    domain: str = "example.net"
+    suffix: str = ".example.net"
     windows: tuple[Window, ...] = ()
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class FleetPlan:
 
     def sender(self, number: int) -> str:
         """Return the host name of node `number`, from 0."""
-        return f"{_ROLES[number % len(_ROLES)]}{number // len(_ROLES) + 1}.{self.domain}"
+        return f"{_ROLES[number % len(_ROLES)]}{number // len(_ROLES) + 1}{self.suffix}"
 
     def senders(self, part: int = 0, parts: int = 1) -> list[str]:
         """Return the nodes, or every `parts`-th of them from `part` on."""

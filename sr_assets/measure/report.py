@@ -2,9 +2,13 @@
 
 import html
 import io
+import math
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 from sr_assets.measure.results import Trial
 
@@ -21,12 +25,21 @@ td:nth-child(2), th:nth-child(2) { text-align: left; } svg { width: 100%; height
 @media (prefers-color-scheme: dark) { :root { --line: #3a4046; } body { background: #15181b; color: #dfe3e6; } }
 """
 
+#: A plot has at most this many points of a line, and bars.
+_MOST_POINTS: Final = 1_000
+_MOST_SPANS: Final = 400
+
 Result = tuple[str, dict[str, Any], Sequence[Trial]]
+#: A test and its number, from 1.
+Numbered = tuple[int, Trial]
 
 
 def render_report(results: Sequence[Result]) -> str:
     """Return the HTML of (title, suite, tests) for each result."""
-    longest = max([1.0, *(max(test.times_ns, default=0) / 1e6 for _, _, tests in results for test in tests)])
+    longest: dict[str, float] = defaultdict(lambda: 1.0)
+    for _, _, tests in results:
+        for test in tests:
+            longest[test.description] = max(longest[test.description], max(test.times_ns, default=0) / 1e6)
     sides = "".join(_side(title, suite, tests, longest) for title, suite, tests in results)
     title = html.escape(" and ".join(name for name, _, _ in results))
     return (
@@ -36,8 +49,10 @@ def render_report(results: Sequence[Result]) -> str:
     )
 
 
-def _side(title: str, suite: dict[str, Any], tests: Sequence[Trial], longest_ms: float) -> str:
-    facts = "; ".join(f"{key}: {value}" for key, value in suite.items() if key not in ("partial", "missing", "reason"))
+def _side(title: str, suite: dict[str, Any], tests: Sequence[Trial], longest_ms: Mapping[str, float]) -> str:
+    facts = "; ".join(
+        f"{key}: {value}" for key, value in suite.items() if key not in ("partial", "missing", "unexpected", "reason")
+    )
     head = "".join(
         f"<th>{name}</th>"
         for name in ("test", "description", "nodes", "expected", "found", "p50 ms", "p95 ms", "max ms")
@@ -47,27 +62,37 @@ def _side(title: str, suite: dict[str, Any], tests: Sequence[Trial], longest_ms:
         f"<td>{test.found}</td>{''.join(f'<td>{value:.1f}</td>' for value in test.percentiles_ms())}</tr>"
         for number, test in enumerate(tests, 1)
     )
+    groups: dict[str, list[Numbered]] = defaultdict(list)
+    for number, test in enumerate(tests, 1):
+        groups[test.description].append((number, test))
+    plots = "".join(
+        f"<h3>{html.escape(description)}</h3>{_plot(group, longest_ms[description])}"
+        for description, group in groups.items()
+    )
     return (
         f"<section><h2>{html.escape(title)}</h2><p>{html.escape(facts)}</p>"
-        f"<table><tr>{head}</tr>{rows}</table>{_plot(tests, longest_ms)}</section>"
+        f"<table><tr>{head}</tr>{rows}</table>{plots}</section>"
     )
 
 
-def _plot(tests: Sequence[Trial], longest_ms: float) -> str:
+def _plot(tests: Sequence[Numbered], longest_ms: float) -> str:
     """Return an SVG of the share of items found by each time, above the number of items per bucket."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 6.5), layout="constrained")
     figure.patch.set_alpha(0)
     shares, counts = figure.subplots(2, 1, sharex=True)
-    for number, test in enumerate(tests):
-        colour, label = _LINES[number % len(_LINES)], f"test {number + 1}: {test.nodes} nodes"
-        times = [0.0, *sorted(time_ns / 1e6 for time_ns in test.times_ns)]
-        shares.plot(times, [100 * n / max(1, test.found) for n in range(len(times))], color=colour, label=label)
-        buckets = test.buckets()
-        counts.step([10 * n for n in range(len(buckets))], buckets, where="post", color=colour)
+    # A bar for each of a limited number of equal spans keeps the page small.
+    span_ms = 10 * max(1, math.ceil(longest_ms / 10 / _MOST_SPANS))
+    for number, test in tests:
+        colour, label = _LINES[number % len(_LINES)], f"test {number}: {test.nodes} nodes"
+        times = np.sort(np.array([0, *test.times_ns]) / 1e6)
+        ranks = np.unique(np.linspace(0, len(times) - 1, _MOST_POINTS, dtype=int))
+        shares.plot(times[ranks], 100 * ranks / max(1, test.found), color=colour, label=label)
+        edges = np.arange(0, longest_ms + 2 * span_ms, span_ms)
+        counts.stairs(np.histogram(times[1:], edges)[0], edges, color=colour)
     shares.set_ylabel("found, %")
-    counts.set(xlabel="ms", ylabel="items per 10 ms", xlim=(0, longest_ms))
+    counts.set(xlabel="ms", ylabel=f"items per {span_ms} ms", xlim=(0, longest_ms))
     shares.legend(labelcolor=_GREY, frameon=False)
     for axes in (shares, counts):
         axes.patch.set_alpha(0)

@@ -27,11 +27,15 @@ REQUESTS: Final = (
 )
 BUCKET_NS: Final = 10_000_000
 _LISTED: Final = 5
+_MOST_LISTED: Final = 1_000
 
 
 @dataclass(slots=True)
 class Trial:
-    """One test: what it expected and found, and the nanoseconds of each item found."""
+    """One test: what it expected and found, and the nanoseconds of each item found.
+
+    `missing` and `extra` are the missing and the unexpected items as text, as far as they have names.
+    """
 
     description: str
     nodes: int
@@ -40,6 +44,7 @@ class Trial:
     missing: list[str] = field(default_factory=list)
     failed: int = 0
     unexpected: int = 0
+    extra: list[str] = field(default_factory=list)
 
     @property
     def found(self) -> int:
@@ -90,27 +95,35 @@ class ResultFolder:
             return
         reason = str(error) if isinstance(error, SrAssetsError) else "interrupted"
         missing = [item for test in self.tests for item in test.missing]
+        extra = [item for test in self.tests for item in test.extra]
         with suppress(RunError):
-            self._write_suite(partial=True, reason=reason, missing=missing)
+            self._write_suite(
+                partial=True, reason=reason, missing=missing[:_MOST_LISTED], unexpected=extra[:_MOST_LISTED]
+            )
             self._write_tables(".partial.csv")
 
-    def complete(self, report: Callable[[], str]) -> None:
-        """Write the files of a whole result, with the report's HTML.
-
-        Raises RunError that lists what is missing if a test is not exact.
-        """
+    def check(self) -> None:
+        """Raise RunError that lists what is missing if a test is not exact."""
         for number, test in enumerate(self.tests, 1):
             if not test.is_exact:
                 raise RunError(
                     f"test {number} ({test.description}, {test.nodes} nodes): found {test.found} of {test.expected}, "
-                    f"{test.failed} failed, {test.unexpected} unexpected{listed(test.missing)}; "
-                    f"no result, see {self.path}/suite.json"
+                    f"{test.failed} failed, {test.unexpected} unexpected"
+                    f"{listed(test.missing)}{listed(test.extra, 'unexpected')}; no result, see {self.path}/suite.json"
                 )
+
+    def complete(self, report: Callable[[], str]) -> None:
+        """Write the files of a whole result, with the report's HTML; raises the error of `check`."""
+        self.check()
         page = report()
         self._write_tables(".csv")
         self.write("report.html", page)
         self._write_suite(partial=False)
         self._complete = True
+
+    def note(self, **facts: list[float]) -> None:
+        """Add facts to suite.json."""
+        self._suite.update(facts)
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the directory."""
@@ -157,9 +170,9 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[Trial]]:
         raise RunError(f"{folder}: is not a result of `sr-assets measure`; name its --out directory") from None
 
 
-def listed(missing: Sequence[str]) -> str:
+def listed(items: Sequence[str], kind: str = "missing") -> str:
     """Return the first missing items and the number of the others, for an error; empty without any."""
-    if not missing:
+    if not items:
         return ""
-    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-    return f"; missing: {', '.join(missing[:_LISTED])}{more}"
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return f"; {kind}: {', '.join(items[:_LISTED])}{more}"

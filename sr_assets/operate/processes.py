@@ -27,13 +27,17 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
-def start_child(command: Sequence[str], errors: int | None = None) -> subprocess.Popen[bytes]:
+def start_child(
+    command: Sequence[str], errors: int | None = None, output: int | None = None
+) -> subprocess.Popen[bytes]:
     """Start a child that leads a process group; if it calls `end_with_parent`, it never outlives this process.
 
-    `errors` is the descriptor of its stderr; None: inherited.
+    `errors` and `output` are the descriptors of its stderr and stdout; None: inherited.
     """
     environ = child_environment()
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, start_new_session=True, env=environ)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True, env=environ
+    )
 
 
 def end_with_parent() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.measure.results import REQUESTS, ResultFolder, Trial
 from sr_assets.settings import parse_cluster
@@ -122,6 +123,16 @@ def test_inexact_test_gives_no_result(tmp_path: Path, wrong: dict[str, int]) -> 
         results.tests.append(test)
         results.complete(lambda: "page")
     assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_refusal_names_missing_and_unexpected_items(tmp_path: Path) -> None:
+    test = Trial("copied", 2, 7, [5], missing=[f"web{n}" for n in range(6)], unexpected=1, extra=["app1 copied twice"])
+    text = "found 1 of 7, 0 failed, 1 unexpected; missing: web0, .*, web4 and 1 more; unexpected: app1 copied twice; no"
+    with pytest.raises(RunError, match=text), ResultFolder(tmp_path / "out", {}) as results:  # noqa: PT012  two steps
+        results.tests.append(test)
+        results.complete(lambda: "page")
+    suite = json.loads((tmp_path / "out" / "suite.json").read_text())
+    assert (suite["missing"], suite["unexpected"]) == (test.missing, ["app1 copied twice"])
 
 
 def test_interruption_leaves_a_partial_result(tmp_path: Path) -> None:

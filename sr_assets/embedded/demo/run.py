@@ -150,7 +150,7 @@ class _Demo:
         return settings
 
     def _start_fleet(self, seed: int, city: str, servers: DemoServers) -> Fleet:
-        plan = FleetPlan(self._nodes, _INTERVAL_SECONDS, seed, _CHURN, domain=f"{city}.example.net")
+        plan = FleetPlan(self._nodes, _INTERVAL_SECONDS, seed, _CHURN, suffix=f".{city}.example.net")
         return self._stack.enter_context(Fleet(plan, servers.fleet(city), f"{SUBJECT}.%s"))
 
     def _start_engine(self, settings: Settings) -> "Future[Engine]":
