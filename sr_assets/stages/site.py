@@ -149,8 +149,7 @@ class Site:
         except FleetBusyError:
             if now:
                 raise
-            self._note_change()
-            self._publish_after = time.monotonic() + _BUSY_SECONDS
+            self._changed, self._publish_after = True, time.monotonic() + _BUSY_SECONDS
             return
         used_seconds = time.thread_time() - started
         self._publish_after = time.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)

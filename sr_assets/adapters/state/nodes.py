@@ -191,6 +191,9 @@ class Nodes(StreamTable):
 
     def save_blind_spans(self, spans: Iterable[tuple[int, int]]) -> None:
         """Replace the blind spans. The history keeps each span, even one that is later dropped or merged."""
+        spans = [(first_ns, next_ns) for first_ns, next_ns in spans]
+        if spans == self.blind_spans():
+            return
         self._connection.execute("DELETE FROM blind_spans WHERE stream = ?", [self._stream])
         rows = [[self._stream, *span] for span in spans]
         if rows:
