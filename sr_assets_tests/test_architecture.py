@@ -71,6 +71,7 @@ PACKAGE_ORDER = {
         "members",
         "checkpointing",
         "connections",
+        "pace",
         "work_loop",
         "site",
         "saving",

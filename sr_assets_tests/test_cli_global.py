@@ -14,7 +14,8 @@ import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.publishing import PublishedStream, publish_site
+from sr_assets.adapters.published.progress import PublishedStream
+from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.spark.source import read_advisories
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState

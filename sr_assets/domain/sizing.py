@@ -19,16 +19,23 @@ MAX_FOLD_MESSAGES: Final = 500_000
 _FAR_BATCHES: Final = 4
 #: Minimum messages of a task, which opens its own connection.
 _TASK_MESSAGES: Final = 1_000
-#: Poll interval of a stream that has caught up; a message waits half of it on average.
-REST_SECONDS: Final = 1.5
-#: Additional poll interval per site if a process serves several: a step costs 0.06 s of CPU, and a host run takes half
-#: a core.
-_REST_SECONDS_A_SITE: Final = 0.12
+#: Polls of a site that has caught up use this share of a core, within the interval's limits.
+_POLLING_SHARE: Final = 0.04
+_SHORTEST_POLL_SECONDS: Final = 1.0
+_LONGEST_POLL_SECONDS: Final = 3.0
+#: Minimum poll interval per site if a process serves several: a host run takes half a core.
+_POLL_SECONDS_A_SITE: Final = 0.12
 
 
-def rest_seconds(sites: int) -> float:
-    """Return the poll interval in a process that serves this many sites."""
-    return max(REST_SECONDS, _REST_SECONDS_A_SITE * sites)
+def poll_seconds(cost_seconds: float, linger_seconds: float, sites: int) -> float:
+    """Return the poll interval of a site in a process that serves this many sites; a message waits half of it on average.
+
+    `cost_seconds` is the CPU time of one poll, from reading the sources to the publication. A run polls twice within
+    `linger_seconds`, unless they are too short.
+    """
+    longest = min(_LONGEST_POLL_SECONDS, linger_seconds / 2)
+    seconds = max(_SHORTEST_POLL_SECONDS, min(longest, cost_seconds / _POLLING_SHARE))
+    return max(seconds, _POLL_SECONDS_A_SITE * sites)
 
 
 def needs_spark(messages: int, payload_bytes: int, from_messages: int) -> bool:

@@ -71,6 +71,8 @@ class DueWork:
         self._settings, self._instance, self._since = settings, instance, since
         self._repository = build(settings).get_repository_def()
         self._cursor: str | None = None
+        # Before this time a job is not due again, so that only a due job asks the database and the published tables.
+        self._not_before: dict[str, datetime] = {}
 
     def due_jobs(self) -> list[_DueJob]:
         """Return the hourly and nightly jobs without a recent run, in the order of their schedules."""
@@ -78,13 +80,16 @@ class DueWork:
 
         due, now = [], datetime.now(UTC)
         for schedule in self._repository.schedule_defs:
-            since = now - _PERIODS.get(schedule.job_name, _HOURLY)
-            if not self._instance.get_run_records(
-                dg.RunsFilter(job_name=schedule.job_name, created_after=since), limit=1
-            ):
-                context = dg.build_schedule_context(instance=self._instance, scheduled_execution_time=now)
-                requests = schedule.evaluate_tick(context).run_requests or ()
-                due += [_DueJob(schedule.job_name, dict(request.tags)) for request in requests]
+            name, period = schedule.job_name, _PERIODS.get(schedule.job_name, _HOURLY)
+            if now < self._not_before.get(name, now):
+                continue
+            recent = self._instance.get_run_records(dg.RunsFilter(job_name=name, created_after=now - period), limit=1)
+            if recent:
+                self._not_before[name] = recent[0].create_timestamp.replace(tzinfo=UTC) + period
+                continue
+            context = dg.build_schedule_context(instance=self._instance, scheduled_execution_time=now)
+            requests = schedule.evaluate_tick(context).run_requests or ()
+            due += [_DueJob(name, dict(request.tags)) for request in requests]
         return due
 
     def run_jobs(self) -> bool:

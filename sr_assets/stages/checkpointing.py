@@ -139,7 +139,7 @@ def export_state(settings: Settings, site: str, state: SiteState, file: Path) ->
     }
     with state.read_snapshot():
         return write_checkpoint(
-            state.connection,
+            state.connection.raw,
             file,
             replicator=settings.replicator,
             site=site,

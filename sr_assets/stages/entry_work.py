@@ -57,6 +57,11 @@ class EntryWork(ABC):
         return False
 
     @property
+    def copying_active(self) -> bool:
+        """Whether a copy step is active, or its result has not been taken yet."""
+        return False
+
+    @property
     def retrying(self) -> bool:
         """Whether a work loop will retry after an error."""
         return any(loop.error for loop in self.loops)
@@ -191,7 +196,7 @@ class FeedWork(EntryWork):
             return False
         busy = self.watching.attempt(lambda: self._feed.fold_next(ends), final=lambda: self._final(self.watching))
         if not busy or (ends is None and self._feed.caught_up):
-            self.watching.rest(self._site.rest_seconds)
+            self.watching.rest(self._site.pace.next_poll_at)
         return busy
 
     def _forget_old(self, state: StreamState) -> None:

@@ -23,7 +23,7 @@ _COPY_SECONDS: Final = 40.0
 class SiteRun:
     """One run of the selected stages of a site's entries, until they have caught up.
 
-    It then lingers: it polls the sources every 1.5 s or more and processes new messages, until none arrived for
+    It then lingers: it polls the sources every 1 to 3 s (`Pace`) and processes new messages, until none arrived for
     `linger` or `run_budget` is used, and as long as `keep_running` returns true. With `drain_only` it stops at the
     sources' positions at its start.
 
@@ -103,6 +103,7 @@ class SiteRun:
         while site.leadership.leads:
             site.woken.clear()
             record_alive(site.folder)
+            site.pace.begin_round()
             busy = False
             for work in works:
                 busy |= work.step(ends)
@@ -118,10 +119,11 @@ class SiteRun:
                 if not drain_only and now - active > linger_seconds and not self._wanted():
                     return
             due_at = min(work.due_at for work in works)
-            caught_up = due_at > time.monotonic()
-            site.publish(now=False, caught_up=caught_up)
+            caught_up, copying = due_at > time.monotonic(), any(work.copying_active for work in works)
+            site.publish(now=False, caught_up=caught_up, copying=copying)
             yield caught_up and not any(work.pending for work in works)
-            pause_seconds = min(due_at, site.publishing_due_at) - time.monotonic()
+            publishing_due_at = site.publishing_due_at(caught_up=caught_up, copying=copying)
+            pause_seconds = min(due_at, publishing_due_at) - time.monotonic()
             if pause_seconds > 0:
                 site.woken.wait(min(pause_seconds, _POLL_SECONDS))
 

@@ -11,7 +11,8 @@ from typing import Any, Final, Self
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
-from sr_assets.adapters.published.publishing import PublishedStream, publish_site
+from sr_assets.adapters.published.progress import PublishedStream
+from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
@@ -19,13 +20,13 @@ from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.status_file import note_closed_state, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.sizing import rest_seconds
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.checkpointing import Checkpoints, restore_newer
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.locks import Locks
+from sr_assets.stages.pace import Pace
 
 #: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.06
@@ -33,6 +34,8 @@ _PUBLISHING_SHARE: Final = 0.06
 _PUBLISHED_SECONDS: Final = 1.0
 #: How long a run that has not caught up waits before its first publication.
 _BUSY_SECONDS: Final = 5.0
+#: How long a commit waits for active copies, so that one publication shows both.
+_COPYING_SECONDS: Final = 1.0
 _ROUND_WAIT_SECONDS: Final = 0.5
 #: The row columns of a stream and its copying that metrics show, in addition to the sensor's.
 _COUNTED: Final = ("lag_ns", "skipped_messages", "too_old_messages", "no_sender_messages", "gap_messages", "starts")
@@ -73,14 +76,15 @@ class Site:
         reachable = [cluster for entry in self.entries for cluster in entry.clusters]
         self.files = ConnectionFiles(self.folder, reachable)
         self.spark = SparkConnection(settings.spark, settings.home.resolve(), name, keep_engine_seconds)
+        self.pace = Pace(settings.linger_ns / 1e9, sites_served)
         #: Set when background work ends.
         self.woken = threading.Event()
         self._lock = SiteLock(self.folder, owner, wait_seconds)
-        self._sites_served = sites_served
         self._stack = contextlib.ExitStack()
         self._began_at = time.monotonic()
         self._publish_after = 0.0
         self._changed = False
+        self._changed_at = 0.0
         self._refused: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
@@ -106,27 +110,23 @@ class Site:
             self.spark.interrupt()
         self._stack.close()
 
-    @property
-    def rest_seconds(self) -> float:
-        """Pause between two polls of a stream that has caught up."""
-        return rest_seconds(self._sites_served())
-
     def _note_change(self) -> None:
-        self._changed = True
+        if not self._changed:
+            self._changed, self._changed_at = True, time.monotonic()
         self._checkpoints.note_commit()
 
     def note_refused(self, stream: str, *, refused: bool) -> None:
         """Note for the sensor whether a stream's advisories are refused."""
         self._refused = self._refused | {stream} if refused else self._refused - {stream}
 
-    def publish(self, *, now: bool = True, caught_up: bool = True) -> None:
+    def publish(self, *, now: bool = True, caught_up: bool = True, copying: bool = False) -> None:
         """Publish committed work.
 
         Unless `now`, publish only after a commit, and if publishing does not exceed its share of time. A run that has
-        not caught up delays its first publication: if it soon catches up, it publishes once.
+        not caught up delays its first publication: if it soon catches up, it publishes once. While it is `copying`, a
+        commit waits for a second.
         """
-        after = self._publish_after or (0.0 if caught_up else self._began_at + _BUSY_SECONDS)
-        if not now and (not self._changed or time.monotonic() < after):
+        if not now and time.monotonic() < self.publishing_due_at(caught_up=caught_up, copying=copying):
             return
         # CPU time of this thread, because waiting for a core on a busy machine is no cost, and the process may serve
         # other sites.
@@ -155,10 +155,12 @@ class Site:
         self._publish_after = time.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)
         self._write_status(paused)
 
-    @property
-    def publishing_due_at(self) -> float:
-        """When `publish` is due again (monotonic seconds); infinity without new commits."""
-        return self._publish_after if self._changed and self._publish_after else math.inf
+    def publishing_due_at(self, *, caught_up: bool, copying: bool) -> float:
+        """Return when `publish` is due again (monotonic seconds); infinity without new commits."""
+        if not self._changed:
+            return math.inf
+        after = self._publish_after or (0.0 if caught_up else self._began_at + _BUSY_SECONDS)
+        return max(after, self._changed_at + _COPYING_SECONDS if copying else 0.0)
 
     def _paused(self) -> frozenset[str]:
         """Return the paused streams; an unreadable marker fails the copying, not the publishing."""

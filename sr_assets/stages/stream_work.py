@@ -120,6 +120,11 @@ class StreamWork(EntryWork):
         return self._replica.batch_active
 
     @property
+    def copying_active(self) -> bool:
+        """Whether a copy step is active, or its result has not been taken yet."""
+        return self._background.has_result
+
+    @property
     def _copies(self) -> bool:
         return bool({Stage.REPLICA, Stage.NODE_SNAPSHOTS} & self._stages) or self._announced_with_copies
 
@@ -129,7 +134,7 @@ class StreamWork(EntryWork):
         if self._stream.tracked and self.watching.due:
             busy = self.watching.attempt(lambda: self._watch(ends), final=lambda: self._final(self.watching))
             if not busy or (ends is None and self._caught_up):
-                self.watching.rest(self._site.rest_seconds)
+                self.watching.rest(self._site.pace.next_poll_at)
             self._may_have_work |= busy
         return busy | (self._copies and self._continue_copying(ends))
 
@@ -144,7 +149,7 @@ class StreamWork(EntryWork):
         # A lingering run also polls without a sign of new work.
         wanted = self._may_have_work or self.copying.error or (ends is None and time.monotonic() >= self._poll_at)
         if wanted and self.copying.due and not self._background.running:
-            self._may_have_work, self._poll_at = False, time.monotonic() + self._site.rest_seconds
+            self._may_have_work, self._poll_at = False, self._site.pace.next_poll_at
             self._background.start(lambda: self._copy(ends))
         return busy
 

@@ -69,10 +69,10 @@ class WorkLoop:
         """Whether the next step is due."""
         return self.failure is None and time.monotonic() >= self.due_at
 
-    def rest(self, seconds: float) -> None:
-        """Delay the next step, so that messages until then form one batch. An error has its own pause."""
+    def rest(self, until: float) -> None:
+        """Delay the next step until a time (monotonic seconds), so that messages form one batch. An error has its own pause."""
         if self.error is None:
-            self.due_at = time.monotonic() + seconds
+            self.due_at = until
 
     def take_counts(self) -> Mapping[Counter, float]:
         """Return the failed steps, and the lost and reopened connections, since the last call."""

@@ -16,7 +16,7 @@ from sr_assets.assets.host_run import HostRun, run_limit
 from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.sensors import RunSlots
 from sr_assets.definitions import build
-from sr_assets.domain.sizing import rest_seconds
+from sr_assets.domain.sizing import poll_seconds
 from sr_assets.resources import HOST_KEY, LINGER, MODE_TAG
 from sr_assets.settings import Settings
 from sr_assets_tests.rig import Rig, Sent, wait_until
@@ -126,9 +126,16 @@ def test_no_site_is_queued_with_a_slot_for_each(settings: Settings, instance: dg
     assert queued_sites(settings.home, 10.0) == []
 
 
-@pytest.mark.parametrize(("sites", "seconds"), ((1, 1.5), (12, 1.5), (25, 3.0), (100, 12.0)))
+@pytest.mark.parametrize(("sites", "seconds"), ((1, 1.0), (12, 1.44), (25, 3.0), (100, 12.0)))
 def test_sites_rest_longer_the_more_a_process_serves(sites: int, seconds: float) -> None:
-    assert rest_seconds(sites) == pytest.approx(seconds)
+    assert poll_seconds(0.01, 60.0, sites) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("cost", "linger", "seconds"), ((0.01, 60, 1.0), (0.08, 60, 2.0), (0.9, 60, 3.0), (0.9, 4, 2.0), (0.9, 1, 1.0))
+)
+def test_site_polls_less_often_the_more_a_poll_costs(cost: float, linger: float, seconds: float) -> None:
+    assert poll_seconds(cost, linger, 1) == pytest.approx(seconds)
 
 
 def test_host_run_materializes_and_checks_queued_sites(

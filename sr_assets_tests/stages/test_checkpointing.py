@@ -136,7 +136,7 @@ def test_checkpoint_is_written_during_a_publication(rig: Rig, tmp_path: Path) ->
         publishing.connection.execute("CREATE TABLE fleet.snapshot_info (run_id VARCHAR)")
         with site.state.read_snapshot():
             about = write_checkpoint(
-                site.state.connection,
+                site.state.connection.raw,
                 tmp_path / "checkpoint",
                 replicator=SITE,
                 site=SITE,

@@ -17,15 +17,15 @@ LARGE: Final = 10_000
 
 
 class IncrementalTable:
-    """The rows of one incremental table in a site's state, for the streams in the table `configured`."""
+    """The rows of one incremental table in a site's state that fulfil a condition."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, site: str, table: Table) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, site: str, table: Table, condition: str) -> None:
         assert table.growth is not None
         self._connection = connection
         self._time = f"coalesce({table.growth.time}, 0)"
         self._mark = table.growth.mark
         self._key = (table.growth.key or "").replace("$name", literal(site))
-        self._rows = f"{table.state} WHERE {table.entry} IN (SELECT stream FROM configured)"
+        self._rows = f"{table.state} WHERE {condition}"
 
     def later(self, until_ns: int) -> str:
         """Return the condition for rows of the delta file."""

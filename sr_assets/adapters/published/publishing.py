@@ -7,7 +7,6 @@ the next open sees the new one. Payloads are not copied: `node_snapshots` is a v
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from sr_assets.adapters.private import make_shared_folder
 from sr_assets.adapters.published.delta_files import IncrementalTable
 from sr_assets.adapters.published.index import Run, publish_index
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, read_manifest
+from sr_assets.adapters.published.progress import PublishedStream, progress
 from sr_assets.adapters.published.publication import (
     Files,
     Publication,
@@ -28,22 +28,12 @@ from sr_assets.adapters.published.publication import (
     write_publication,
 )
 from sr_assets.adapters.published.schema import TABLES
-from sr_assets.adapters.published.table import Table, literal
+from sr_assets.adapters.published.table import Table, literal, of_streams
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE, TOPOLOGY_TABLES
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
     from sr_assets.adapters.state.store import SiteState
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedStream:
-    """The part of a configured stream, or feed, that the published tables need."""
-
-    stream: str
-    target_stream: str | None
-    tracked: bool
-    paused: bool = False
 
 
 def publish_site(
@@ -71,7 +61,7 @@ def publish_site(
         publication = write_publication(folder, written, before)
         reach(Point.NOTED_TABLES)
         manifest = publish_index(
-            state.connection, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds
+            state.connection.raw, home, publication, sites=sites, run=run, mode=mode, wait_seconds=wait_seconds
         )
         sweep(folder, publication, manifest.numbers)
     except OSError as error:
@@ -129,24 +119,18 @@ def _write_site(
     `fleet.duckdb`. Rows of a stream or feed that is in the state but not in `streams` stay: a mistake in the
     configuration empties no table. Raises RunError if a file cannot be written.
     """
-    connection = state.connection
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE configured (stream VARCHAR, target_stream VARCHAR, tracked BOOLEAN, paused BOOLEAN)"
-    )
-    rows = [
-        (stream.stream, stream.target_stream, stream.tracked, stream.paused)
-        for stream in [*streams, *_unnamed(state, streams)]
-    ]
-    if rows:
-        connection.executemany("INSERT INTO configured VALUES (?, ?, ?, ?)", rows)
+    connection, shown = state.connection.raw, [*streams, *_unnamed(state, streams)]
+    names = [stream.stream for stream in shown]
     # One snapshot for all tables: copying commits concurrently, and its rows belong to counters in another table.
     with state.read_snapshot(), Files(connection, folder, mode) as files:
-        publication = Publication(site, files.token, since, {}, _history(connection))
-        filled = _filled(connection)
+        publication = Publication(site, files.token, since, {}, _history(state, names))
+        # The end of the snapshot forgets the name.
+        connection.register("progress", progress(state, shown))
         for name in TABLES:
             table = TABLES[name]
-            if table.state in filled:
-                _write_table(connection, folder, files, publication, before, name, table)
+            if state.connection.rows(f"SELECT 1 FROM {table.state} LIMIT 1"):  # faster than writing an empty file
+                condition = of_streams(table.entry, names)
+                _write_table(connection, folder, files, publication, before, name, table, condition)
     return publication
 
 
@@ -158,12 +142,14 @@ def _write_table(
     before: Publication | None,
     name: str,
     table: Table,
+    condition: str,
 ) -> None:
-    """Write the rows of one table, for an incremental table only the delta, and add the files to a publication."""
-    query = f"{table.query} AND {table.entry} IN (SELECT stream FROM configured)".replace(
-        "$name", literal(publication.site)
-    )
-    incremental = None if table.growth is None else IncrementalTable(connection, publication.site, table)
+    """Write the rows of one table that fulfil a condition, for an incremental table only the delta.
+
+    Add the files to a publication.
+    """
+    query = f"{table.query.replace('$name', literal(publication.site))} AND {condition}"
+    incremental = None if table.growth is None else IncrementalTable(connection, publication.site, table, condition)
     if incremental is not None and before is not None and name in before.earlier:
         base = incremental.keep(before.earlier[name], folder)
         if base is not None:
@@ -181,19 +167,9 @@ def _write_table(
             publication.earlier[name] = base._replace(since=publication.since)
 
 
-def _filled(connection: duckdb.DuckDBPyConnection) -> set[str]:
-    """Return the tables of the state that have rows: checking is faster than writing an empty file."""
-    survey = " UNION ALL ".join(
-        f"(SELECT '{state}' FROM {state} LIMIT 1)" for state in sorted({table.state for table in TABLES.values()})
-    )
-    return {state for (state,) in connection.execute(survey).fetchall()}
-
-
-def _history(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    rows = connection.execute(
-        "SELECT DISTINCT file FROM snapshots WHERE stream IN (SELECT stream FROM configured) ORDER BY file"
-    ).fetchall()
-    return [file for (file,) in rows]
+def _history(state: SiteState, streams: Sequence[str]) -> list[str]:
+    query = f"SELECT DISTINCT file FROM snapshots WHERE {of_streams('stream', streams)} ORDER BY file"
+    return [file for (file,) in state.connection.rows(query)]
 
 
 def _unnamed(state: SiteState, streams: Sequence[PublishedStream]) -> list[PublishedStream]:

@@ -13,7 +13,6 @@ from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
 from sr_assets.adapters.published.hop_schema import HOP_TABLES, HOP_VIEWS, LATENCY
 from sr_assets.adapters.published.table import Growth, Table, at, literal
-from sr_assets.domain.positions import DAY_NS
 
 if TYPE_CHECKING:
     import duckdb
@@ -102,18 +101,13 @@ TABLES: Final[dict[str, Table]] = {
         latency_p50_seconds DOUBLE, latency_p95_seconds DOUBLE
         """,
         f"""
-        SELECT $name, stream, stream, {at("nullif(streams.created_ns, 0)")}, configured.target_stream, next_sequence,
-            source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages - coalesce(lost_messages, 0),
-            coalesce(copied_messages, 0), coalesce(copied_bytes, 0), skipped_messages, too_old_messages,
-            no_sender_messages, gap_messages + coalesce(lost_messages, 0), coalesce(parked_messages, 0), late_sightings,
-            {at("watermark_ns")}, {at("(SELECT min(deadline_ns) FROM nodes WHERE nodes.stream = streams.stream)")},
-            coalesce(last_error, error), {at("as_of_ns")},
-            (SELECT count(*) FROM copy_queue AS queue WHERE queue.stream = streams.stream), configured.paused,
-            (SELECT coalesce(round(sum(next_ns - first_ns) / 1e9, 3), 0) FROM blind_spans AS span
-                WHERE span.stream = streams.stream),
+        SELECT $name, progress.stream, progress.stream, {at("nullif(created_ns, 0)")}, target_stream, next_sequence,
+            source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages, copied_messages, copied_bytes,
+            skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages, late_sightings,
+            {at("watermark_ns")}, {at("deadline_ns")}, error, {at("as_of_ns")}, queued, paused, round(blind_ns / 1e9, 3),
             own.p50_seconds, own.p95_seconds
-        FROM streams JOIN configured USING (stream) LEFT JOIN copying USING (stream) LEFT JOIN ({LATENCY}) AS own
-            ON own.stream = streams.stream AND own.hop_stream = streams.stream AND own.hop_name = $name
+        FROM progress LEFT JOIN ({LATENCY}) AS own
+            ON own.stream = progress.stream AND own.hop_stream = progress.stream AND own.hop_name = $name
         WHERE true
         """,
         "streams",
@@ -152,19 +146,8 @@ TABLES: Final[dict[str, Table]] = {
         as_of TIMESTAMPTZ, outage VARCHAR, outage_since TIMESTAMPTZ
         """,
         f"""
-        SELECT $name, stream, counted.up + counted.timeout, counted.up, counted.timeout, counted.retired, (
-                SELECT count(DISTINCT node) FROM transitions WHERE transitions.stream = streams.stream
-                    AND event = 'new' AND event_ns > streams.watermark_ns - {DAY_NS}),
-            {at("as_of_ns")}, nullif(reported.event, 'restored'), {at("if(reported.event = 'restored', NULL, reported.event_ns)")}
-        FROM streams JOIN configured USING (stream) LEFT JOIN (
-            SELECT stream, arg_max(event, (event_ns, event <> 'restored')) AS event, max(event_ns) AS event_ns
-            FROM site_events GROUP BY stream
-        ) AS reported USING (stream) JOIN (
-            SELECT streams.stream AS stream, count(*) FILTER (status = 'up') AS up,
-                count(*) FILTER (status = 'timeout') AS timeout, count(*) FILTER (status = 'retired') AS retired
-            FROM streams LEFT JOIN nodes USING (stream) GROUP BY streams.stream
-        ) AS counted USING (stream)
-        WHERE configured.tracked
+        SELECT $name, stream, up + timeout, up, timeout, retired, new_24h, {at("as_of_ns")}, outage, {at("outage_ns")}
+        FROM progress WHERE tracked
         """,
         "streams",
     ),

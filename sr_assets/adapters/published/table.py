@@ -1,5 +1,6 @@
 """The definition of a published table, and SQL helpers for times and texts."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -39,6 +40,12 @@ class Table(NamedTuple):
     def replaced(self) -> bool:
         """Whether newer rows replace older ones: the files then have the columns `row_key` and `row_mark` too."""
         return self.growth is not None and self.growth.key is not None
+
+
+def of_streams(column: str, streams: Iterable[str]) -> str:
+    """Return the SQL condition that a column names one of some streams."""
+    names = ", ".join(map(literal, streams))
+    return f"{column} IN ({names})" if names else "false"
 
 
 def at(column: str) -> str:

@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from sr_assets.adapters.state.connection import StateConnection
+
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Number of copies compared at a time.
@@ -33,7 +35,7 @@ class CopyComparison:
     `state` is a connection to the site's state, `folder` the site's folder.
     """
 
-    def __init__(self, state: duckdb.DuckDBPyConnection, stream: str, folder: Path) -> None:
+    def __init__(self, state: StateConnection, stream: str, folder: Path) -> None:
         self._state, self._stream, self._folder = state, stream, folder
 
     def __enter__(self) -> Self:
@@ -49,7 +51,7 @@ class CopyComparison:
             self._connection = stack.enter_context(duckdb.connect(config=limits))
             self._connection.execute("CREATE TABLE runs (place BIGINT, sequence BIGINT, length BIGINT)")
             self._connection.execute("CREATE TABLE held (place BIGINT, sequence BIGINT)")
-            with contextlib.closing(self._state.cursor()) as reading:
+            with contextlib.closing(self._state.raw.cursor()) as reading:
                 reading.execute(_LOGGED, [self._stream])
                 while rows := reading.fetchmany(PORTION):
                     at, sequences, lengths = zip(*rows, strict=True)

@@ -78,11 +78,11 @@ class CopyLog(StreamTable):
     def resends(self, limit: int | None = None, until: int | None = None) -> list[Resend]:
         """Return the sequences to send again, in order: at most `limit`, and only those before `until`."""
         # Each row has at least one sequence.
-        rows = self._connection.execute(
+        rows = self._connection.rows(
             "SELECT first, next, stood FROM resends WHERE stream = $1 AND first < coalesce($2, first + 1)"
             " ORDER BY first LIMIT $3",
             [self._stream, until, limit],
-        ).fetchall()
+        )
         resends: list[Resend] = []
         left = limit
         for first, after, was_copied in rows:

@@ -61,9 +61,7 @@ class Counters(StreamTable):
     def totals(self) -> dict[str, dict[str, float]]:
         """Return every counter by name and label, without counters that were never incremented."""
         totals: dict[str, dict[str, float]] = defaultdict(dict)
-        rows = self._connection.execute(
-            "SELECT counter, label, total FROM counters WHERE stream = ?", [self._stream]
-        ).fetchall()
-        for counter, label, total in rows:
+        query = "SELECT counter, label, total FROM counters WHERE stream = ?"
+        for counter, label, total in self._connection.rows(query, [self._stream]):
             totals[counter][label] = total
         return dict(totals)

@@ -80,6 +80,7 @@ CREATE TABLE parked (
 {undecided.SCHEMA}
 {global_view.SCHEMA}
 """
+TABLES: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", SCHEMA))
 #: Tables that hold the current state of a stream.
 CURRENT_TABLES: Final = (
     "streams",

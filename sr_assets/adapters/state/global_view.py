@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sr_assets.domain.received import BLIND_AFTER, RANK, Observation, SiteNotice
 
 if TYPE_CHECKING:
-    import duckdb
     import pyarrow as pa
+
+    from sr_assets.adapters.state.connection import StateConnection
 
 
 #: Limit of stored rejected messages, for all feeds of a configuration together; more are only counted.
@@ -146,7 +147,7 @@ class ReportedSite(NamedTuple):
 class GlobalTables:
     """The tables of the global view. Call the methods that change them inside a transaction of the site's state."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, connection: StateConnection) -> None:
         self._connection = connection
 
     def fold(self, feed: str, advisories: pa.Table) -> None:

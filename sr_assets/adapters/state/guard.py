@@ -57,7 +57,7 @@ class GuardRows(EventTable):
 
     def watched_ns(self) -> int | None:
         """Return the time before which the guard has watched, or None if it has not begun."""
-        rows = self._connection.execute("SELECT watched_ns FROM guards WHERE stream = ?", [self._stream]).fetchall()
+        rows = self._connection.rows("SELECT watched_ns FROM guards WHERE stream = ?", [self._stream])
         return rows[0][0] if rows else None
 
     def begin(self, from_ns: int) -> None:
@@ -154,16 +154,24 @@ class GuardRows(EventTable):
     def outages(self) -> list[Outage]:
         """Return the outages with their stored events, in order; the last one may run."""
         outages: dict[str, Outage] = {}
-        for outage, event, event_ns, since_ns in self._connection.execute(
+        for outage, event, event_ns, since_ns in self._connection.rows(
             "SELECT outage, event, event_ns, since_ns FROM site_events WHERE stream = ? ORDER BY event_ns, event <> 'restored'",
             [self._stream],
-        ).fetchall():
+        ):
             first = outages.get(outage) or Outage(outage, event_ns, since_ns)
             ended_ns = event_ns if event == SiteEvent.RESTORED else None
             outages[outage] = Outage(
                 outage, first.began_ns, first.since_ns, first.dark or event == SiteEvent.DARK, ended_ns
             )
         return list(outages.values())
+
+    def last(self) -> tuple[str, int] | None:
+        """Return the event and the time of the last outage's begin or rise that still runs, or None without one."""
+        ((event, event_ns),) = self._connection.rows(
+            "SELECT arg_max(event, (event_ns, event <> 'restored')), max(event_ns) FROM site_events WHERE stream = ?",
+            [self._stream],
+        )
+        return None if event in (None, SiteEvent.RESTORED) else (event, event_ns)
 
     def report(
         self, reports: Iterable[tuple[str, str, SiteReport]], *, epoch_ns: int, detected_ns: int, publish: bool

@@ -156,10 +156,15 @@ class Nodes(StreamTable):
 
     def counts(self) -> dict[str, int]:
         """Return the number of nodes by status, without statuses that no node has."""
-        rows = self._connection.execute(
-            "SELECT status, count(*) FROM nodes WHERE stream = ? GROUP BY status", [self._stream]
-        ).fetchall()
-        return dict(rows)
+        return {status: count for status, count, _ in self._by_status()}
+
+    def first_deadline(self) -> int | None:
+        """Return the earliest deadline of a node in unix ns, or None."""
+        return min((first_ns for _, _, first_ns in self._by_status() if first_ns is not None), default=None)
+
+    def _by_status(self) -> list[tuple[str, int, int | None]]:
+        query = "SELECT status, count(*), min(deadline_ns) FROM nodes WHERE stream = ? GROUP BY status"
+        return self._connection.rows(query, [self._stream])
 
     def class_counts(self) -> dict[str, int]:
         """Return the number of nodes that are not retired by class, without those of no class."""
@@ -180,12 +185,15 @@ class Nodes(StreamTable):
 
     def blind_spans(self) -> list[tuple[int, int]]:
         """Return the blind spans in order, each as (first ns, next ns)."""
-        return self._connection.execute(
+        return self._connection.rows(
             "SELECT first_ns, next_ns FROM blind_spans WHERE stream = ? ORDER BY first_ns", [self._stream]
-        ).fetchall()
+        )
 
     def save_blind_spans(self, spans: Iterable[tuple[int, int]]) -> None:
         """Replace the blind spans. The history keeps each span, even one that is later dropped or merged."""
+        spans = [(first_ns, next_ns) for first_ns, next_ns in spans]
+        if spans == self.blind_spans():
+            return
         self._connection.execute("DELETE FROM blind_spans WHERE stream = ?", [self._stream])
         rows = [[self._stream, *span] for span in spans]
         if rows:

@@ -34,6 +34,11 @@ class Outbox(StreamTable):
         """Return the number of stored transitions."""
         return int(self._value("SELECT count(*) FROM transitions WHERE stream = ?"))
 
+    def count_new(self, since_ns: int) -> int:
+        """Return the number of nodes with a transition `new` after a time."""
+        query = "SELECT count(DISTINCT node) FROM transitions WHERE stream = ? AND event = 'new' AND event_ns > ?"
+        return int(self._value(query, since_ns))
+
     def size(self) -> int:
         """Return the number of unpublished transitions."""
         return int(self._value("SELECT count(*) FROM transitions WHERE stream = ? AND outbox AND published_ns IS NULL"))

@@ -43,9 +43,9 @@ class SnapshotIndex(StreamTable):
 
     def staged(self) -> list[tuple[int, int, str]]:
         """Return the committed batches whose staged files are not indexed yet, in commit order."""
-        return self._connection.execute(
+        return self._connection.rows(
             "SELECT first, next, mark FROM staged WHERE stream = ? ORDER BY rowid", [self._stream]
-        ).fetchall()
+        )
 
     def add(self, first: int, next_sequence: int, files: Sequence[HistoryFile], mark: str = "") -> None:
         """Index a batch's files, and remove the batch from the staged ones."""

@@ -15,6 +15,7 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
+from sr_assets.adapters.state.connection import StateConnection
 from sr_assets.adapters.state.copy_log import CopyLog
 from sr_assets.adapters.state.copy_queue import CopyQueue
 from sr_assets.adapters.state.counters import Counters
@@ -48,7 +49,7 @@ class SiteState:
 
     def __enter__(self) -> Self:
         """Open or create the file; raises the errors of `open_database`."""
-        self._connection = open_database(self._folder / "state.duckdb")
+        self._connection = StateConnection(open_database(self._folder / "state.duckdb"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,7 +60,7 @@ class SiteState:
     def second_connection(self) -> Iterator[SiteState]:
         """Yield the same state with another connection, for another thread of this process."""
         other = SiteState(self._folder, self._on_commit, self._guard)
-        other._connection = self._connection.cursor()
+        other._connection = self._connection.second()
         try:
             yield other
         finally:
@@ -71,7 +72,7 @@ class SiteState:
         return self._folder
 
     @property
-    def connection(self) -> duckdb.DuckDBPyConnection:
+    def connection(self) -> StateConnection:
         """The connection, for publishing."""
         return self._connection
 
@@ -79,15 +80,15 @@ class SiteState:
     def transaction(self) -> Iterator[None]:
         """Run the block in one transaction; raises RunError if the commit cannot be written."""
         self._guard()
-        self._connection.execute("BEGIN TRANSACTION")
+        self._connection.begin()
         try:
             yield
             self._guard()
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            self._connection.rollback()
             raise
         try:
-            self._connection.execute("COMMIT")
+            self._connection.commit()
         except duckdb.OperationalError as error:
             file = self._folder / "state.duckdb"
             raise RunError(cannot_write(f"the state {file}", OSError(first_line(error)))) from None
@@ -96,9 +97,9 @@ class SiteState:
     @contextlib.contextmanager
     def read_snapshot(self) -> Iterator[None]:
         """Run the block in one read transaction: a consistent snapshot."""
-        self._connection.execute("BEGIN TRANSACTION")
+        self._connection.begin_snapshot()
         with contextlib.ExitStack() as stack:
-            stack.callback(self._connection.execute, "ROLLBACK")
+            stack.callback(self._connection.rollback)
             yield
 
     # ---------------------------------------------------------------------------------- tables with their own module
@@ -219,7 +220,7 @@ class SiteState:
     def known_streams(self) -> list[str]:
         """Return every stream and feed that has rows in any table."""
         tables = " UNION ".join(f"SELECT stream FROM {table}" for table in (*CURRENT_TABLES, *HISTORY_TABLES))
-        return [row[0] for row in self._connection.execute(f"{tables} ORDER BY stream").fetchall()]
+        return [row[0] for row in self._connection.rows(f"{tables} ORDER BY stream")]
 
     def erase_stream(self, stream: str) -> dict[str, int]:
         """Delete all rows of a stream or feed, including its history; return the number of rows by kind.
@@ -246,7 +247,7 @@ class SiteState:
     def parked_reason(self, stream: str) -> tuple[int, str]:
         """Return the number of parked messages and the latest reason, empty without any."""
         query = "SELECT count(*), coalesce(arg_max(reason, parked_ns), '') FROM parked WHERE stream = ?"
-        ((count, reason),) = self._connection.execute(query, [stream]).fetchall()
+        ((count, reason),) = self._connection.rows(query, [stream])
         return count, reason
 
     def remove_parked(self, stream: str, sequences: list[int]) -> None:
@@ -266,8 +267,7 @@ class SiteState:
         self, table: str, record: type[StreamState | CopyState | Intent], condition: str, values: list[object]
     ) -> tuple[Any, ...] | None:
         names = ", ".join(column.name for column in fields(record))
-        # Fetch all rows: DuckDB 2 refuses to register a table while a result is unfinished.
-        rows = self._connection.execute(f"SELECT {names} FROM {table} WHERE {condition}", values).fetchall()
+        rows = self._connection.rows(f"SELECT {names} FROM {table} WHERE {condition}", values)
         return rows[0] if rows else None
 
     def _replace(

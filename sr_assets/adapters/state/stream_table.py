@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    import duckdb
+    from sr_assets.adapters.state.connection import StateConnection
 
 
 class StreamTable:
     """One stream's rows of a table, over an open connection."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, stream: str) -> None:
+    def __init__(self, connection: StateConnection, stream: str) -> None:
         self._connection = connection
         self._stream = stream
 
     def _value(self, query: str, *values: object) -> Any:
         """Return the single value of a query whose first parameter is the stream."""
-        return self._connection.execute(query, [self._stream, *values]).fetchall()[0][0]
+        return self._connection.rows(query, [self._stream, *values])[0][0]
 
 
 class EventTable(StreamTable):

@@ -9,8 +9,9 @@ import pytest
 
 from sr_assets.adapters.published import delta_files, manifest
 from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publication import publication_folder, read_publication
-from sr_assets.adapters.published.publishing import PublishedStream, publish_site
+from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState

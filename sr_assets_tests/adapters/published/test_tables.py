@@ -14,7 +14,8 @@ from sr_assets.adapters.published.global_schema import GLOBAL_VIEWS
 from sr_assets.adapters.published.history import snapshot_rows
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
-from sr_assets.adapters.published.publishing import PublishedStream, publish_site
+from sr_assets.adapters.published.progress import PublishedStream
+from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import count_rows, export_fleet, open_fleet, read_rows
 from sr_assets.adapters.published.schema import INTERNAL, TABLES
 from sr_assets.adapters.published.table import Table

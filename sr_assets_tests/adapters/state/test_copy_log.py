@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sr_assets.adapters.state import copy_comparison
+from sr_assets.adapters.state.connection import StateConnection
 from sr_assets.adapters.state.copy_comparison import CopyComparison
 from sr_assets.adapters.state.copy_log import RETENTION_NS, SCHEMA, CopyLog, Resend
 from sr_assets.adapters.state.store import SiteState
@@ -84,7 +85,7 @@ def test_comparison_finds_the_last_kept_and_all_lost_copies(
 def test_resends_come_once_and_in_order_for_any_portion(sequences: set[int], chunk: int) -> None:
     with duckdb.connect() as connection:
         connection.execute(SCHEMA)
-        copy_log = CopyLog(connection, "S")
+        copy_log = CopyLog(StateConnection(connection), "S")
         copy_log.add_resends([SequenceRange(sequence, sequence + 1) for sequence in sorted(sequences)], was_copied=True)
         sent: list[int] = []
         while resends := copy_log.resends(chunk):

@@ -10,7 +10,8 @@ import pytest
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.publishing import PublishedStream, publish_site
+from sr_assets.adapters.published.progress import PublishedStream
+from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.spark.source import read_here
 from sr_assets.adapters.state.counters import Counter

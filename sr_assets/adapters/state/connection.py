@@ -1,0 +1,178 @@
+"""A connection to `state.duckdb` that remembers the rows of a query until a commit changes one of its tables.
+
+DuckDB plans a statement for up to some milliseconds, which would be most of the cost of a poll without news. Only the
+process that holds the site's lock changes the file, and all its connections share one memory, so nothing changes unseen.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import duckdb
+
+from sr_assets.adapters.state.database import TABLES
+
+Rows = list[tuple[Any, ...]]
+#: Limit of the remembered queries: some have a time among their parameters, and never come again.
+_MOST: Final = 500
+_READING: Final = frozenset({"SELECT", "FROM", "WITH", "COPY", "DESCRIBE"})
+
+
+@lru_cache(maxsize=_MOST)
+def tables_in(query: str) -> frozenset[str]:
+    """Return the tables of the state that a query names; a column with the name of a table counts too."""
+    return TABLES & set(re.findall(r"\w+", query))
+
+
+@lru_cache(maxsize=_MOST)
+def _changed_by(query: str) -> frozenset[str]:
+    first = re.search(r"\w+", query)
+    return frozenset() if first and first[0] in _READING else tables_in(query)
+
+
+class _Memory:
+    """The rows that the connections of a file share, and the number of the last commit that changed each table.
+
+    Whoever holds `lock` sees the file and these numbers at the same commit.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.commits = 0
+        self.rows: dict[tuple[object, ...], tuple[int, Rows]] = {}
+        self._changed: dict[str, int] = {}
+
+    def changed(self, tables: frozenset[str]) -> int:
+        """Return the number of the last commit that changed one of some tables, or 0."""
+        return max((self._changed.get(table, 0) for table in tables), default=0)
+
+    def note_change(self, tables: set[str] | frozenset[str]) -> None:
+        """Count a commit that changed some tables; call it inside the lock."""
+        self.commits += 1
+        self._changed |= dict.fromkeys(tables, self.commits)
+
+    def keep(self, key: tuple[object, ...], changed: int, rows: Rows) -> None:
+        """Remember the rows of a query."""
+        if len(self.rows) >= _MOST:
+            self.rows.clear()
+        self.rows[key] = changed, rows
+
+
+class StateConnection:
+    """One connection to the state, for one thread. Every change of the state goes through `execute` or `executemany`."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, memory: _Memory | None = None) -> None:
+        #: DuckDB's connection, for statements that change no table of the state.
+        self.raw = connection
+        self._memory = memory or _Memory()
+        self._writing = False
+        self._touched: set[str] = set()
+        # The last commit that the current snapshot contains.
+        self._snapshot: int | None = None
+
+    def second(self) -> StateConnection:
+        """Return another connection to the same file, for another thread."""
+        return StateConnection(self.raw.cursor(), self._memory)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.raw.close()
+
+    # -------------------------------------------------------------------------------------------------- transactions
+
+    def begin(self) -> None:
+        """Begin a transaction that may change the state."""
+        self.raw.execute("BEGIN TRANSACTION")
+        self._writing = True
+
+    def begin_snapshot(self) -> None:
+        """Begin a transaction that reads the state as it is now."""
+        with self._memory.lock:
+            self.raw.execute("BEGIN TRANSACTION")
+            self.raw.execute("FROM about LIMIT 0")  # DuckDB begins it with the first use of the file
+            self._snapshot = self._memory.commits
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+        touched = self._end()
+        with self._memory.lock:
+            self.raw.execute("COMMIT")
+            self._memory.note_change(touched)
+
+    def rollback(self) -> None:
+        """Undo the transaction, or end the snapshot."""
+        self._end()
+        self.raw.execute("ROLLBACK")
+
+    def _end(self) -> set[str]:
+        touched, self._touched = self._touched, set()
+        self._writing, self._snapshot = False, None
+        return touched
+
+    # ---------------------------------------------------------------------------------------------------- statements
+
+    def execute(self, query: str, values: object = None) -> duckdb.DuckDBPyConnection:
+        """Execute a statement; outside a transaction it commits itself."""
+        return self._run(self.raw.execute, query, values)
+
+    def executemany(self, query: str, values: Sequence[object]) -> duckdb.DuckDBPyConnection:
+        """Execute a statement once for each list of values."""
+        return self._run(self.raw.executemany, query, values)
+
+    def _run(
+        self, run: Callable[[str, Any], duckdb.DuckDBPyConnection], query: str, values: object
+    ) -> duckdb.DuckDBPyConnection:
+        changed = _changed_by(query)
+        if self._writing or not changed:
+            self._touched |= changed
+            return run(query, values)
+        with self._memory.lock:
+            result = run(query, values)
+            self._memory.note_change(changed)
+        return result
+
+    def sql(self, query: str, *, params: object = None) -> duckdb.DuckDBPyRelation:
+        """Return the relation of a query."""
+        return self.raw.sql(query, params=params)
+
+    def register(self, name: str, table: object) -> None:
+        """Let queries read an Arrow table under a name."""
+        self.raw.register(name, table)
+
+    def unregister(self, name: str) -> None:
+        """Forget a name."""
+        self.raw.unregister(name)
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> Rows:
+        """Return the rows of a query on tables of the state alone, remembered ones if no table has changed since.
+
+        A transaction that may change the state reads the file.
+        """
+        if self._writing:
+            return self.raw.execute(query, values).fetchall()
+        key, tables = (query, *values), tables_in(query)
+        if (known := self._known(key, tables)) is not None:
+            return known
+        if self._snapshot is not None:
+            rows, changed = self.raw.execute(query, values).fetchall(), self._memory.changed(tables)
+            if changed <= self._snapshot:
+                self._memory.keep(key, changed, rows)
+            return rows
+        with self._memory.lock:
+            rows = self.raw.execute(query, values).fetchall()
+            self._memory.keep(key, self._memory.changed(tables), rows)
+        return rows
+
+    def _known(self, key: tuple[object, ...], tables: frozenset[str]) -> Rows | None:
+        changed, known = self._memory.changed(tables), self._memory.rows.get(key)
+        if known is None or known[0] != changed or (self._snapshot is not None and changed > self._snapshot):
+            return None
+        return known[1]
+
+    def changed(self, query: str) -> int:
+        """Return the number of the last commit that changed one of the tables that a query names, or 0."""
+        return self._memory.changed(tables_in(query))
