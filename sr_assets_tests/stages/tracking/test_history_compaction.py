@@ -235,7 +235,7 @@ def test_restored_older_state_counts_each_row_once(history: History, deleted: in
         file = history.home / "checkpoint"
         identities = {"A": ("r", SITE)}
         arguments: Any = {"replicator": "r", "site": SITE, "at_ns": 1, "identities": identities, "paused": frozenset()}
-        write_checkpoint(site.state.connection, file, **arguments)
+        write_checkpoint(site.state.connection.raw, file, **arguments)
         parts = history.files()
         for hour in {1, day}:
             history.compact(site, hour)
