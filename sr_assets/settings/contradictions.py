@@ -75,6 +75,19 @@ def _copying_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]
     unused = entry.target_block is not None and not entry.create_target
     yield unused, "target: configures a new target, but no_target_create forbids creating one; remove one of them"
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
+    yield (
+        entry.partitions is not None and entry.filter_subject is not None,
+        (
+            f"filter_subject: {shown(entry.filter_subject)} cannot be used with partitions, whose filters are the subjects to"
+            " read; remove it"
+        ),
+    )
+    yield (
+        entry.partitions is not None and entry.workers > 1,
+        (f"workers: {entry.workers} cannot be used with partitions, which have a writer each; remove it"),
+    )
+    in_order = len(entry.lanes) > 1 and entry.named_order == "stream"
+    yield in_order, "order: 'stream' cannot be used with partitions, which keep each sender's order; use sender or none"
     no_sender = entry.workers > 1 and order == "sender" and entry.extractor is None
     yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or set order: none"
 

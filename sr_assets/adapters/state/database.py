@@ -23,6 +23,7 @@ from sr_assets.adapters.state import (
     heartbeats,
     nodes,
     operator_requests,
+    partitions,
     snapshot_index,
     undecided,
 )
@@ -76,6 +77,7 @@ CREATE TABLE parked (
 {operator_requests.SCHEMA}
 {guard.SCHEMA}
 {undecided.SCHEMA}
+{partitions.SCHEMA}
 {global_view.SCHEMA}
 """
 #: Tables that hold the current state of a stream.
@@ -95,6 +97,7 @@ CURRENT_TABLES: Final = (
     "guards",
     "guard_sightings",
     "flapping_nodes",
+    "partitions",
 )
 #: Tables that hold the history of a stream.
 HISTORY_TABLES: Final = (
@@ -124,7 +127,7 @@ _LATER_COLUMNS: Final = {
     "nodes": ("class VARCHAR",),
     "global_sites": ("outage VARCHAR", "outage_ns BIGINT"),
 }
-_LATER_TABLES: Final = f"{operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA}"
+_LATER_TABLES: Final = f"{operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA} {partitions.SCHEMA}"
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",

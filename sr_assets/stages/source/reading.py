@@ -1,5 +1,6 @@
 """Reading a stream: the next range and its rows."""
 
+import json
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
@@ -146,6 +147,8 @@ class Reader:
         }
         if entry.filter_subject:
             options["filter"] = entry.filter_subject
+        if entry.lanes:
+            options["lanes"] = json.dumps(entry.lanes)
         if not self._spark.needed(len(wanted), payload_bytes):
             return read_here(options).sort_by("sequence")
         options["partitions"] = str(partitions(len(wanted), self._spark.cores()))

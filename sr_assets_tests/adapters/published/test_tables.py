@@ -41,6 +41,7 @@ CONTRACT = {
     "replication": "name stream source_stream source_created target_stream next_sequence source_last_sequence lag_messages "
     "lag_seconds seen_messages copied_messages copied_bytes skipped_messages too_old_messages no_sender_messages gap_messages "
     "parked_messages late_sightings watermark next_deadline last_error as_of",
+    "replication_partitions": "name stream partition next_sequence lag_messages watermark",
     "heartbeats": (
         "name stream subject originator sent_at stored_at arrived_at seconds p50_seconds p95_seconds max_seconds"
     ),
