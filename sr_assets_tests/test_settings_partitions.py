@@ -54,6 +54,7 @@ def test_partitions_name_the_filter_of_each_lane(tmp_path: Path, partitions: Any
             {"filter_subject": "nodes.>"},
             "filter_subject: 'nodes.>' cannot be used with",
         ),
+        ({"count": 2, "filter": FILTER}, {"stream": "NODES_{p}"}, "stream: 'NODES_{p}' names several streams"),
         ({"count": 2, "filter": FILTER}, {"workers": 2}, "workers: 2 cannot be used with partitions"),
         ({"count": 2, "filter": FILTER}, {"order": "stream"}, "order: 'stream' cannot be used with partitions"),
     ),

@@ -1,39 +1,11 @@
 """Partitioned streams between real servers: one logical stream that several lanes copy."""
 
-from collections.abc import Iterable
-from itertools import groupby
+import json
 
 import pytest
 
-from sr_assets.domain.messages import Message, last_origin
-from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent
-
-SENDERS = 12
-
-
-def rounds(count: int, lanes: int, *, first: int = 0, senders: int = SENDERS) -> list[Sent]:
-    """Return messages of nodes in turn, whose number decides the partition: subject `<partition>.n<number>`."""
-    return [
-        Sent(b'{"sender": "n%d", "turn": %d}' % (node, turn), f"{node % lanes}.n{node}")
-        for turn in range(first, first + count)
-        for node in range(senders)
-    ]
-
-
-def sequences(copies: Iterable[Message]) -> list[int]:
-    """Return the source sequence of each copy."""
-    origins = [last_origin(copy.headers) for copy in copies]
-    return [origin.sequence for origin in origins if origin is not None]
-
-
-def assert_exact(rig: Rig, stream: str, target: str) -> None:
-    """Assert that every message of the source has one copy, and each sender's copies are in order."""
-    copies = rig.copies(target)
-    assert sorted(sequences(copies)) == [message.sequence for message in rig.stored(stream)]
-    by_sender = sorted(copies, key=lambda copy: copy.payload.partition(b",")[0])
-    for sender, own in groupby(by_sender, key=lambda copy: copy.payload.partition(b",")[0]):
-        order = sequences(own)
-        assert order == sorted(order), sender
+from sr_assets_tests.partitioned import SENDERS, assert_exact, rounds, sequences
+from sr_assets_tests.rig import ALL_ON_SPARK, Command, Rig, Sent, wait_until
 
 
 @pytest.mark.parametrize("spark", (ALL_ON_SPARK, {}))
@@ -108,3 +80,48 @@ def test_tracked_lanes_share_the_nodes_when_their_count_changes(rig: Rig, spark:
     assert rig.row("SELECT count(*) AS n FROM last_seen_nodes")["n"] == SENDERS
     assert rig.row("SELECT count(*) AS n FROM node_advisories")["n"] == SENDERS
     assert len(sequences(rig.copies(f"{stream}_T"))) == SENDERS
+
+
+def test_streams_with_a_number_in_their_names_are_combined_and_divided(rig: Rig) -> None:
+    parts = [rig.make(f"PART{number}") for number in range(2)]
+    for number, part in enumerate(parts):
+        rig.publish(part, [Sent(b'{"sender": "n%d", "turn": %d}' % (number, turn), "m") for turn in range(30)])
+    sources = [
+        {"name": part, "subject_transforms": [{"src": f"{part}.>", "dest": f"lane.{number}.{part}.>"}]}
+        for number, part in enumerate(parts)
+    ]
+    stream = rig.unique("WHOLE")
+    rig.create(stream, subjects=[], sources=sources)
+    wait_until(lambda: rig.info(stream).messages == 60, "the native stream to be filled")
+    partitions = {"count": 2, "filter": "lane.{p}.>"}
+    rig.add(stream, partitions=partitions, target_stream=f"{stream}_T", target_subject_prefix=stream)
+    rig.drain()
+    assert_exact(rig, stream, f"{stream}_T")
+    assert rig.row("replication")["copied_messages"] == 60
+
+
+def test_check_finds_a_sender_in_two_partitions(rig: Rig, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
+    stream = rig.make()
+    rig.publish(stream, rounds(2, 3))
+    sender = {"inspect_field": "sender", "inspect_duration": "1h"}
+    entry = rig.add(stream, partitions={"count": 3, "filter": f"{stream}.{{p}}.>"}, **sender)
+    rig.settings()
+    code, output, errors = command("check", "--connect", "--format", "json")
+    assert (code, errors) == (0, "")
+    learned = {probe["tried"]: probe["learned"] for probe in json.loads(output)}
+    assert learned["a partition of each sender"] == "24 newest messages of 12 senders, each sender in one partition"
+    rig.publish(stream, [Sent(b'{"sender": "n1"}', "2.n1")])
+    code, _, errors = command("check", "--connect")
+    assert code == 1
+    assert f"sender n1 is in partition 1 (subject {stream}.1.n1) and in partition 2 (subject {stream}.2.n1)" in errors
+    entry["partitions"]["count"] = 2
+    rig.settings()
+    code, _, errors = command("check", "--connect")
+    assert code == 1
+    assert f"with subject {stream}.2.n" in errors
+    assert "which no partition takes; add the subject to partitions" in errors
+    entry["partitions"] = {"subjects": ["elsewhere.>"]}
+    rig.settings()
+    assert f"take no message of subject '{stream}.>'" in command("check", "--connect")[2]
+    assert f"take no message of subject '{stream}.>'" in rig.failure()
