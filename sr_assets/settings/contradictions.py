@@ -82,12 +82,12 @@ def _copying_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]
 
 
 def _partition_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]:
-    several, divided = NUMBER in entry.stream, "cannot be used with partitions"
-    yield (
-        several,
+    divided = "cannot be used with partitions"
+    several = (
         f"stream: {shown(entry.stream)} names several streams, which have no common order; combine them in a native stream"
-        " with sources (topology), and divide that stream with partitions",
+        " with sources (topology), and divide that stream with partitions"
     )
+    yield NUMBER in entry.stream, several
     selected = (
         f"filter_subject: {shown(entry.filter_subject)} {divided}, whose filters are the subjects to read; remove it"
     )

@@ -175,7 +175,6 @@ class FeedSettings(CommonKeys):
     advisory_cluster: ClassVar[None] = None
     shortest_warning_ns: ClassVar[None] = None
     ephemeral: ClassVar[bool] = False
-    lanes: ClassVar[tuple[str, ...]] = ()
     paused: ClassVar[bool] = False
 
     url: Url = file_key("the cluster; see [URLs and TLS](#urls-and-tls)")

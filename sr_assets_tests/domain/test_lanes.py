@@ -39,9 +39,9 @@ Row = tuple[int, int, str, int, bool]
 def rows_of(history: History) -> list[Row]:
     """Return sequence, stored seconds, sender, bytes and force flag of each message."""
     seconds, rows = 0, []
-    for sequence, (sender, step, *rest) in enumerate(history, 1):
+    for sequence, (sender, step, size, forced) in enumerate(history, 1):
         seconds += step
-        rows.append((sequence, seconds, sender, *rest))
+        rows.append((sequence, seconds, sender, size, forced))
     return rows
 
 
@@ -99,10 +99,12 @@ def test_lanes_fold_like_one_stream_across_cuts_and_a_changed_count(
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 4), st.integers(1, 4), st.randoms())
-def test_new_lanes_finish_a_batch_in_each_senders_order(
+def test_changed_lanes_keep_each_senders_order_after_a_crash(
     senders: list[int], before: int, after: int, chance: random.Random
 ) -> None:
-    """Each old lane has copied its first messages, in any interleaving; the new lanes copy what is missing."""
+    """Each old lane has copied its first messages of a batch, in any interleaving. One writer copies what is missing, up
+    to the change; then the new lanes continue.
+    """
 
     def interleaved(lanes: list[list[int]]) -> list[int]:
         stored, queues = [], [lane[:] for lane in lanes if lane]
@@ -112,12 +114,15 @@ def test_new_lanes_finish_a_batch_in_each_senders_order(
             queues = [lane for lane in queues if lane]
         return stored
 
-    def divided(count: int) -> list[list[int]]:
-        return [[at for at, sender in enumerate(senders) if sender % count == lane] for lane in range(count)]
+    def divided(batch: range, count: int) -> list[list[int]]:
+        return [[at for at in batch if senders[at] % count == lane] for lane in range(count)]
 
-    stored = interleaved([lane[: chance.randint(0, len(lane))] for lane in divided(before)])
+    end = chance.randint(0, len(senders))
+    change = chance.randint(end, len(senders))
+    stored = interleaved([lane[: chance.randint(0, len(lane))] for lane in divided(range(end), before)])
     found = set(stored)
-    stored += interleaved([[at for at in lane if at not in found] for lane in divided(after)])
+    stored += [at for at in range(change) if at not in found]
+    stored += interleaved(divided(range(change, len(senders)), after))
     assert sorted(stored) == list(range(len(senders)))
     for sender in set(senders):
         own = [at for at in stored if senders[at] == sender]

@@ -42,6 +42,8 @@ class Writers:
     ) -> None:
         self._context, self._source, self._state = context, source, state
         self._stream, self._intent, self._target, self._mark = context.stream, intent, target, mark
+        decided = intent.folded or intent.resend
+        self._lanes = () if decided else context.store.partitions(context.stream.stream).at(intent.first)
         # Not the intent's id: a writer that outlived the run of this batch must not continue next to ours.
         self._attempt = uuid.uuid4().hex
 
@@ -69,9 +71,8 @@ class Writers:
             raise TransientError(f"target stream {stream.target_stream} was recreated during a batch")
         receipt_file = context.writers / "receipt.json"
         in_spark = context.spark.needed(len(rows), len(rows) * average_bytes(self._source))
-        plan = self._plan(
-            str(receipt_file), by_lane=in_spark and isinstance(rows, SequenceRange) and len(stream.lanes) > 1
-        )
+        by_lane = in_spark and len(self._lanes) > 1 and isinstance(rows, SequenceRange)
+        plan = self._plan(str(receipt_file), by_lane=by_lane)
         if context.spark.remote:
             cluster = context.clusters.connect(stream.target)
             with context.spark.use() as session, fenced(plan, context.writers, cluster, stream.writers) as behind:
@@ -119,12 +120,12 @@ class Writers:
 
     def _spread(self, spark: SparkSession, rows: pa.Table | SequenceRange) -> DataFrame:
         """Return the rows for Spark's writers, partitioned to keep the configured `order`."""
-        workers, lanes = self._stream.writers, len(self._stream.lanes)
-        if isinstance(rows, SequenceRange) and lanes > 1:
-            tasks = min(lanes, self._context.spark.cores())
-            return spark.range(0, lanes, 1, tasks).withColumnRenamed("id", "sequence")
         if isinstance(rows, SequenceRange):
-            return spark.range(rows.first, rows.next, 1, workers).withColumnRenamed("id", "sequence")
+            lanes, tasks = len(self._lanes), self._stream.workers
+            if lanes > 1:
+                rows, tasks = SequenceRange(0, lanes), min(lanes, self._context.spark.cores())
+            return spark.range(rows.first, rows.next, 1, tasks).withColumnRenamed("id", "sequence")
+        workers = self._stream.writers
         frame = spark.createDataFrame(rows)
         if workers == 1 or self._intent.resend:
             return frame.coalesce(1)
@@ -136,6 +137,7 @@ class Writers:
         # The message that proves the source unchanged: the last one read for decided messages, else the source's last
         # one when the batch was planned.
         decided = (intent.folded or intent.resend) and state.mark_sequence is not None
+        several = by_lane or stream.workers > 1 or (intent.folded and stream.writers > 1)
         covered = SequenceRange(intent.first, intent.next)
         staging = staging_folder(context.folder, stream, covered, self._mark)
         if staged := stream.tracked and not intent.resend:
@@ -165,8 +167,8 @@ class Writers:
             cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
             on_poison=stream.on_poison,
             # Several writers would find each other's messages between theirs.
-            batched=stream.allow_batched == "auto" and stream.writers == 1 and not context.clusters.leadership.is_new,
-            lanes=() if intent.folded or intent.resend else stream.lanes,
+            batched=stream.allow_batched == "auto" and not several and not context.clusters.leadership.is_new,
+            lanes=self._lanes,
             by_lane=by_lane,
             folder=str(context.writers),
             batch=self._attempt,

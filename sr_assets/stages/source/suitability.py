@@ -27,7 +27,8 @@ def check_source(stream: Entry, source: StreamInfo) -> None:
             f"source stream {stream.stream} has retention {source.retention}, so reading would compete with its"
             " consumers; copy a stream with limits retention (for example a mirror of it)"
         )
-    _refuse_omitted_pattern(stream, source)
+    if isinstance(stream, StreamSettings):
+        _refuse_omitted_pattern(stream, source)
     if stream.advisory is not None and stream.advisory.cluster == "source":
         for key, subject in (
             ("subject", stream.advisory.subject),
@@ -41,7 +42,7 @@ def check_source(stream: Entry, source: StreamInfo) -> None:
                 )
 
 
-def _refuse_omitted_pattern(stream: Entry, source: StreamInfo) -> None:
+def _refuse_omitted_pattern(stream: StreamSettings, source: StreamInfo) -> None:
     """Refuse partitions that take no message of a subject of the source, unless the source rewrites its subjects."""
     subjects = [] if source.config.get("subject_transform") or not stream.lanes else source.subjects
     omitted = [subject for subject in subjects if not any(overlaps(subject, lane) for lane in stream.lanes)]

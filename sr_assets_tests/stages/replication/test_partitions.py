@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from sr_assets.adapters import checkpoints
+from sr_assets.adapters.checkpoints import Point
 from sr_assets_tests.partitioned import SENDERS, assert_exact, rounds, sequences
 from sr_assets_tests.rig import ALL_ON_SPARK, Command, Rig, Sent, wait_until
 
@@ -80,6 +82,55 @@ def test_tracked_lanes_share_the_nodes_when_their_count_changes(rig: Rig, spark:
     assert rig.row("SELECT count(*) AS n FROM last_seen_nodes")["n"] == SENDERS
     assert rig.row("SELECT count(*) AS n FROM node_advisories")["n"] == SENDERS
     assert len(sequences(rig.copies(f"{stream}_T"))) == SENDERS
+
+
+def crash(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
+    """Run the site until it reaches a point, and end it there as a kill does."""
+
+    def end(reached: Point) -> None:
+        if reached is point:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "hook", end)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+
+
+def test_new_lanes_finish_the_batch_of_a_crashed_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.spark = ALL_ON_SPARK
+    stream = rig.make()
+    rig.publish(stream, rounds(30, 2))
+    partitions = {"count": 2, "filter": f"{stream}.{{p}}.>"}
+    rig.add(stream, partitions=partitions, target_stream=f"{stream}_T", batch_messages=200)
+    for point in (Point.PLANNED, Point.PUBLISHED, Point.COMMITTING):
+        crash(rig, monkeypatch, point)
+    assert len(rig.copies(f"{stream}_T")) == 200
+    # The senders move to other partitions.
+    rig.publish(stream, rounds(5, 3, first=30))
+    partitions["count"] = 3
+    rig.drain()
+    assert_exact(rig, stream, f"{stream}_T")
+    row = rig.row("replication")
+    assert (row["copied_messages"], row["gap_messages"], row["lag_messages"]) == (420, 0, 0)
+
+
+def test_next_run_finds_copies_of_lanes_whose_originals_are_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.spark = ALL_ON_SPARK
+    stream = rig.make()
+    rig.publish(stream, rounds(20, 2))
+    rig.add(stream, partitions={"count": 2, "filter": f"{stream}.{{p}}.>"}, target_stream=f"{stream}_T")
+    crash(rig, monkeypatch, Point.PUBLISHED)
+    for sequence in (3, 4, 150):
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    rig.drain()
+    assert sorted(sequences(rig.copies(f"{stream}_T"))) == list(range(1, 241))
+    row = rig.row("replication")
+    assert (row["copied_messages"], row["copied_bytes"], row["gap_messages"]) == (
+        240,
+        sum(len(copy.payload) for copy in rig.copies(f"{stream}_T")),
+        0,
+    )
 
 
 def test_streams_with_a_number_in_their_names_are_combined_and_divided(rig: Rig) -> None:
