@@ -52,8 +52,8 @@ def naive(rows: list[Row]) -> tuple[dict[str, NodeState], list[str]]:
     for sequence, seconds, sender, size, forced in rows:
         sighting = Sighting(sequence, seconds * SECOND, size, forced)
         splay = splay_ns(sender, POLICY.interval_ns)
-        states[sender], _, found = sight(POLICY, splay, states.get(sender), sighting, NO_BLIND_SPANS, None, 0)
-        changes += [f"{sender} {change.event} {change.event_ns} {change.transition}" for change in found]
+        states[sender], _, transitions = sight(POLICY, splay, states.get(sender), sighting, NO_BLIND_SPANS, None, 0)
+        changes += [f"{sender} {change.event} {change.event_ns} {change.transition}" for change in transitions]
     return states, sorted(changes)
 
 
@@ -120,8 +120,7 @@ def test_changed_lanes_keep_each_senders_order_after_a_crash(
     end = chance.randint(0, len(senders))
     change = chance.randint(end, len(senders))
     stored = interleaved([lane[: chance.randint(0, len(lane))] for lane in divided(range(end), before)])
-    found = set(stored)
-    stored += [at for at in range(change) if at not in found]
+    stored += sorted(set(range(change)) - set(stored))
     stored += interleaved(divided(range(change, len(senders)), after))
     assert sorted(stored) == list(range(len(senders)))
     for sender in set(senders):

@@ -44,6 +44,9 @@ class Writers:
         self._stream, self._intent, self._target, self._mark = context.stream, intent, target, mark
         decided = intent.folded or intent.resend
         self._lanes = () if decided else context.store.partitions(context.stream.stream).at(intent.first)
+        # Without lanes, a plain range has one writer.
+        alone = (context.stream.writers if decided else context.stream.workers) == 1
+        self._batches = context.stream.allow_batched == "auto" and alone and not context.clusters.leadership.is_new
         # Not the intent's id: a writer that outlived the run of this batch must not continue next to ours.
         self._attempt = uuid.uuid4().hex
 
@@ -137,7 +140,6 @@ class Writers:
         # The message that proves the source unchanged: the last one read for decided messages, else the source's last
         # one when the batch was planned.
         decided = (intent.folded or intent.resend) and state.mark_sequence is not None
-        several = by_lane or stream.workers > 1 or (intent.folded and stream.writers > 1)
         covered = SequenceRange(intent.first, intent.next)
         staging = staging_folder(context.folder, stream, covered, self._mark)
         if staged := stream.tracked and not intent.resend:
@@ -167,7 +169,7 @@ class Writers:
             cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
             on_poison=stream.on_poison,
             # Several writers would find each other's messages between theirs.
-            batched=stream.allow_batched == "auto" and not several and not context.clusters.leadership.is_new,
+            batched=self._batches and not by_lane,
             lanes=self._lanes,
             by_lane=by_lane,
             folder=str(context.writers),
