@@ -32,6 +32,7 @@ from sr_assets_bench.history import measure_history
 from sr_assets_bench.links import measure_links, measure_report
 from sr_assets_bench.members import measure_fail_over
 from sr_assets_bench.outage import measure_queue, measure_transitions
+from sr_assets_bench.partitions import measure_partitions
 from sr_assets_bench.publication import measure_publication
 from sr_assets_bench.rig import Bench, open_bench
 from sr_assets_bench.sampling import measure_backlog, measure_sampled, measure_tracked, measure_unread
@@ -51,6 +52,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "links": lambda bench, scale: measure_links(bench, int(30_000 * scale)),
     "report": lambda bench, scale: measure_report(bench, 5, int(500 * scale)),
     "workers": lambda bench, scale: measure_workers(bench, 7_000, int(60_000 * scale)),
+    "partitions": lambda bench, scale: measure_partitions(bench, 900, int(100_000 * scale)),
     "sampled_512": lambda bench, scale: measure_sampled_of(bench, scale, 512),
     "sampled_7k": lambda bench, scale: measure_sampled_of(bench, scale, 7_000),
     "sampled_64k": lambda bench, scale: measure_sampled_of(bench, scale / 10, 64_000),

@@ -136,6 +136,13 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "latency_p50_seconds": "Median time from source to target ([hops](#hops)).",
         "latency_p95_seconds": "95th percentile of that time.",
     },
+    "replication_partitions": {
+        "partition": "Number of the partition, from 0.",
+        "next_sequence": "First sequence of the source that the lane has not processed yet.",
+        "lag_messages": "Messages of the partition that are not processed yet; NULL if they could not be counted.",
+        "watermark": "Source's time up to which all messages of the partition are processed.",
+        "subject": "Filter of the partition.",
+    },
     "gaps": {
         "messages": "Sequences that the source does not hold.",
         "reason": "`deleted`, `overtaken`, `per_subject_limit`, `filtered` or `lost` (before it was copied).",

@@ -36,6 +36,7 @@ _TABLE_ROWS: Final = {
     "node_advisories": ("node_advisories", "transition"),
     "node_snapshots": ("node_snapshots", "node: its newest copied message"),
     "replication": ("replica", "stream"),
+    "replication_partitions": ("replica", "partition of a stream"),
     "gaps": ("replica", "hole in a source"),
     "parked_messages": ("replica", "message that a target cannot take"),
     "heartbeats": ("replica", "heartbeat subject and hop"),

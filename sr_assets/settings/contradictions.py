@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from sr_assets.domain import subjects
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings.names import asset_name, rewritten
+from sr_assets.settings.partitions import NUMBER
 from sr_assets.settings.streams import StreamSettings
 from sr_assets.settings.values import shown
 
@@ -18,7 +19,8 @@ _EXTRACTORS = "one of inspect_field, inspect_header or inspect_subject_token"
 
 def refuse_contradiction(entry: StreamSettings) -> StreamSettings:
     """Return a stream; raises ValueError with the first contradiction in it."""
-    for contradicted, message in (*_sampling_contradictions(entry), *_copying_contradictions(entry)):
+    divided = _partition_contradictions(entry) if entry.partitions else ()
+    for contradicted, message in (*_sampling_contradictions(entry), *divided, *_copying_contradictions(entry)):
         if contradicted:
             raise ValueError(message)
     _refuse_loop(entry, rewritten(entry.filter_subject or ">", entry.prefix, entry.remove))
@@ -77,6 +79,22 @@ def _copying_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]
     yield entry.workers > 1 and order == "stream", "order: 'stream' needs workers: 1; use sender or none"
     no_sender = entry.workers > 1 and order == "sender" and entry.extractor is None
     yield no_sender, f"order: 'sender' (the default when workers > 1) needs {_EXTRACTORS}; or set order: none"
+
+
+def _partition_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]:
+    divided = "cannot be used with partitions"
+    several = (
+        f"stream: {shown(entry.stream)} names several streams, which have no common order; combine them in a native stream"
+        " with sources (topology), and divide that stream with partitions"
+    )
+    yield NUMBER in entry.stream, several
+    selected = (
+        f"filter_subject: {shown(entry.filter_subject)} {divided}, whose filters are the subjects to read; remove it"
+    )
+    yield entry.filter_subject is not None, selected
+    yield entry.workers > 1, f"workers: {entry.workers} {divided}, which have a writer each; remove it"
+    in_order = len(entry.lanes) > 1 and entry.named_order == "stream"
+    yield in_order, f"order: 'stream' {divided}, which keep each sender's order; use sender or none"
 
 
 def _refuse_loop(entry: StreamSettings, pattern: str) -> None:

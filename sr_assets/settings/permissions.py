@@ -252,7 +252,7 @@ def configured_copies(settings: Settings, stream: StreamSettings) -> tuple[str, 
     """Return patterns of the copies' subjects as far as the configuration determines them, or None."""
     if stream.filter_subject not in (None, ">"):
         return (stream.target_pattern(str(stream.filter_subject)),)
-    patterns = _declared(settings, stream)
+    patterns = _declared(settings, stream) or stream.lanes or None
     if patterns is None:
         return (stream.target_pattern(">"),) if stream.prefix else None
     return tuple(map(stream.target_pattern, patterns))

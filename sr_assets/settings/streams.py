@@ -30,7 +30,7 @@ from sr_assets.settings.names import (
     StreamName,
     rewritten,
 )
-from sr_assets.settings.operators import OperatorKeys
+from sr_assets.settings.partitions import ParallelKeys
 from sr_assets.settings.target import TargetBlock
 from sr_assets.settings.values import Duration, Flag, Positive, choice, size_in_bytes, whole_number
 
@@ -41,7 +41,7 @@ AllowBatched = Literal["auto", "off"]
 CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
 
 
-class StreamSettings(OperatorKeys):
+class StreamSettings(ParallelKeys):
     """One of `streams`. Only `within` the top level it has the inherited keys."""
 
     kind: ClassVar[Literal["stream"]] = "stream"
@@ -109,12 +109,11 @@ class StreamSettings(OperatorKeys):
         name="classes",
         default_text="the top level's",
     )
-    workers: Positive = file_key("parallel writers", 1)
     named_order: Annotated[Order, choice(Order)] | None = file_key(
         "the order of copies: the source's, each sender's, or none",
         None,
         name="order",
-        default_text="`stream`; `sender` with several workers",
+        default_text="`stream`; `sender` with several workers or partitions",
     )
     on_target_reset: Annotated[OnTargetReset, choice(OnTargetReset)] = file_key(
         "the reaction to a target that was deleted or recreated: `continue` with new messages, `recopy` the messages"
@@ -217,8 +216,8 @@ class StreamSettings(OperatorKeys):
 
     @property
     def order(self) -> Order:
-        """The order of the copies: by default the stream's, or each sender's with several workers."""
-        return self.named_order or ("stream" if self.workers == 1 else "sender")
+        """The order of the copies: by default the stream's, or each sender's with several writers."""
+        return self.named_order or ("stream" if self.writers == 1 else "sender")
 
     @property
     def catch_up_messages(self) -> int:

@@ -35,7 +35,7 @@ from sr_assets.stages.replication.target import (
     refuse_drift,
     refuse_unstorable,
 )
-from sr_assets.stages.source.suitability import check_source, try_classes, try_senders
+from sr_assets.stages.source.suitability import check_source, try_classes, try_partitions, try_senders
 from sr_assets.stages.topology.applying import probe_update
 from sr_assets.stages.topology.probes import probe_topology
 
@@ -80,6 +80,8 @@ def _try_stream(probes: Probes, stream: StreamSettings, source: Cluster, info: S
         if stream.node_classes is not None:
             classifier = stream.node_classes.classifier
             probes.attempt(source, "classes", lambda: try_classes(stream, classifier, source, info))
+    if info is not None and stream.lanes:
+        probes.attempt(source, "a partition of each sender", lambda: try_partitions(stream, source, info))
     with closing(Cluster(stream.target, "sr-assets check")) as target:
         reached, advisory = _try_target(probes, stream, source, info, target), stream.advisory
         if advisory is not None and (reached if advisory.cluster == "target" else info is not None):

@@ -25,6 +25,7 @@ from sr_assets.stages.replication.refill import HistoryRefill
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site
+from sr_assets.stages.source.lanes import LaneRows
 from sr_assets.stages.source.position import note_source
 from sr_assets.stages.source.reading import Ends
 from sr_assets.stages.tracking.history_compaction import remove_replaced
@@ -72,7 +73,7 @@ class StreamWork(EntryWork):
             guard=site.leadership.ensure,
         )
         self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
-        self._replica = ReplicaStage(self._context)
+        self._replica, self._lanes = ReplicaStage(self._context), LaneRows(stream)
         self._snapshots = SnapshotStage(stream, self._context.store, site, self.report)
         self._refill = HistoryRefill(self._context, self._snapshots, site.settings.run_budget_ns / 1e9)
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
@@ -157,6 +158,7 @@ class StreamWork(EntryWork):
         busy = False
         if self._watcher is not None:
             self._refuse_lost_state()
+            self._lanes.update(self._site.state, self._site.clusters)
             busy = self._watcher.fold_next(ends)
             busy |= self._watcher.sweep_due()
             busy |= self._watcher.apply_requests()
@@ -198,6 +200,8 @@ class StreamWork(EntryWork):
         if self._announced_with_copies:
             busy = self._announce(self._context.clusters, self._stream.target, busy=False)
         self.report.paused = self._stream.stream in paused_entries(self._site.folder, [self._stream])
+        if not self._stream.tracked:
+            self._lanes.update(self._context.store, self._context.clusters)
         if Stage.REPLICA in self._stages:
             if self.report.paused:
                 self._note_waiting()
@@ -275,6 +279,9 @@ class StreamWork(EntryWork):
             with contextlib.suppress(LeadershipLostError):
                 self._note_copy_error(self.copying.failure, self._site.state)
         super().note_end()
+        if not self._background.running:
+            with contextlib.suppress(SrAssetsError):
+                self._lanes.update(self._site.state, self._site.clusters, final=True)
 
     def _forget_old(self, state: StreamState) -> None:
         """Delete expired retired nodes, and all nodes of a stream that is no longer tracked."""

@@ -10,13 +10,14 @@ from typing import Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.connection_file import open_connection
-from sr_assets.adapters.copying.fetching import fetch
+from sr_assets.adapters.copying.fetching import fetch, fetch_lane
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.copying.sending import Sender, StopError
 from sr_assets.adapters.published.history import StagedFiles
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.heartbeats import hops
+from sr_assets.domain.lanes import lane_check
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import other_writer_text
@@ -28,15 +29,17 @@ _STAGED_AT_ONCE: Final = 500
 
 
 class Copier:
-    """Copies the messages in `rows`: source sequence → node, None for an untracked sender.
+    """Copies the messages in `rows`: source sequence → node, None for an untracked sender. Without `rows`: a lane's
+    messages.
 
     It publishes in source order with a bounded window and awaits every acknowledgement. It first reads the copies that an
     earlier attempt left in the target, so a repetition stores no duplicates.
     """
 
-    def __init__(self, plan: CopyPlan, rows: Mapping[int, str | None], partition: int) -> None:
+    def __init__(self, plan: CopyPlan, rows: Mapping[int, str | None] | None, partition: int) -> None:
         self._plan = plan
-        self._rows = dict(sorted(rows.items()))
+        self._rows = None if rows is None else dict(sorted(rows.items()))
+        self._check = lane_check(plan.source_stream, plan.lanes)
         self._receipt = Receipt()
         self._staged = StagedFiles(Path(plan.staging), partition) if plan.staging else None
         # Messages that the target has stored and that are not in the staged files yet.
@@ -72,7 +75,7 @@ class Copier:
                 self._receipt.failure = str(stop)
             self._take_orphans(target)
             self._measure(target)
-        if not self._receipt.failure and self._receipt.outcomes != len(self._rows):
+        if self._rows is not None and not self._receipt.failure and self._receipt.outcomes != len(self._rows):
             counts = f"{self._receipt.outcomes:,} of {len(self._rows):,} messages"
             raise RunError(
                 f"{plan.source_stream}: a writer returned the outcomes of only {counts}; the batch is repeated"
@@ -86,7 +89,7 @@ class Copier:
             if self._staged:
                 stack.enter_context(self._staged)
             self._find_copies(Sender(self._plan, target, self._receipt, self._stage))
-            self._note_missing(list(self._rows))
+            self._note_missing(list(self._rows or ()))
             self._take_orphans(target)
         return self._receipt
 
@@ -94,12 +97,17 @@ class Copier:
         """Record the copies that the target has stored since the intent."""
         for target_sequence, copy in sender.copies.found():
             self._found[copy.sequence] = target_sequence, copy.stored_ms
-            self._receipt.locate(target_sequence, copy.sequence)
+            if self._rows is not None:
+                self._receipt.locate(target_sequence, copy.sequence)
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
         """Yield the messages to send; account for the others."""
         plan, receipt = self._plan, self._receipt
-        for messages, missing in fetch(source, plan, list(self._rows)):
+        lists = fetch_lane(source, plan) if self._rows is None else fetch(source, plan, list(self._rows))
+        for messages, missing in lists:
+            if self._rows is None:
+                receipt.hold([message.sequence for message in messages])
+            self._check(messages)
             for message in messages:
                 receipt.last_sequence, receipt.last_stored_ns = message.sequence, message.stored_ns
                 if not untracked(message.stored_ns, plan.cutoff_ns, ALL).copy:
@@ -109,6 +117,8 @@ class Copier:
                 if self._is_copied(message):
                     receipt.count(len(message.payload))
                     receipt.found += 1
+                    if self._rows is None:
+                        receipt.locate(self._found[message.sequence][0], message.sequence)
                     self._stage(message)
                 elif (outgoing := sender.prepare(message)) is not None:
                     yield outgoing
@@ -116,13 +126,13 @@ class Copier:
 
     def _stage(self, message: Message) -> None:
         """Queue a copied message for the history; parked messages are not part of it."""
-        if self._staged and self._rows[message.sequence] is not None:
+        if self._staged and self._rows and self._rows[message.sequence] is not None:
             self._copied.append(message)
             if len(self._copied) >= _STAGED_AT_ONCE:
                 self._stage_copied()
 
     def _stage_copied(self) -> None:
-        if self._staged and self._copied:
+        if self._staged and self._rows and self._copied:
             self._staged.add(self._copied, self._rows)
             self._copied = []
 

@@ -11,6 +11,20 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, parse_rfc3339_ns
 
 
+def fetch_lane(source: wire.Connection, plan: CopyPlan) -> Iterator[tuple[list[Message], list[int]]]:
+    """Yield the messages of a plan's range that match its filter, in source order; none is missing.
+
+    Raises TransientError like `fetch`.
+    """
+    whole = SequenceRange(plan.first, plan.next)
+    for messages in wire.read_confirmed(
+        source, plan.source_stream, whole, filter_subject=plan.filter, direct=False, held=True
+    ):
+        plan.check_batch()
+        _check_source(source, plan)
+        yield messages, []
+
+
 def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iterator[tuple[list[Message], list[int]]]:
     """Yield the messages of ascending sequences in source order, each list with the missing sequences up to its end.
 

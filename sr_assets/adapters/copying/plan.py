@@ -32,6 +32,8 @@ class CopyPlan:
     - `staging`: the folder for the Parquet rows of the copies; None disables staging
     - `leases`: the folders with the site's leases (of an election, of locks), on this machine. `vanished_ms`: how long sent
       copies may stay unacknowledged by the target before the kernel drops them
+    - `lanes`: the filters of the source's partitions; a message that matches none is an error. With `by_lane` a row is the
+      number of a lane, and its writer copies all messages of the range that match the lane's filter
     - `batched`: whether to publish in fast-ingest batches where the target accepts them
     - `fence`: on a cluster, the target's consumer that permits the batch's writers to write (`fence`)
     """
@@ -65,6 +67,8 @@ class CopyPlan:
     leases: tuple[str, ...] = ()
     vanished_ms: int | None = None
     batched: bool = False
+    lanes: tuple[str, ...] = ()
+    by_lane: bool = False
 
     @property
     def identity(self) -> Identity:
@@ -79,7 +83,7 @@ class CopyPlan:
     def decode(cls, options: Mapping[str, str]) -> Self:
         """Read the option of a write."""
         fields = json.loads(options["plan"])
-        return cls(**fields | {name: tuple(fields[name]) for name in ("subjects", "adopted", "leases")})
+        return cls(**fields | {name: tuple(fields[name]) for name in ("subjects", "adopted", "leases", "lanes")})
 
     @property
     def guard(self) -> Guard:

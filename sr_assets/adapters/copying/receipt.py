@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final, Self
 
@@ -40,6 +40,7 @@ class Receipt:
     - `disordered`: how many copies directly follow a copy of a later source sequence
     - `copied_ranges`: runs of copies that are consecutive on both sides: target sequence, source sequence, length
     - `missing`: ranges that the source does not hold
+    - `held`: ranges that a lane's writer has read
     - `found`: how many copies an earlier attempt left in the target
     - `batched`: how many copies were published in fast-ingest batches
     - `failure`: one line if the target refuses messages; then the intent stays open
@@ -61,6 +62,7 @@ class Receipt:
     copied_ranges: list[tuple[int, int, int]] = field(default_factory=list)
     parked: list[Parked] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
+    held: list[tuple[int, int]] = field(default_factory=list)
     failure: str | None = None
     heartbeats: list[int] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
@@ -100,6 +102,15 @@ class Receipt:
             self.disordered += sequence < self.target_holds
             self.target_sequence, self.target_holds = target_sequence, sequence
 
+    def hold(self, sequences: list[int]) -> None:
+        """Record ascending sequences that a lane's writer has read."""
+        first = sequences[0]
+        for before, after in pairwise(sequences):
+            if after != before + 1:
+                self.held.append((first, before + 1))
+                first = after
+        self.held.append((first, sequences[-1] + 1))
+
     def add(self, other: Receipt) -> None:
         """Add another writer's receipt."""
         self.copied += other.copied
@@ -116,6 +127,7 @@ class Receipt:
         self.copied_ranges += other.copied_ranges
         self.parked += other.parked
         self.missing += other.missing
+        self.held += other.held
         self.failure = self.failure or other.failure
         self.heartbeats = (self.heartbeats + other.heartbeats)[-MOST_HEARTBEATS:]
         self.hops += other.hops
@@ -138,5 +150,5 @@ class Receipt:
         """Parse the output of `encode`."""
         raw = json.loads(text)
         parked = [Parked(**fields) for fields in raw["parked"]]
-        runs = {key: [tuple(numbers) for numbers in raw[key]] for key in ("copied_ranges", "missing")}
+        runs = {key: [tuple(numbers) for numbers in raw[key]] for key in ("copied_ranges", "missing", "held")}
         return cls(**{**raw, **runs, "parked": parked, "hops": [Hop(*hop) for hop in raw["hops"]]})

@@ -112,6 +112,18 @@ TABLES: Final[dict[str, Table]] = {
         """,
         "streams",
     ),
+    "replication_partitions": Table(
+        """
+        name VARCHAR, stream VARCHAR, partition BIGINT, next_sequence BIGINT, lag_messages BIGINT, watermark TIMESTAMPTZ,
+        subject VARCHAR
+        """,
+        f"""
+        SELECT $name, stream, "partition", next_sequence, if(streams.lag_messages = 0, 0, partitions.lag_messages),
+            {at("watermark_ns")}, subject
+        FROM partitions JOIN streams USING (stream) WHERE true
+        """,
+        "streams",
+    ),
     "gaps": Table(
         """
         name VARCHAR, stream VARCHAR, first_sequence BIGINT, last_sequence BIGINT, messages BIGINT, reason VARCHAR,

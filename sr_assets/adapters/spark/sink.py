@@ -6,7 +6,8 @@ Payloads never pass through the JVM: a row contains a sequence, and the task fet
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -74,11 +75,24 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> dict[int, str | None]:
 def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int = 0, *, made: bool = False) -> Receipt:
     """Copy the messages in `rows` (source sequence → node) as one writer: in a task, or in the run itself.
 
+    With `by_lane` of the plan, `rows` are lanes, each with a writer of its own.
+
     `made`: only account for the copies of an earlier attempt. Raises WireError if a connection is lost, RunError if
     rows cannot be staged.
     """
     if not rows:
         return Receipt()
+    if not plan.by_lane:
+        return _write(plan, rows, partition, made=made)
+    total = Receipt()
+    with ThreadPoolExecutor(len(rows)) as pool:
+        # A task gets several lanes if they outnumber the cores.
+        for receipt in pool.map(lambda lane: _write(replace(plan, filter=plan.lanes[lane]), None, lane), sorted(rows)):
+            total.add(receipt)
+    return total
+
+
+def _write(plan: CopyPlan, rows: Mapping[int, str | None] | None, partition: int, *, made: bool = False) -> Receipt:
     with _writer_lock(Path(plan.folder) / f"writer-{partition}.lock"), gc_paused():
         try:
             copier = Copier(plan, rows, partition)

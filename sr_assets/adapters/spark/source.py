@@ -103,6 +103,7 @@ class JetStreamDataSource(DataSource):
     - `direct`: `true` to read by batched direct get (nats-server 2.11+, stream with `allow_direct`), else a pull
       consumer is used
     - `filter`: a subject filter; default every subject
+    - `lanes`: the filters of the stream's partitions, as JSON; a message that matches none is an error
     - `partitions`: number of equal ranges, default 1; rows are in sequence order within each
     - `batch_bytes`: approximate bytes per request, default 8 MiB
     - `headers_only`: `true` to avoid fetching payloads; for `inspect` by header or subject
@@ -183,9 +184,11 @@ class JetStreamReader(DataSourceReader):
         """Yield the Arrow batches of one partition, in sequence order."""
         from sr_assets.adapters.garbage import gc_paused
         from sr_assets.adapters.wire import BATCH_BYTES, read_confirmed
+        from sr_assets.domain.lanes import lane_check
         from sr_assets.domain.positions import SequenceRange
 
         options, to_batch = self._options, self._to_batch()
+        check = lane_check(options["stream"], json.loads(options.get("lanes", "[]")))
         with gc_paused(), open_connection(options["connection"], "sr-assets reader") as connection:
             for messages in read_confirmed(
                 connection,
@@ -197,6 +200,7 @@ class JetStreamReader(DataSourceReader):
                 held=True,
                 headers_only=options.get("headers_only") == "true",
             ):
+                check(messages)
                 yield to_batch(messages)
 
     def _to_batch(self) -> Callable[[list[Message]], pa.RecordBatch]:

@@ -24,6 +24,7 @@ from sr_assets.adapters.state import (
     latencies,
     nodes,
     operator_requests,
+    partitions,
     snapshot_index,
     undecided,
 )
@@ -78,6 +79,7 @@ CREATE TABLE parked (
 {operator_requests.SCHEMA}
 {guard.SCHEMA}
 {undecided.SCHEMA}
+{partitions.SCHEMA}
 {global_view.SCHEMA}
 """
 TABLES: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", SCHEMA))
@@ -98,6 +100,7 @@ CURRENT_TABLES: Final = (
     "guards",
     "guard_sightings",
     "flapping_nodes",
+    "partitions",
 )
 #: Tables that hold the history of a stream.
 HISTORY_TABLES: Final = (
@@ -129,7 +132,9 @@ _LATER_COLUMNS: Final = {
     "history": ("rows BIGINT", "first_hour BIGINT", "last_hour BIGINT"),
     "global_sites": ("outage VARCHAR", "outage_ns BIGINT"),
 }
-_LATER_TABLES: Final = f"{latencies.SCHEMA} {operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA}"
+_LATER_TABLES: Final = (
+    f"{latencies.SCHEMA} {operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA} {partitions.SCHEMA}"
+)
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",

@@ -28,6 +28,7 @@ from sr_assets.adapters.state.latencies import Latencies
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.operator_requests import AnsweredRequests
 from sr_assets.adapters.state.outbox import Outbox
+from sr_assets.adapters.state.partitions import Partitions
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
 from sr_assets.adapters.state.undecided import Undecided
@@ -144,6 +145,10 @@ class SiteState:
     def answered_requests(self, stream: str) -> AnsweredRequests:
         """Return a stream's applied requests of operators."""
         return AnsweredRequests(self._connection, stream)
+
+    def partitions(self, stream: str) -> Partitions:
+        """Return a stream's partitions."""
+        return Partitions(self._connection, stream)
 
     def guard(self, stream: str) -> GuardRows:
         """Return a stream's rows of the outage guard."""

@@ -149,8 +149,7 @@ class ReplicaStage:
             return True
         finally:
             self.batch_active = False
-        seconds = time.monotonic() - started
-        report.seconds += seconds
+        report.seconds += (seconds := time.monotonic() - started)
         copied = report.copied - copied_before
         queued = self._store.copy_queue(stream.stream).size()
         behind = max(0, source.last_sequence + 1 - state.next_sequence)
@@ -281,7 +280,8 @@ class ReplicaStage:
 
     def _next_range(self, source: StreamInfo, state: StreamState, ends: Ends) -> SequenceRange | None:
         cluster = self._context.clusters.connect(self._stream.source)
-        return next_range(self._stream, state.next_sequence, source, reading_end(ends, state, source), cluster)
+        end = reading_end(ends, state, source, self._store.partitions(state.stream).begins())
+        return next_range(self._stream, state.next_sequence, source, end, cluster)
 
     def _without_holes(self, covered: SequenceRange, available: int) -> tuple[SequenceRange, int]:
         """Shorten a sparse range, and return it with its first message, because a writer gets a row per sequence."""

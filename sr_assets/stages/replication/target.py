@@ -81,8 +81,8 @@ def publishing_method(stream: StreamSettings, info: StreamInfo) -> str:
     """Return how copies are published into a target, and why not in batches."""
     if stream.allow_batched == "off":
         reason = "allow_batched is off"
-    elif stream.workers > 1:
-        reason = f"{stream.workers} workers write into it"
+    elif stream.writers > 1:
+        reason = f"{stream.writers} writers write into it"
     elif not info.config.get("allow_batched"):
         reason = f"{info.stream} has no allow_batched (nats-server 2.14 or later)"
     elif stream.target.api_owner:
@@ -139,7 +139,7 @@ def _copied_patterns(
     """
     stored, wanted = _source_patterns(source, cluster, [] if denied is None else denied), stream.filter_subject
     if not wanted:
-        return stored
+        return stored or stream.lanes or stored
     matching = tuple(pattern for pattern in stored or () if overlaps(pattern, wanted))
     # A stream that captures all subjects would need no_ack, so `>` becomes the source's own subjects.
     return matching if matching and all(covers(wanted, pattern) for pattern in matching) else (wanted,)

@@ -18,7 +18,8 @@ from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_a
 from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.domain.errors import RunError, TransientError
-from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.positions import SequenceRange, missing
+from sr_assets.stages.replication.by_lane import refuse_omitted
 from sr_assets.stages.replication.fencing import fenced, settle_fence
 from sr_assets.stages.source.reading import average_bytes
 from sr_assets.stages.tracking.node_snapshots import staging_folder
@@ -41,6 +42,11 @@ class Writers:
     ) -> None:
         self._context, self._source, self._state = context, source, state
         self._stream, self._intent, self._target, self._mark = context.stream, intent, target, mark
+        decided = intent.folded or intent.resend
+        self._lanes = () if decided else context.store.partitions(context.stream.stream).at(intent.first)
+        # Without lanes, a plain range has one writer.
+        alone = (context.stream.writers if decided else context.stream.workers) == 1
+        self._batches = context.stream.allow_batched == "auto" and alone and not context.clusters.leadership.is_new
         # Not the intent's id: a writer that outlived the run of this batch must not continue next to ours.
         self._attempt = uuid.uuid4().hex
 
@@ -61,18 +67,20 @@ class Writers:
     def write(self, rows: pa.Table | SequenceRange) -> Receipt:
         """Copy the messages in `rows` (sequence, for a tracked stream also node): many in Spark, a few in this process.
 
-        Raises RunError if the target refuses.
+        Raises RunError if the target refuses, or a message belongs to no partition.
         """
         context, stream, target = self._context, self._stream, self._target
         if target.created_ns != self._intent.target_created_ns:
             raise TransientError(f"target stream {stream.target_stream} was recreated during a batch")
         receipt_file = context.writers / "receipt.json"
-        plan = self._plan(str(receipt_file))
+        in_spark = context.spark.needed(len(rows), len(rows) * average_bytes(self._source))
+        by_lane = in_spark and len(self._lanes) > 1 and isinstance(rows, SequenceRange)
+        plan = self._plan(str(receipt_file), by_lane=by_lane)
         if context.spark.remote:
             cluster = context.clusters.connect(stream.target)
-            with context.spark.use() as session, fenced(plan, context.writers, cluster, stream.workers) as behind:
+            with context.spark.use() as session, fenced(plan, context.writers, cluster, stream.writers) as behind:
                 receipt = copy_remotely(session, self._spread(session, rows), behind)
-        elif context.spark.needed(len(rows), len(rows) * average_bytes(self._source)):
+        elif in_spark:
             receipt_file.unlink(missing_ok=True)
             with context.spark.use() as session:
                 self._spread(session, rows).write.format(FORMAT).mode("append").options(**plan.encode()).save()
@@ -82,7 +90,32 @@ class Writers:
         reach(Point.PUBLISHED)
         if receipt.failure:
             raise RunError(receipt.failure)
+        if plan.by_lane and isinstance(rows, SequenceRange):
+            self._complete(receipt, rows)
         return receipt
+
+    def _complete(self, receipt: Receipt, present: SequenceRange) -> None:
+        """Fill in the range's messages that no lane has read: the source has lost them, or they belong to no lane.
+
+        An earlier attempt may have copied some before they were lost.
+        """
+        held = sorted(sequence for first, after in receipt.held for sequence in range(first, after))
+        absent = missing(present, held)
+        receipt.held = []
+        if not absent:
+            return
+        refuse_omitted(self._stream, self._context.clusters.connect(self._stream.source), present, absent)
+        if self._target.last_sequence > self._intent.target_sequence or self._intent.adopted_next:
+            sequences = [sequence for hole in absent for sequence in range(hole.first, hole.next)]
+            made = self.settle(pa.table({"sequence": sequences}))
+            receipt.copied, receipt.copied_bytes = (
+                receipt.copied + made.copied,
+                receipt.copied_bytes + made.copied_bytes,
+            )
+            receipt.found += made.found
+            receipt.missing = made.missing
+        else:
+            receipt.missing = [(hole.first, hole.next) for hole in absent]
 
     def settle(self, rows: pa.Table | SequenceRange) -> Receipt:
         """Account for the copies of `rows` that an earlier attempt has made; make no others."""
@@ -90,15 +123,18 @@ class Writers:
 
     def _spread(self, spark: SparkSession, rows: pa.Table | SequenceRange) -> DataFrame:
         """Return the rows for Spark's writers, partitioned to keep the configured `order`."""
-        workers = self._stream.workers
         if isinstance(rows, SequenceRange):
-            return spark.range(rows.first, rows.next, 1, workers).withColumnRenamed("id", "sequence")
+            lanes, tasks = len(self._lanes), self._stream.workers
+            if lanes > 1:
+                rows, tasks = SequenceRange(0, lanes), min(lanes, self._context.spark.cores())
+            return spark.range(rows.first, rows.next, 1, tasks).withColumnRenamed("id", "sequence")
+        workers = self._stream.writers
         frame = spark.createDataFrame(rows)
         if workers == 1 or self._intent.resend:
             return frame.coalesce(1)
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
-    def _plan(self, receipt_file: str) -> CopyPlan:
+    def _plan(self, receipt_file: str, *, by_lane: bool = False) -> CopyPlan:
         """Return the plan of the writers, and delete the staged files of an earlier attempt."""
         context, stream, intent, state = self._context, self._stream, self._intent, self._state
         # The message that proves the source unchanged: the last one read for decided messages, else the source's last
@@ -133,7 +169,9 @@ class Writers:
             cutoff_ns=None if intent.folded or intent.resend else intent.cutoff_ns,
             on_poison=stream.on_poison,
             # Several writers would find each other's messages between theirs.
-            batched=stream.allow_batched == "auto" and stream.workers == 1 and not context.clusters.leadership.is_new,
+            batched=self._batches and not by_lane,
+            lanes=self._lanes,
+            by_lane=by_lane,
             folder=str(context.writers),
             batch=self._attempt,
             receipt=receipt_file,

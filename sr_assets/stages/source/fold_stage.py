@@ -48,7 +48,7 @@ class FoldStage(ABC):
     def __init__(self, entry: Entry, site: Site, report: StreamReport, unit: str) -> None:
         self._entry, self._report = entry, report
         self._store, self._clusters, self._clock = site.state, site.clusters, site.clock
-        self._reader = Reader(site.spark, site.files)
+        self._reader = Reader(site.state, site.spark, site.files)
         self._progress = Progress(entry.label, unit)
         self._started = False
         #: Whether the last step reached the end of the source.
@@ -69,7 +69,8 @@ class FoldStage(ABC):
         if not self._started or restarted:
             self._prepare(state, first=not self._started)
         self._started = True
-        covered = self._plan(state, source, reading_end(ends, state, source))
+        end = reading_end(ends, state, source, self._store.partitions(entry.stream).begins())
+        covered = self._plan(state, source, end)
         self.caught_up = covered is None or covered.next > source.last_sequence
         if covered is None:
             return self._note_caught_up(state, source) or restarted

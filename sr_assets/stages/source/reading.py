@@ -1,5 +1,6 @@
 """Reading a stream: the next range and its rows."""
 
+import json
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
@@ -28,11 +29,13 @@ Ends = dict[tuple[str, int], int] | None
 _READ_FACTOR = 10
 
 
-def reading_end(ends: Ends, state: StreamState, source: StreamInfo) -> int:
-    """Return the last sequence that a run may read, limited to the sequences of this info."""
-    if ends is None:
-        return source.last_sequence
-    return min(ends.setdefault((state.stream, state.starts), source.last_sequence), source.last_sequence)
+def reading_end(ends: Ends, state: StreamState, source: StreamInfo, begins: int = 0) -> int:
+    """Return the last sequence that a run may read next, limited to the sequences of this info.
+
+    A batch does not cross `begins`, the sequence at which the lanes of partitions begin.
+    """
+    end = min(source.last_sequence, begins - 1) if state.next_sequence < begins else source.last_sequence
+    return end if ends is None else min(ends.setdefault((state.stream, state.starts), source.last_sequence), end)
 
 
 def next_range(
@@ -122,15 +125,16 @@ def read_unless_changed(cluster: Cluster, source: StreamInfo, read: Callable[[],
 class Reader:
     """Reads ranges of streams: large ones with Spark, small ones in this process."""
 
-    def __init__(self, spark: SparkConnection, files: ConnectionFiles) -> None:
-        self._spark, self._files = spark, files
+    def __init__(self, store: SiteState, spark: SparkConnection, files: ConnectionFiles) -> None:
+        self._store, self._spark, self._files = store, spark, files
 
     def read(
         self, entry: Entry, source: StreamInfo, wanted: SequenceRange, *, payloads: bool = True, **options: str
     ) -> pa.Table:
         """Return one row per message of a range, in sequence order; `options` select the columns. Raises RunError.
 
-        Without `payloads`, the server need not send them if that saves work.
+        A message that no lane of the stream takes is an error. Without `payloads`, the server need not send them if that
+        saves work.
         """
         payload_bytes = len(wanted) * average_bytes(source)
         direct = source.supports_batched_direct_get
@@ -146,6 +150,8 @@ class Reader:
         }
         if entry.filter_subject:
             options["filter"] = entry.filter_subject
+        if lanes := self._store.partitions(entry.stream).at(wanted.first):
+            options["lanes"] = json.dumps(lanes)
         if not self._spark.needed(len(wanted), payload_bytes):
             return read_here(options).sort_by("sequence")
         options["partitions"] = str(partitions(len(wanted), self._spark.cores()))

@@ -8,10 +8,11 @@ from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.classes import Classifier, count_text
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.heartbeats import is_heartbeat
+from sr_assets.domain.lanes import lane_finder, omitted_error
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.senders import inspect_class
-from sr_assets.domain.subjects import advisory_pattern, overlaps
+from sr_assets.domain.subjects import advisory_pattern, matcher, overlaps, printable
 from sr_assets.settings import Entry, StreamSettings
 
 #: Number of messages that are tested for a sender, and for classes.
@@ -26,6 +27,8 @@ def check_source(stream: Entry, source: StreamInfo) -> None:
             f"source stream {stream.stream} has retention {source.retention}, so reading would compete with its"
             " consumers; copy a stream with limits retention (for example a mirror of it)"
         )
+    if isinstance(stream, StreamSettings):
+        _refuse_omitted_pattern(stream, source)
     if stream.advisory is not None and stream.advisory.cluster == "source":
         for key, subject in (
             ("subject", stream.advisory.subject),
@@ -37,6 +40,47 @@ def check_source(stream: Entry, source: StreamInfo) -> None:
                     f"stream {stream.label}: advisory.{key} {subject!r} belongs to the source stream"
                     f" itself (subject {overlapping[0]}); choose another"
                 )
+
+
+def _refuse_omitted_pattern(stream: StreamSettings, source: StreamInfo) -> None:
+    """Refuse partitions that take no message of a subject of the source, unless the source rewrites its subjects."""
+    subjects = [] if source.config.get("subject_transform") or not stream.lanes else source.subjects
+    omitted = [subject for subject in subjects if not any(overlaps(subject, lane) for lane in stream.lanes)]
+    if omitted:
+        raise ConfigurationError(
+            f"stream {stream.label}: partitions {', '.join(stream.lanes)} take no message of subject {omitted[0]!r} of the"
+            " source stream; add it"
+        )
+
+
+def try_partitions(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str:
+    """Return, as text, how many of the newest messages show that a sender's subject decides its partition.
+
+    Raises RunError if a sender has messages in two partitions, or a message of the source is in none.
+    """
+    held = sum(source.count_from(stream.stream, info.first_sequence, lane) for lane in stream.lanes)
+    if held < info.messages:
+        takes = matcher(stream.lanes)
+        for subject in source.held_subjects(stream.stream, ">"):
+            if not takes(subject) and (message := source.last_message(stream.stream, subject)):
+                raise omitted_error(stream.stream, message)
+    lane_of, extractor = lane_finder(stream.lanes), stream.extractor
+    messages = _newest_messages(stream, source, info, _NEWEST_OF_NODES)
+    known: dict[str, tuple[int | None, str]] = {}
+    for message in messages:
+        sender = extractor.extract(message.subject, message.headers, message.payload) if extractor else None
+        if sender is None:
+            continue
+        lane, subject = known.setdefault(sender, (lane_of(message.subject), message.subject))
+        if (other := lane_of(message.subject)) != lane:
+            raise RunError(
+                f"sender {sender} is in partition {lane} (subject {printable(subject)}) and in partition {other} (subject"
+                f" {printable(message.subject)}): copies of a plain stream lose its order; let the token of the"
+                " sender in the subject decide the partition"
+            )
+    if extractor is None:
+        return f"{len(messages)} newest messages, each in a partition; no inspect_… key names their senders"
+    return f"{len(messages)} newest messages of {len(known)} senders, each sender in one partition"
 
 
 def try_senders(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str:

@@ -43,6 +43,7 @@ CONTRACT = {
     "lag_seconds seen_messages copied_messages copied_bytes skipped_messages too_old_messages no_sender_messages gap_messages "
     "parked_messages late_sightings watermark next_deadline last_error as_of queued_messages paused blind_seconds "
     "latency_p50_seconds latency_p95_seconds",
+    "replication_partitions": "name stream partition next_sequence lag_messages watermark",
     "heartbeats": (
         "name stream subject originator sent_at stored_at arrived_at seconds p50_seconds p95_seconds max_seconds"
     ),

@@ -1,0 +1,78 @@
+"""The lanes of a partitioned stream during a run: their beginning after a change of the partitions, and their lag."""
+
+import contextlib
+import logging
+import time
+from typing import Final
+
+from sr_assets.adapters.state.partitions import Lane
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.errors import SrAssetsError
+from sr_assets.settings import StreamSettings
+from sr_assets.stages.connections import Clusters
+
+logger = logging.getLogger(__name__)
+
+#: Counting takes two requests a lane.
+_COUNT_SECONDS: Final = 10.0
+
+
+class LaneRows:
+    """Keeps the partitions of one stream in the state up to date. All lanes are at the stream's position."""
+
+    def __init__(self, stream: StreamSettings) -> None:
+        self._stream = stream
+        self._due = 0.0
+
+    def update(self, store: SiteState, clusters: Clusters, *, final: bool = False) -> None:
+        """Store the lanes and their lag, counted at most every ten seconds; `final` counts in any case.
+
+        Changed lanes begin after the messages that the source holds now. Raises RunError if it does not respond then.
+        """
+        stream = self._stream
+        known = store.partitions(stream.stream).lanes()
+        if not (known or stream.lanes):
+            return
+        state = store.load_stream(stream.stream)
+        starts = state.starts if state else 0
+        # After a restart the sequences are those of another source.
+        changed = [(lane.subject, lane.starts) for lane in known] != [(subject, starts) for subject in stream.lanes]
+        if not (changed or final or time.monotonic() >= self._due):
+            return
+        self._due = time.monotonic() + _COUNT_SECONDS
+        begins = self._begin(store, clusters, known, state) if changed else known[0].begins
+        lanes = [Lane(subject, lag, begins, starts) for subject, lag in self._lag(state, clusters).items()]
+        if lanes != known:
+            with store.transaction():
+                store.partitions(stream.stream).replace(lanes)
+
+    def _begin(self, store: SiteState, clusters: Clusters, known: list[Lane], state: StreamState | None) -> int:
+        """Return the sequence at which changed lanes begin: 0 for a stream without a position, or of another source."""
+        stream = self._stream
+        if state is None or not state.has_position or (known and known[0].starts != state.starts):
+            return 0
+        intent = store.open_intent(stream.stream)
+        last = clusters.connect(stream.source).stream_info(stream.stream).last_sequence
+        begins = max(last + 1, state.next_sequence, intent.next if intent else 0)
+        logger.info(
+            "%s: changing partitions from %s to %s at sequence %d",
+            stream.label,
+            ", ".join(lane.subject for lane in known) or "none",
+            ", ".join(stream.lanes) or "none",
+            begins,
+        )
+        return begins
+
+    def _lag(self, state: StreamState | None, clusters: Clusters) -> dict[str, int | None]:
+        """Return the lag of each lane by its filter, in order."""
+        stream = self._stream
+        if state is not None and not state.lag_messages:
+            return dict.fromkeys(stream.lanes, 0)
+        lag: dict[str, int | None] = dict.fromkeys(stream.lanes)
+        if state is not None and state.has_position:
+            with contextlib.suppress(SrAssetsError):
+                cluster = clusters.connect(stream.source)
+                for subject in stream.lanes:
+                    lag[subject] = cluster.count_from(stream.stream, state.next_sequence, subject)
+        return lag
