@@ -19,6 +19,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_bench.comparison.feeds import compare_feed
 from sr_assets_bench.comparison.streams import Comparison, compare
+from sr_assets_bench.comparison.tables import Difference
 from sr_assets_bench.soak.faults import Gremlin
 from sr_assets_bench.soak.ruled import Troupe, add_ruled_streams
 from sr_assets_bench.soak.ruled_verdict import compare_ruled
@@ -95,17 +96,21 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
         # The advisories of the first one are copied to the centre; the second one folds them.
         drained = drained and operator.drain()
         pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
-        rules: dict[str, int] = {}
         compared = list(_compare(rig, pasts, ends[0])) if drained else []
-        views = list(compare_feed(rig, CENTRE, target, ends[1])) if drained else []
-        if drained:
-            views += [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)]
-            rules, different = compare_ruled(rig, rulers, troupe)
-            views += different
+        views, rules = _compare_views(rig, target, ends[1], rulers, troupe) if drained else ([], {})
     faults = Counter({str(fault): count for fault, count in gremlin.faults.items()})
     counts = {"beginnings": sum(len(past.beginnings) for past in pasts.values()), **rules}
     complaints = [*operator.complaints, *troupe.complaints]
     return Verdict(seed, seconds, operator.ends, faults, counts, compared, views, complaints)
+
+
+def _compare_views(
+    rig: Rig, target: NatsServer, last_sequence: int, rulers: NatsServer, troupe: Troupe
+) -> tuple[list[Difference], dict[str, int]]:
+    """Return the differences of the centre's view, of the steady streams and of the rules, and the counts of the rules."""
+    counts, different = compare_ruled(rig, rulers, troupe)
+    steady = [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)]
+    return [*compare_feed(rig, CENTRE, target, last_sequence), *steady, *different], counts
 
 
 def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]:

@@ -126,10 +126,10 @@ class RuledStream:
             " UNION ALL SELECT event, node, epoch_us(event_time), transitions FROM node_events"
             f" WHERE stream = '{self.stream}'"
         )
-        found = sorted(tuple(row.values()) for row in tables)
+        published = sorted(tuple(row.values()) for row in tables)
         demanded = sorted((event, node, ns // 1000, count) for event, node, ns, count in self.events)
-        if found != demanded:
-            yield Difference(Kind.RULES_WRONG, f"{self.stream}: events {found}, demanded {demanded}")
+        if published != demanded:
+            yield Difference(Kind.RULES_WRONG, f"{self.stream}: events {published}, demanded {demanded}")
 
 
 def compare_ruled(rig: Rig, server: NatsServer, troupe: Troupe) -> tuple[dict[str, int], list[Difference]]:

@@ -13,9 +13,8 @@ import psutil
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate.due_work import note_checked
 from sr_assets_tests.faults.holding import hold_at
-from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, leave_out_due_work, wait_until
 
 #: Columns that no fault may change. Times of detection and publication may differ.
 TABLES = {
@@ -45,7 +44,7 @@ def start_run(
 
     It leaves out the hourly and nightly jobs, which would take longer than the run itself.
     """
-    note_checked(rig.home)
+    leave_out_due_work(rig.home)
     environ = {**environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), **(hold_at(*hold) if hold else {})}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from sr_assets.adapters.spark.engine import engine_status
-from sr_assets.operate.due_work import note_checked
 from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
-from sr_assets_tests.rig import ALL_ON_SPARK, PATIENCE_SECONDS, Rig
+from sr_assets_tests.rig import ALL_ON_SPARK, PATIENCE_SECONDS, Rig, leave_out_due_work
 
 _SENDERS = 2_000
 
@@ -70,7 +69,7 @@ def limited_workers(rig: Rig, file_bytes: int) -> Iterator[None]:
 
 def run_limited(rig: Rig, file_bytes: int) -> subprocess.CompletedProcess[str]:
     """Run `sr-assets run --once` with a limit on file size, without the hourly and nightly jobs."""
-    note_checked(rig.home)
+    leave_out_due_work(rig.home)
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml")}
     environ.pop("DAGSTER_HOME", None)
     return subprocess.run(

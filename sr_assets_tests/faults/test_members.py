@@ -13,7 +13,6 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.operate.due_work import note_checked
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
@@ -21,7 +20,7 @@ from sr_assets.stages.site import Site
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
 from sr_assets_tests.members import elected, key_of, make_bucket, member, read_key, write_key
-from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, cluster, stop_process, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, cluster, leave_out_due_work, stop_process, wait_until
 
 #: More than a writer sends at a time, so that a held writer has not sent all of them.
 MESSAGES = [Sent(b"x" * 7000)] * 300
@@ -122,7 +121,7 @@ def test_restarted_home_continues_its_own_term(rig: Rig, tmp_path: Path, target:
 
 def run_member(file: Path, mode: str) -> subprocess.Popen[str]:
     """Start `sr-assets run` with a configuration, without the hourly and nightly jobs."""
-    note_checked(file.parent)
+    leave_out_due_work(file.parent)
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(file)}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)

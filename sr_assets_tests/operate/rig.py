@@ -15,8 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from sr_assets.operate.due_work import note_checked
 from sr_assets.settings import Settings, load_settings
+from sr_assets_tests.rig import leave_out_due_work
 
 REPOSITORY = '{repositoryName: "__repository__", repositoryLocationName: "sr_assets.definitions"}'
 
@@ -39,7 +39,7 @@ def log_in_json(**top: Any) -> None:
 def run(*arguments: str, due_work: bool = False) -> subprocess.CompletedProcess[str]:
     """Run `sr-assets run`; by default without the hourly and nightly jobs, which take longer than a site's run."""
     if not due_work:
-        note_checked(load_settings().home)
+        leave_out_due_work(load_settings().home)
     return subprocess.run(
         [sys.executable, "-m", "sr_assets", "run", *arguments], capture_output=True, text=True, check=False
     )

@@ -16,10 +16,9 @@ from sr_assets.adapters.bucket import KeyBucket
 from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate.due_work import note_checked
 from sr_assets.settings import SourceSettings
 from sr_assets_tests.operate.rig import Up
-from sr_assets_tests.rig import Rig, Sent, address, cluster, stop_process, wait_until
+from sr_assets_tests.rig import Rig, Sent, address, cluster, leave_out_due_work, stop_process, wait_until
 from sr_assets_tests.sourced import kv
 
 
@@ -42,7 +41,7 @@ def configure(rig: Rig, folder: Path, name: str, stream: str, **keys: Any) -> Pa
     document = {"name": name, "state_store": str(folder / name), "streams": [entry], "linger": "1s", **keys}
     file.write_text(yaml.safe_dump(document))
     # `run --once` leaves out the hourly and nightly jobs.
-    note_checked(folder / name)
+    leave_out_due_work(folder / name)
     return file
 
 
