@@ -101,13 +101,14 @@ TABLES: Final[dict[str, Table]] = {
         latency_p50_seconds DOUBLE, latency_p95_seconds DOUBLE
         """,
         f"""
-        SELECT $name, progress.stream, progress.stream, {at("nullif(created_ns, 0)")}, target_stream, next_sequence,
+        SELECT $name, stream, stream, {at("nullif(created_ns, 0)")}, target_stream, next_sequence,
             source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages, copied_messages, copied_bytes,
             skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages, late_sightings,
             {at("watermark_ns")}, {at("deadline_ns")}, error, {at("as_of_ns")}, queued, paused, round(blind_ns / 1e9, 3),
-            own.p50_seconds, own.p95_seconds
-        FROM progress LEFT JOIN ({LATENCY}) AS own
-            ON own.stream = progress.stream AND own.hop_stream = progress.stream AND own.hop_name = $name
+            p50_seconds, p95_seconds
+        FROM progress LEFT JOIN (
+            SELECT stream, p50_seconds, p95_seconds FROM ({LATENCY}) WHERE hop_stream = stream AND hop_name = $name
+        ) AS own USING (stream)
         WHERE true
         """,
         "streams",
