@@ -19,7 +19,7 @@ def test_runs_and_ui_store_everything_in_postgres(platform: Settings, monkeypatc
         folder = prepare_instance(platform)
         with (folder / "dagster.yaml").open("a") as settings:
             settings.write(EXAMPLE.read_text())
-        ended = run("--once")
+        ended = run("--once", due_work=True)
         assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
         with Up() as up:
             assert up.sensors() == {"london_lag", "paris_lag", "run_failures"}

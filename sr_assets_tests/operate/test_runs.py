@@ -19,7 +19,7 @@ from sr_assets_tests.rig import wait_until
 
 
 def test_run_once_records_every_site_in_dagster(platform: Settings) -> None:
-    ended = run("--once")
+    ended = run("--once", due_work=True)
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
     assert sorted(ended.stdout.splitlines()) == [
         f"{stream.label}: copied 0, skipped 0, lag 0" for stream in platform.streams

@@ -138,6 +138,9 @@ def test_printed_permissions_carry_every_feature(guarded: Guarded, printed: str,
     rig.drain("centre", **guarded.top)
     assert len(rig.copies("COPY")) == len(NODES)
     assert {row["node"] for row in rig.rows("global_availability")} == set(NODES)
+    for arguments in (("retire", NODES[0], "--reason", "moved"), ("unretire", NODES[0])):
+        passes(command, *arguments)
+        rig.drain(**guarded.top)
     with cluster(rig.target) as opened:
         config = opened.stream_info("BIG").config
         opened.request_api("STREAM.UPDATE.BIG", {**config, "max_msg_size": -1})
