@@ -9,13 +9,7 @@ from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily import DAILY_TABLES
 from sr_assets.adapters.published.hop_schema import HOP_COLUMNS
 from sr_assets.adapters.published.leaders import SITE_LEADERS
-from sr_assets.adapters.published.schema import (
-    INTERNAL,
-    NODE_COLUMNS,
-    SNAPSHOT_COLUMNS,
-    SNAPSHOT_INFO,
-    TABLES,
-)
+from sr_assets.adapters.published.schema import INTERNAL, NODE_COLUMNS, SNAPSHOT_COLUMNS, SNAPSHOT_INFO, TABLES
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 
 _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -302,6 +296,5 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
 def table_schema(table: str) -> dg.TableSchema:
     """Return the columns of a table with their types and descriptions."""
     descriptions = {**_SHARED, **_OWN.get(table, {})}
-    return dg.TableSchema(
-        [dg.TableColumn(name, kind, descriptions[name]) for name, kind in COLUMN_TYPES[table].items()]
-    )
+    columns = [dg.TableColumn(name, kind, descriptions[name]) for name, kind in COLUMN_TYPES[table].items()]
+    return dg.TableSchema(columns)

@@ -22,7 +22,7 @@ _TASK_MESSAGES: Final = 1_000
 #: Polls of a site that has caught up use this share of a core, within the interval's limits.
 _POLLING_SHARE: Final = 0.04
 _SHORTEST_POLL_SECONDS: Final = 1.0
-_LONGEST_POLL_SECONDS: Final = 3.0
+_LONGEST_POLL_SECONDS: Final = 2.0
 #: Minimum poll interval per site if a process serves several: a host run takes half a core.
 _POLL_SECONDS_A_SITE: Final = 0.12
 

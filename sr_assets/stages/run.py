@@ -23,7 +23,7 @@ _COPY_SECONDS: Final = 40.0
 class SiteRun:
     """One run of the selected stages of a site's entries, until they have caught up.
 
-    It then lingers: it polls the sources every 1 to 3 s (`Pace`) and processes new messages, until none arrived for
+    It then lingers: it polls the sources every 1 to 2 s (`Pace`) and processes new messages, until none arrived for
     `linger` or `run_budget` is used, and as long as `keep_running` returns true. With `drain_only` it stops at the
     sources' positions at its start.
 

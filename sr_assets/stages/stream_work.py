@@ -23,10 +23,10 @@ from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.lost_state import refuse_lost_state
 from sr_assets.stages.replication.refill import HistoryRefill
 from sr_assets.stages.replication.replica import ReplicaStage
+from sr_assets.stages.replication.waiting import note_waiting
 from sr_assets.stages.report import Stage
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.lanes import LaneRows
-from sr_assets.stages.source.position import note_source
 from sr_assets.stages.source.reading import Ends
 from sr_assets.stages.tracking.history_compaction import remove_replaced
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatStage, heartbeat_grace_ns
@@ -204,7 +204,7 @@ class StreamWork(EntryWork):
             self._lanes.update(self._context.store, self._context.clusters)
         if Stage.REPLICA in self._stages:
             if self.report.paused:
-                self._note_waiting()
+                note_waiting(self._context)
             else:
                 busy |= self._replica.copy_next(ends)
         if keeps_history:
@@ -214,23 +214,6 @@ class StreamWork(EntryWork):
                 self._snapshots.compaction.compact_small()
             busy |= self._refill.step(busy=busy)
         return busy
-
-    def _note_waiting(self) -> None:
-        """Count the messages that wait while a plain stream is paused, and commit a changed count."""
-        stream, store = self._stream, self._context.store
-        state = None if stream.tracked else store.load_stream(stream.stream)
-        if state is None or not state.has_position:
-            return
-        source = self._context.clusters.connect(stream.source).stream_info(stream.stream)
-        if source.created_ns != state.created_ns:
-            return
-        self._context.clock.set(source.ts_ns)
-        before = state.lag_messages, state.source_last_sequence
-        note_source(state, source)
-        self.report.state, self.report.lag_messages = state, state.lag_messages
-        if before != (state.lag_messages, state.source_last_sequence):
-            with store.transaction():
-                store.save_stream(state)
 
     def finish(self) -> None:
         """Send the last heartbeat of the run, and compact the history."""

@@ -78,12 +78,7 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
         stack.callback(gremlin.heal)
         fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, steady=True)]
         stack.enter_context(troupe)
-        until = time.monotonic() + seconds
-        progress = Progress(rig.home)
-        while time.monotonic() < until or sum(progress.positions().values()) < messages:
-            operator.tend()
-            gremlin.tend()
-            time.sleep(TICK_SECONDS)
+        _tend(operator, gremlin, Progress(rig.home), time.monotonic() + seconds, messages)
         gremlin.heal()
         for fleet in fleets:
             fleet.stop()
@@ -102,6 +97,14 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
     counts = {"beginnings": sum(len(past.beginnings) for past in pasts.values()), **rules}
     complaints = [*operator.complaints, *troupe.complaints]
     return Verdict(seed, seconds, operator.ends, faults, counts, compared, views, complaints)
+
+
+def _tend(operator: Operator, gremlin: Gremlin, progress: Progress, until: float, messages: int) -> None:
+    """Start runs and faults until a time, and until `messages` messages have been read."""
+    while time.monotonic() < until or sum(progress.positions().values()) < messages:
+        operator.tend()
+        gremlin.tend()
+        time.sleep(TICK_SECONDS)
 
 
 def _compare_views(

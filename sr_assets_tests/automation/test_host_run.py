@@ -132,7 +132,7 @@ def test_sites_rest_longer_the_more_a_process_serves(sites: int, seconds: float)
 
 
 @pytest.mark.parametrize(
-    ("cost", "linger", "seconds"), ((0.01, 60, 1.0), (0.08, 60, 2.0), (0.9, 60, 3.0), (0.9, 4, 2.0), (0.9, 1, 1.0))
+    ("cost", "linger", "seconds"), ((0.01, 60, 1.0), (0.06, 60, 1.5), (0.9, 60, 2.0), (0.9, 3, 1.5), (0.9, 1, 1.0))
 )
 def test_site_polls_less_often_the_more_a_poll_costs(cost: float, linger: float, seconds: float) -> None:
     assert poll_seconds(cost, linger, 1) == pytest.approx(seconds)

@@ -138,8 +138,8 @@ def test_printed_permissions_carry_every_feature(guarded: Guarded, printed: str,
     rig.drain("centre", **guarded.top)
     assert len(rig.copies("COPY")) == len(NODES)
     assert {row["node"] for row in rig.rows("global_availability")} == set(NODES)
-    for arguments in (("retire", NODES[0], "--reason", "moved"), ("unretire", NODES[0])):
-        passes(command, *arguments)
+    for by_hand in (("retire", NODES[0], "--reason", "moved"), ("unretire", NODES[0])):
+        passes(command, *by_hand)
         rig.drain(**guarded.top)
     with cluster(rig.target) as opened:
         config = opened.stream_info("BIG").config
