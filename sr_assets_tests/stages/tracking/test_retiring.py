@@ -99,7 +99,7 @@ def test_centre_follows_a_node_that_was_retired_while_up(rig: Rig) -> None:
     act(rig, "retire", "a")
     rig.drain("centre")
     assert rig.row("SELECT status FROM global_availability WHERE node = 'a'")["status"] == "retired"
-    told = rig.rows("SELECT event FROM global_advisories WHERE node = 'a' ORDER BY event_time")
+    told = rig.rows("SELECT event FROM global_advisories WHERE node = 'a' ORDER BY event_time, transition, event")
     assert [row["event"] for row in told] == ["new", "expire", "unretired", "expire"]
     assert rig.rows("global_rejects") == []
 
