@@ -72,7 +72,7 @@ def plan_merges(
 ) -> Iterator[Merge]:
     """Yield the merges of the files of a day; no file is in two of them.
 
-    Hours before `settled_hour` are closed: no more rows are expected. `over`: all hours of the day are. `ending`: a run
+    Hours before `settled_hour` are closed: no further rows are expected. `over`: all hours of the day are closed. `ending`: a run
     ends, so fewer files of the present hour are enough. Only files of one source are merged with each other.
     """
     by_source: dict[str, list[HistoryFile]] = defaultdict(list)

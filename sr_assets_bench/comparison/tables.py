@@ -189,7 +189,7 @@ def _ids(where: str, ids: Iterable[str], wanted: Mapping[str, Mapping[str, Any]]
         if count > 1:
             yield Difference(Kind.TRANSITION_DOUBLED, f"{where}: {event_id} {count} times")
         if event_id not in wanted:
-            yield Difference(Kind.TRANSITION_WRONG, f"{where}: {event_id}, which nobody demands")
+            yield Difference(Kind.TRANSITION_WRONG, f"{where}: {event_id}, which the reference does not have")
 
 
 def compare_row(

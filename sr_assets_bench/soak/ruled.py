@@ -125,7 +125,7 @@ class Troupe:
     """The nodes of both streams, from threads, and an operator who retires nodes by hand, until `stop` and `finish`.
 
     `windows` are the maintenance windows as begin and end in unix ns. `retired` has each node that was retired by hand, with
-    its role: it stays retired, is restored, or returns. Nobody may set the state aside while a command holds `state`.
+    its role: it stays retired, is restored, or returns. No fault sets the state aside while a command holds `state`.
     """
 
     def __init__(self, rig: Rig, server: NatsServer, chance: random.Random, seconds: float) -> None:

@@ -78,7 +78,9 @@ class RuledStream:
             yield Difference(Kind.TRANSITION_MISSING, f"node_advisories {self.stream}: {known[event_id]}")
         for event_id, row in recorded.items():
             if event_id not in known and not row["node"].startswith(BY_HAND):
-                yield Difference(Kind.TRANSITION_WRONG, f"node_advisories {self.stream}: {row}, which nobody demands")
+                yield Difference(
+                    Kind.TRANSITION_WRONG, f"node_advisories {self.stream}: {row}, which the reference does not have"
+                )
         own = Counter(body["event_id"] for body in self.bodies if body["event"] in _TRANSITIONS and self.expects(body))
         wanted = {self.rows[row]["event_id"] for row in self.wanted}
         for event_id in own.keys() | wanted:
@@ -92,7 +94,7 @@ class RuledStream:
         yield from self._other_events()
 
     def expects(self, body: dict[str, Any]) -> bool:
-        """Return whether the reference knows the node's transitions: nobody retires it by hand."""
+        """Return whether the reference knows the node's transitions: no operator retires it."""
         return not body["value"].startswith(BY_HAND)
 
     def _order(self) -> Iterator[Difference]:

@@ -37,7 +37,7 @@ def _changed_by(query: str) -> frozenset[str]:
 class _Memory:
     """The rows that the connections of a file share, and the number of the last commit that changed each table.
 
-    Whoever holds `lock` sees the file and these numbers at the same commit.
+    A holder of `lock` sees the file and these numbers at the same commit.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,3 @@ class StateConnection:
         if known is None or known[0] != changed or (self._snapshot is not None and changed > self._snapshot):
             return None
         return known[1]
-
-    def changed(self, query: str) -> int:
-        """Return the number of the last commit that changed one of the tables that a query names, or 0."""
-        return self._memory.changed(tables_in(query))

@@ -63,7 +63,7 @@ class Undecided(EventTable):
         return bool(self._value(query))
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the number of transitions that an outage holds now, of those that a window suppresses, of flapping nodes."""
+        """Return the numbers of held transitions, suppressed transitions and flapping nodes now."""
         query = """
             SELECT count(held_until_ns), count(suppressed_until_ns),
                 (SELECT count(*) FROM flapping_nodes WHERE stream = $1)

@@ -139,7 +139,7 @@ def _copied_patterns(
     """
     stored, wanted = _source_patterns(source, cluster, [] if denied is None else denied), stream.filter_subject
     if not wanted:
-        return stored or stream.lanes or stored
+        return stored if stored or not stream.lanes else stream.lanes
     matching = tuple(pattern for pattern in stored or () if overlaps(pattern, wanted))
     # A stream that captures all subjects would need no_ack, so `>` becomes the source's own subjects.
     return matching if matching and all(covers(wanted, pattern) for pattern in matching) else (wanted,)
