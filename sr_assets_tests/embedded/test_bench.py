@@ -24,6 +24,7 @@ from sr_assets_bench import (
 from sr_assets_bench.copying import measure_copy, measure_workers
 from sr_assets_bench.history import measure_history
 from sr_assets_bench.links import measure_links, measure_report
+from sr_assets_bench.proof import measure_proof
 from sr_assets_bench.rig import Bench
 from sr_assets_bench.scrape import measure_scrape
 from sr_assets_bench.sizing import measure_sizing
@@ -110,6 +111,18 @@ def test_silent_fleet_is_published(bench: Bench) -> None:
     figures = silence.measure_silence(bench, 300)
     assert figures["timeouts"] == figures["advisories"] == 300
     assert figures["quiet_peak_mib"] > 50
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_fleet_is_compared_with_its_messages(bench: Bench) -> None:
+    """Also on a busy machine, whose late messages are real silence."""
+    figures = measure_proof(bench, 600, 30)
+    assert (figures["copies"], figures["new_advisories"]) == (600, 600)
+    assert figures["timeout_advisories"] >= figures["planned_timeouts"] > 0
+    assert figures["recover_advisories"] > 0
+    wrong = {name: value for name, value in figures.items() if name.startswith(("missing", "wrong"))}
+    assert set(wrong.values()) == {0}, wrong
 
 
 def test_idle_streams_request_no_run(bench: Bench) -> None:
