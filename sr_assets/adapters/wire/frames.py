@@ -212,17 +212,19 @@ def encode_subject(subject: str) -> bytes:
     return encoded
 
 
-def pub_line(subject: bytes, reply: bytes, headers_bytes: int, payload_bytes: int) -> bytes:
-    """Return the control line of a PUB, or of an HPUB if there are headers, with its CR LF."""
+def pub_line(subject: bytes, reply: bytes, headers_bytes: int, size_bytes: int) -> bytes:
+    """Return the control line of a PUB, or of an HPUB if there are headers, with its CR LF; `size_bytes` includes them."""
+    if headers_bytes and reply:
+        return b"HPUB %b %b %d %d\r\n" % (subject, reply, headers_bytes, size_bytes)
     to = b"%b %b" % (subject, reply) if reply else subject
     if headers_bytes:
-        return b"HPUB %b %d %d\r\n" % (to, headers_bytes, headers_bytes + payload_bytes)
-    return b"PUB %b %d\r\n" % (to, payload_bytes)
+        return b"HPUB %b %d %d\r\n" % (to, headers_bytes, size_bytes)
+    return b"PUB %b %d\r\n" % (to, size_bytes)
 
 
 def encode_pub(subject: str, reply: bytes, headers: bytes, payload: bytes) -> bytes:
     """Return one complete PUB (no headers) or HPUB frame, with headers and payload unchanged."""
-    line = pub_line(encode_subject(subject), reply, len(headers), len(payload))
+    line = pub_line(encode_subject(subject), reply, len(headers), len(headers) + len(payload))
     return b"".join((line, headers, payload, CRLF))
 
 
