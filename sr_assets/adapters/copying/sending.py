@@ -143,7 +143,7 @@ class Sender:
                     refused.append(ack)
                 elif duplicate:
                     duplicates.append(ack)
-                elif stored_as == first + len(sequences) and len(sequences) < _SETTLED_AT_ONCE:
+                elif self._settled and stored_as == first + len(sequences) and len(sequences) < _SETTLED_AT_ONCE:
                     sequences.append(sequence)
                 else:
                     self._settle(sequences, first)

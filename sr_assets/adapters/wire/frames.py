@@ -173,7 +173,9 @@ class DirectParser(FirstParser[Message]):
         position, last, inbox, stream, add = 0, len(buffer) - 2, self._inbox, self._stream, self.taken.append
         match, new, pending, known, known_ns = _DIRECT_FRAME.match, tuple.__new__, b"", b"", 0
         while line := match(buffer, position):
-            subject, headers_size, size, own, responder, stored_as, sequence, second, fraction, following = line.groups()
+            subject, headers_size, size, own, responder, stored_as, sequence, second, fraction, following = (
+                line.groups()
+            )
             # The sizes tell the end of the payload, and whether the block is the end of the headers.
             middle, headers_bytes = line.end(), int(headers_size)
             stop = middle - headers_bytes + int(size)
