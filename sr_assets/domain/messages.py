@@ -16,7 +16,7 @@ MESSAGE_ID_HEADER: Final = b"Nats-Msg-Id"
 
 _VERSION: Final = b"NATS/1.0"
 _CRLF: Final = b"\r\n"
-_EMPTY: Final = _VERSION + 2 * _CRLF
+_EMPTY_LINE: Final = 2 * _CRLF
 _DROPPED: Final = frozenset(
     {
         b"nats-msg-id",
@@ -146,11 +146,15 @@ def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> C
         for text in (stream, f"{replicator} {name}", message_id(replicator, name, stream, created_ns, 0)[:-1])
     )
     added = b"%b: %b %%d %b %%d\r\n%b: %b%%d%%b\r\n\r\n" % (SOURCE_HEADER, of, by, MESSAGE_ID_HEADER, identity)
+    alone = _VERSION + _CRLF + added
 
     def write(headers: bytes, sequence: int, stored_ns: int, resend: int) -> bytes:
-        own = kept_headers(headers) if headers else _EMPTY
-        head = own[:-2] if own.endswith(_CRLF + _CRLF) else own.removesuffix(_CRLF) + _CRLF
-        return head + added % (sequence, stored_ns // 1_000_000, sequence, b"/r%d" % resend if resend else b"")
+        numbers = (sequence, stored_ns // 1_000_000, sequence, b"/r%d" % resend if resend else b"")
+        if not headers:
+            return alone % numbers
+        own = kept_headers(headers)
+        head = own[:-2] if own.endswith(_EMPTY_LINE) else own.removesuffix(_CRLF) + _CRLF
+        return head + added % numbers
 
     return write
 

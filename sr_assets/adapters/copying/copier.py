@@ -102,32 +102,34 @@ class Copier:
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
         """Yield the messages to send; account for the others."""
-        plan, receipt = self._plan, self._receipt
+        plan, receipt, found, prepare = self._plan, self._receipt, self._found, sender.prepare
+        cutoff_ns = plan.cutoff_ns
         lists = fetch_lane(source, plan) if self._rows is None else fetch(source, plan, list(self._rows))
         for messages, missing in lists:
             if self._rows is None:
                 receipt.hold([message.sequence for message in messages])
             self._check(messages)
+            if messages:
+                receipt.last_sequence, receipt.last_stored_ns, *_ = messages[-1]
             for message in messages:
-                receipt.last_sequence, receipt.last_stored_ns = message.sequence, message.stored_ns
-                if not untracked(message.stored_ns, plan.cutoff_ns, ALL).copy:
+                if cutoff_ns is not None and not untracked(message.stored_ns, cutoff_ns, ALL).copy:
                     receipt.too_old += 1
                     receipt.too_old_bytes += len(message.payload)
                     continue
-                if self._is_copied(message):
-                    receipt.count(len(message.payload))
+                if found and self._is_copied(message):
+                    receipt.count(1, len(message.payload))
                     receipt.found += 1
                     if self._rows is None:
-                        receipt.locate(self._found[message.sequence][0], message.sequence)
-                    self._stage(message)
-                elif (outgoing := sender.prepare(message)) is not None:
+                        receipt.locate(found[message.sequence][0], message.sequence)
+                    self._stage([message])
+                elif (outgoing := prepare(message)) is not None:
                     yield outgoing
             self._note_missing(missing)
 
-    def _stage(self, message: Message) -> None:
-        """Queue a copied message for the history; parked messages are not part of it."""
-        if self._staged and self._rows and self._rows[message.sequence] is not None:
-            self._copied.append(message)
+    def _stage(self, messages: list[Message]) -> None:
+        """Queue copied messages for the history; parked messages are not part of it."""
+        if self._staged and (rows := self._rows):
+            self._copied += [message for message in messages if rows[message.sequence] is not None]
             if len(self._copied) >= _STAGED_AT_ONCE:
                 self._stage_copied()
 
@@ -145,7 +147,7 @@ class Copier:
                 stored_ns = self._found[sequence][1] * 1_000_000
                 subject = source_subject(copy.subject, self._plan.prefix)
                 self._receipt.copied_bytes += len(copy.payload)
-                self._stage(copy._replace(sequence=sequence, stored_ns=stored_ns, subject=subject))
+                self._stage([copy._replace(sequence=sequence, stored_ns=stored_ns, subject=subject)])
         self._stage_copied()
 
     def _measure(self, target: wire.Connection) -> None:

@@ -67,9 +67,9 @@ class Receipt:
     heartbeats: list[int] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
 
-    def count(self, payload_bytes: int) -> None:
-        """Count one copied message."""
-        self.copied += 1
+    def count(self, copies: int, payload_bytes: int) -> None:
+        """Count copied messages."""
+        self.copied += copies
         self.copied_bytes += payload_bytes
 
     @property
@@ -91,16 +91,16 @@ class Receipt:
             chosen.add(self.copied_ranges[at][0] + position - (ends[at] - lengths[at]))
         return sorted(chosen)
 
-    def locate(self, target_sequence: int, sequence: int) -> None:
-        """Record the target sequence of a source sequence's copy."""
+    def locate(self, target_sequence: int, sequence: int, copies: int = 1) -> None:
+        """Record the target sequence of a source sequence's copy, and of the `copies` that are consecutive from it on."""
         at, first, length = self.copied_ranges[-1] if self.copied_ranges else (0, 0, 0)
         if target_sequence == at + length and sequence == first + length:
-            self.copied_ranges[-1] = (at, first, length + 1)
+            self.copied_ranges[-1] = (at, first, length + copies)
         else:
-            self.copied_ranges.append((target_sequence, sequence, 1))
+            self.copied_ranges.append((target_sequence, sequence, copies))
         if target_sequence > self.target_sequence:
             self.disordered += sequence < self.target_holds
-            self.target_sequence, self.target_holds = target_sequence, sequence
+            self.target_sequence, self.target_holds = target_sequence + copies - 1, sequence + copies - 1
 
     def hold(self, sequences: list[int]) -> None:
         """Record ascending sequences that a lane's writer has read."""

@@ -30,6 +30,7 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 #: More parked messages in one batch indicate a fault of the target; full subjects are not counted.
 _MAX_PARKED: Final = 1000
 _SUBJECTS: Final = 1 << 16
+_SETTLED_AT_ONCE: Final = 500
 
 
 class StopError(Exception):
@@ -37,10 +38,10 @@ class StopError(Exception):
 
 
 class Sender:
-    """Sends one writer's copies and accounts for them in its receipt; `on_settled` gets each acknowledged message."""
+    """Sends one writer's copies and accounts for them in its receipt; `on_settled` gets the acknowledged messages."""
 
     def __init__(
-        self, plan: CopyPlan, target: wire.Connection, receipt: Receipt, on_settled: Callable[[Message], None]
+        self, plan: CopyPlan, target: wire.Connection, receipt: Receipt, on_settled: Callable[[list[Message]], None]
     ) -> None:
         self._plan = plan
         self._target = target
@@ -49,6 +50,7 @@ class Sender:
         # By sequence: the messages in flight or waiting to be resent, and how often each got a new id.
         self._window: dict[int, Message] = {}
         self._resends: dict[int, int] = {}
+        self._resend = plan.resend
         # When each message was first refused; the last acknowledged message, its target sequence, and when.
         self._refused_since: dict[int, float] = {}
         self._settled: Message | None = None
@@ -66,11 +68,11 @@ class Sender:
     def prepare(self, message: Message) -> wire.Outgoing | None:
         """Return the copy, which the caller must send, or None if the target does not accept its subject."""
         outgoing = self._outgoing(message)
-        if not self._takes(outgoing.subject):
+        if not self._takes(outgoing[1]):
             subject = printable(outgoing.subject)
             self._park(message, f"target stream {self._plan.stream} does not take subject {subject}")
             return None
-        self._window[message.sequence] = message
+        self._window[outgoing[0]] = message
         return outgoing
 
     def send(self, items: Iterator[wire.Outgoing]) -> None:
@@ -132,15 +134,22 @@ class Sender:
         refused: list[wire.Ack] = []
         duplicates: list[wire.Ack] = []
         settled = self._settled
+        # The copies that are consecutive in the target, from `first` on.
+        first, sequences = 0, list[int]()
         try:
             for ack in publisher.publish_all(items):
-                if ack.error is not None:
+                sequence, stored_as, duplicate, _, error = ack
+                if error is not None:
                     refused.append(ack)
-                elif ack.duplicate:
+                elif duplicate:
                     duplicates.append(ack)
+                elif self._settled and stored_as == first + len(sequences) and len(sequences) < _SETTLED_AT_ONCE:
+                    sequences.append(sequence)
                 else:
-                    self._settle(ack.sequence, ack.target_sequence or 0)
+                    self._settle(sequences, first)
+                    first, sequences = stored_as or 0, [sequence]
         finally:
+            self._settle(sequences, first)
             if self._settled is not settled:
                 self._settled_at = time.monotonic()
         # Only now: a request discards all other frames, and until here those may be acknowledgements.
@@ -175,12 +184,11 @@ class Sender:
         clean = not end.sent or (end.last is not None and end.last - before == end.stored)
         if clean:
             self.copies.last = end.last or before
-            for target_sequence, sequence in enumerate(end.sent[: end.stored], before + 1):
-                self._settle(sequence, target_sequence)
+            self._settle(end.sent[: end.stored], before + 1)
         else:
             for target_sequence, copy in self.copies.added():
                 if self._is_copy_of_window(copy):
-                    self._settle(copy.sequence, target_sequence)
+                    self._settle([copy.sequence], target_sequence)
         self._receipt.batched += self._receipt.copied - count
         self._settled_at = time.monotonic()
         return clean and not self._window
@@ -190,16 +198,24 @@ class Sender:
         message = self._window.get(copy.sequence)
         return message is not None and copy.stored_ms == message.stored_ns // 1_000_000
 
-    def _settle(self, sequence: int, target_sequence: int) -> None:
-        message = self._window.pop(sequence)
-        self._receipt.count(len(message.payload))
-        self._receipt.locate(target_sequence, sequence)
-        if is_heartbeat(message.headers):
-            self._receipt.heartbeats = [*self._receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
-        self._on_settled(message)
+    def _settle(self, sequences: list[int], target_first: int) -> None:
+        """Settle messages whose copies are consecutive in the target."""
+        if not sequences:
+            return
+        messages, receipt = list(map(self._window.pop, sequences)), self._receipt
+        receipt.count(len(messages), sum([len(message.payload) for message in messages]))
+        if sequences[-1] - sequences[0] == len(sequences) - 1:
+            receipt.locate(target_first, sequences[0], len(sequences))
+        else:
+            for target_sequence, sequence in enumerate(sequences, target_first):
+                receipt.locate(target_sequence, sequence)
+        for target_sequence, message in enumerate(messages, target_first):
+            if message.headers and is_heartbeat(message.headers):
+                receipt.heartbeats = [*receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
+        self._on_settled(messages)
         if self._settled is None:
             reach(Point.PUBLISHING)
-        self._settled, self._settled_as = message, target_sequence
+        self._settled, self._settled_as = messages[-1], target_first + len(messages) - 1
 
     def _confirm_stored(self) -> None:
         """Raise StopError unless the target holds the last acknowledged copy.
@@ -230,9 +246,9 @@ class Sender:
         if copy is not None and copy.sequence == ack.sequence and self._is_copy_of_window(copy):
             if at <= plan.since:
                 raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))
-            self._settle(ack.sequence, at)
+            self._settle([ack.sequence], at)
         else:
-            self._resends[ack.sequence] = self._resends.get(ack.sequence, plan.resend) + 1
+            self._resends[ack.sequence] = self._resends.get(ack.sequence, self._resend) + 1
 
     # ------------------------------------------------------------------------------------- refused or unacknowledged
 
@@ -256,7 +272,7 @@ class Sender:
     def _outgoing(self, message: Message) -> wire.Outgoing:
         """Return the copy: its subject, headers and payload."""
         sequence, stored_ns, subject, headers, payload, _ = message
-        resend = self._resends.get(sequence, self._plan.resend)
+        resend = self._resends.get(sequence, self._resend) if self._resends else self._resend
         return wire.Outgoing(
             sequence, self._subject(subject), self._headers(headers, sequence, stored_ns, resend), payload
         )

@@ -107,27 +107,29 @@ class _Batch:
         """Return the frames to send next; the last one ends the batch."""
         chunk: list[bytes] = []
         chunk_bytes, acked, sent, reply = 0, self.end.stored, self.end.sent, self._reply
-        while self.sending and chunk_bytes < SEND_BYTES and len(sent) - acked < window:
-            if len(sent) >= self._max_messages or self._left_bytes <= 0:
-                self.sending = False
-                break
-            item = next(self._items, None)
+        items, limit_bytes = self._items, self._limit_bytes
+        free_bytes, most = min(SEND_BYTES, self._left_bytes), min(self._max_messages, acked + window)
+        number = len(sent)
+        while self.sending and chunk_bytes < free_bytes and number < most:
+            item = next(items, None)
             if item is None:
                 self.end.exhausted, self.sending = True, False
                 break
-            to = b"%b%d.%d.$FI" % (reply, len(sent) + 1, _APPEND if sent else _START)
-            parts = encode_item(item, to, self._limit_bytes)
+            to = b"%b%d.%d.$FI" % (reply, number + 1, _APPEND if number else _START)
+            parts = encode_item(item, to, limit_bytes)
             if isinstance(parts, Ack):
                 self.end.refusal, self.sending = parts, False
                 break
-            if not sent:
-                self._subject = item.subject
-            sent.append(item.sequence)
+            if not number:
+                self._subject = item[1]
+            sent.append(item[0])
             chunk += parts
-            size_bytes = len(parts[0]) + len(item.headers) + len(item.payload)
-            chunk_bytes += size_bytes
-            self._left_bytes -= size_bytes
-        self.number = len(sent)
+            number += 1
+            chunk_bytes += len(parts[0]) + len(parts[1]) + len(parts[2])
+        self._left_bytes -= chunk_bytes
+        self.number = number
+        if number >= self._max_messages or self._left_bytes <= 0:
+            self.sending = False
         if not self.sending and not self._commit_number and sent and (self.opened or chunk):
             self._commit_number = len(sent) + 1
             chunk.append(

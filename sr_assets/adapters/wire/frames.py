@@ -22,14 +22,19 @@ STORED: Final = re.compile(rb'\{"stream":"[^"\r\n]*",(?:"domain":"[^"\r\n]*",)?"
 _STORED_FRAME: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % STORED.pattern)
 # Not possessive, although backtracking is unnecessary: before Python 3.11.5 such a repetition ends in the wrong position.
 _STORED_FRAMES: Final = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % STORED.pattern)
-_HMSG: Final = re.compile(rb"HMSG ([^ \r\n]+) [^ \r\n]+ (\d+) (\d+)\r\n")
-_DIRECT_BLOCK: Final = re.compile(
+# The block that a direct get appends to a message's headers; the last two lines only in a batch.
+_STORED_LINES: Final = (
     rb"Nats-Stream: ([^\r\n]*)\r\n"
     rb"Nats-Subject: ([^\r\n]*)\r\n"
     rb"Nats-Sequence: (\d+)\r\n"
     rb"Nats-Time-Stamp: (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z\r\n"
-    rb"(?:Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n)?"
-    rb"\r\n"
+)
+_PENDING_LINES: Final = rb"Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n"
+_DIRECT_BLOCK: Final = re.compile(rb"%b(?:%b)?\r\n" % (_STORED_LINES, _PENDING_LINES))
+# The same as a frame without its payload: subject, sizes, the sender's own header lines, the block.
+_DIRECT_FRAME: Final = re.compile(
+    rb"HMSG ([^ \r\n]+) [^ \r\n]+ (\d+) (\d+)\r\nNATS/1\.0\r\n((?:[^\r\n]+\r\n)+?)??%b%b\r\n"
+    % (_STORED_LINES, _PENDING_LINES)
 )
 # The header line that a headers-only consumer appends to those of a message.
 _SIZE_LINE: Final = re.compile(rb"Nats-Msg-Size: (\d+)\r\n\r\n")
@@ -165,26 +170,31 @@ class DirectParser(FirstParser[Message]):
 
     def parse(self, buffer: bytes) -> int:
         """Take the messages and return their end."""
-        position, size, inbox, stream, add = 0, len(buffer), self._inbox, self._stream, self.taken.append
-        while line := _HMSG.match(buffer, position):
-            start = line.end()
-            middle, stop = start + int(line[2]), start + int(line[3])
-            at = buffer.rfind(b"Nats-Stream: ", start, middle)
-            if line[1] != inbox or buffer[stop : stop + 2] != CRLF or not start < at < middle <= stop <= size:
+        position, last, inbox, stream, add = 0, len(buffer) - 2, self._inbox, self._stream, self.taken.append
+        match, new, pending, known, known_ns = _DIRECT_FRAME.match, tuple.__new__, b"", b"", 0
+        while line := match(buffer, position):
+            subject, headers_size, size, own, responder, stored_as, sequence, second, fraction, following = (
+                line.groups()
+            )
+            # The sizes tell the end of the payload, and whether the block is the end of the headers.
+            middle, headers_bytes = line.end(), int(headers_size)
+            stop = middle - headers_bytes + int(size)
+            whole = line.end(3) + 2 + headers_bytes == middle <= stop <= last
+            if not whole or subject != inbox or responder != stream or buffer[stop : stop + 2] != CRLF:
                 break
-            added = _DIRECT_BLOCK.fullmatch(buffer, at, middle)
-            if added is None or added[1] != stream or added[6] is None:
-                break
-            own = b"" if at == start + 10 and buffer.startswith(b"NATS/1.0\r\n", start) else buffer[start:at] + CRLF
-            if own and not own.endswith(b"\r\n\r\n"):
-                break
-            try:
-                stored_ns = _second_ns(added[4]) + (int(added[5].ljust(9, b"0")) if added[5] else 0)
-            except ValueError:
-                break
-            subject = added[2].decode(errors="surrogateescape")
-            add(Message(int(added[3]), stored_ns, subject, own, buffer[middle:stop]))
-            self.pending, position = int(added[6]), stop + 2
+            if second != known:
+                try:
+                    known, known_ns = second, _second_ns(second)
+                except ValueError:
+                    break
+            stored_ns = known_ns + int(fraction.ljust(9, b"0")) if fraction else known_ns
+            text = stored_as.decode("utf-8", "surrogateescape")
+            kept = b"NATS/1.0\r\n%b\r\n" % own if own else b""
+            # Half the time of the constructor.
+            add(new(Message, (int(sequence), stored_ns, text, kept, buffer[middle:stop], 0)))
+            pending, position = following, stop + 2
+        if pending:
+            self.pending = int(pending)
         return position
 
 
@@ -204,17 +214,19 @@ def encode_subject(subject: str) -> bytes:
     return encoded
 
 
-def pub_line(subject: bytes, reply: bytes, headers_bytes: int, payload_bytes: int) -> bytes:
-    """Return the control line of a PUB, or of an HPUB if there are headers, with its CR LF."""
+def pub_line(subject: bytes, reply: bytes, headers_bytes: int, size_bytes: int) -> bytes:
+    """Return the control line of a PUB, or of an HPUB if there are headers, with its CR LF; `size_bytes` includes them."""
+    if headers_bytes and reply:
+        return b"HPUB %b %b %d %d\r\n" % (subject, reply, headers_bytes, size_bytes)
     to = b"%b %b" % (subject, reply) if reply else subject
     if headers_bytes:
-        return b"HPUB %b %d %d\r\n" % (to, headers_bytes, headers_bytes + payload_bytes)
-    return b"PUB %b %d\r\n" % (to, payload_bytes)
+        return b"HPUB %b %d %d\r\n" % (to, headers_bytes, size_bytes)
+    return b"PUB %b %d\r\n" % (to, size_bytes)
 
 
 def encode_pub(subject: str, reply: bytes, headers: bytes, payload: bytes) -> bytes:
     """Return one complete PUB (no headers) or HPUB frame, with headers and payload unchanged."""
-    line = pub_line(encode_subject(subject), reply, len(headers), len(payload))
+    line = pub_line(encode_subject(subject), reply, len(headers), len(headers) + len(payload))
     return b"".join((line, headers, payload, CRLF))
 
 

@@ -136,12 +136,13 @@ class _Window:
 def encode_item(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, ...] | Ack:
     """Return the parts of a frame, its control line first, or a refusal if the server would close the connection on it."""
     sequence, subject, headers, payload = item
-    size_bytes = len(headers) + len(payload)
+    headers_bytes = len(headers)
+    size_bytes = headers_bytes + len(payload)
     if size_bytes > limit_bytes:
         text = f"{size_bytes} bytes are more than the server takes (max_payload {limit_bytes})"
         return Ack(sequence, error_code=MESSAGE_TOO_LARGE, error=text)
     try:
-        line = f.pub_line(f.encode_subject(subject), inbox, len(headers), len(payload))
+        line = f.pub_line(f.encode_subject(subject), inbox, headers_bytes, size_bytes)
     except ValueError as error:
         return Ack(sequence, error_code=INVALID_SUBJECT, error=str(error))
     if len(line) > MAX_CONTROL_LINE_BYTES:

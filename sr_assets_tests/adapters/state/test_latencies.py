@@ -61,7 +61,7 @@ def test_receipt_measures_spread_copies_within_its_bytes(lengths: list[int], mea
     for length in lengths:
         for _ in range(length):
             receipt.locate(at, at)
-            receipt.count(mean_bytes)
+            receipt.count(1, mean_bytes)
             at += 1
         at += 1
     held = {run[0] + step for run in receipt.copied_ranges for step in range(run[2])}

@@ -263,6 +263,23 @@ def test_direct_get_message_removes_only_server_headers(original: bytes, batch: 
     assert has_whole_headers(message)
 
 
+def test_direct_parser_yields_same_messages_for_every_split() -> None:
+    forged = SERVER_BLOCK.replace(b"Stream: S", b"Stream: FORGED")[:-2]
+    blocks = [SERVER_BLOCK.replace(b"Pending: 3", b"Pending: %d" % pending) for pending in (3, 2, 1, 0)]
+    headers = (b"NATS/1.0\r\n", b"NATS/1.0\r\nA: 1\r\nB:\xff\r\n", b"NATS/1.0\r\n" + forged, b"NATS/1.0\r\n")
+    payloads = (b"", b"\r\nHMSG I.1 1 12 12\r\n", b"NATS/1.0\r\n\r\n\r\n", b"x" * 40)
+    sent = [
+        Frame(b"HMSG", b"I.1", b"", own + block, payload)
+        for own, block, payload in zip(headers, blocks, payloads, strict=True)
+    ]
+    stream = b"".join(map(encode_frame, sent))
+    wanted = [answer[0] for frame in sent if (answer := direct_get_message(frame))]
+    for at in range(len(stream) + 1):
+        parser, direct = FrameParser(), DirectParser(b"I.1", b"S")
+        others = [frame for piece in (stream[:at], stream[at:]) for frame in parser.feed(piece, direct)]
+        assert (direct.take(), others, direct.pending) == (wanted, [], 0)
+
+
 def test_direct_get_message_ignores_forged_server_headers() -> None:
     forged = SERVER_BLOCK.replace(b"Stream: S", b"Stream: FORGED").replace(b"Sequence: 7", b"Sequence: 99")
     answer = direct_get_message(Frame(b"HMSG", headers=b"NATS/1.0\r\n" + forged[:-2] + SERVER_BLOCK))
