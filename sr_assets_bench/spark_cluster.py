@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOST: Final = "127.0.0.1"
 _DEPLOY: Final = "org.apache.spark.deploy"
 _DAEMON_MEMORY: Final = "256m"
-_START_SECONDS: Final = 60.0
+_START_SECONDS: Final = 180.0
 
 
 class SparkCluster:
@@ -36,6 +36,11 @@ class SparkCluster:
     def mode(self) -> str:
         """The cluster's URL for `spark.mode`."""
         return self._mode
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """The workers' processes, the parents of their executors."""
+        return tuple(process.pid for process in self._processes[1:])
 
     def __enter__(self) -> Self:
         """Start all processes and wait until each worker is registered; raise SystemExit on failure."""
