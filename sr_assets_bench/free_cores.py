@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 _SHARE: Final = 0.33
 _SERVERS_CORE, _OUR_CORE = 0, 1
+_WORKERS: Final = 2
 #: Engine → its number of workers.
-_ENGINES: Final = {"local": 0, "one": 1, "two": 2}
+_ENGINES: Final = {"local": 0, "one": 1, "two": _WORKERS}
 _DISTANCES_MS: Final = (0, 20)
 _LANES: Final = 2
 _PLAIN_BYTES: Final = 900
@@ -48,7 +49,12 @@ class _Engine:
     spark: dict[str, Any]
     process: BaseProcess
     pipe: Connection
-    workers: tuple[int, ...]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes on this host: the run with its driver, and the local engine, if any."""
+        local = engine_status(self.bench.home)
+        return (self.process.pid or 0, *((local.pid,) if local else ()))
 
     def seconds(self, entry: dict[str, Any], messages: int) -> float:
         """Run an entry into a new target, which is deleted afterwards; return the seconds of the whole run."""
@@ -86,7 +92,12 @@ def measure_free_cores(bench: Bench, messages: int, rounds: int = ROUNDS) -> dic
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
         urls = {distance_ms: stack.enter_context(distant(bench.target, distance_ms)) for distance_ms in _DISTANCES_MS}
-        engines = {name: stack.enter_context(_engine(bench, name, workers)) for name, workers in _ENGINES.items()}
+        cluster = stack.enter_context(SparkCluster(bench.home / "cluster", _WORKERS, cores=len(_ENGINES) - 1))
+        engines = {}
+        for name, workers in _ENGINES.items():
+            config = {"spark.pyspark.python": sys.executable, "spark.cores.max": str(workers)}
+            spark = {"mode": cluster.mode, "config": config} if workers else {"mode": "connect-local"}
+            engines[name] = stack.enter_context(_engine(bench, name, spark))
 
         def measure(index: int) -> None:
             for distance_ms, url in urls.items():
@@ -99,8 +110,10 @@ def measure_free_cores(bench: Bench, messages: int, rounds: int = ROUNDS) -> dic
 
         measure(0)
         rates.clear()
-        for name, engine in engines.items():
-            stack.enter_context(_on_hosts(name, engine))
+        hosts = [engine.pids for engine in engines.values()] + [(pid,) for pid in cluster.worker_pids]
+        for number, pids in enumerate(hosts):
+            pin(pids, _OUR_CORE)
+            stack.enter_context(limited(str(number), pids, _SHARE))
         for index in range(1, 1 + rounds):
             measure(index)
     medians = {name: round(statistics.median(measured)) for name, measured in rates.items()}
@@ -108,40 +121,27 @@ def measure_free_cores(bench: Bench, messages: int, rounds: int = ROUNDS) -> dic
 
 
 @contextmanager
-def _engine(bench: Bench, name: str, workers: int) -> Iterator[_Engine]:
-    """Start a process for the runs of an engine, and its cluster of workers, if any."""
+def _engine(bench: Bench, name: str, spark: dict[str, Any]) -> Iterator[_Engine]:
+    """Start a process for the runs of an engine: its classic session lasts until its end."""
     own = replace(bench, home=bench.home / name)
     own.home.mkdir()
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_run_all, args=(theirs,), daemon=True)
     with ExitStack() as stack:
-        spark: dict[str, Any] = {"mode": "connect-local"}
-        pids: tuple[int, ...] = ()
-        if workers:
-            cluster = stack.enter_context(SparkCluster(own.home / "cluster", workers))
-            spark = {"mode": cluster.mode, "config": {"spark.pyspark.python": sys.executable}}
-            pids = cluster.worker_pids
         process.start()
+        # With our copy closed too, a process that has failed ends the wait for its answer.
+        theirs.close()
         stack.callback(stop_engine, own.home)
         stack.callback(process.join)
-        stack.callback(ours.send, None)
-        yield _Engine(own, spark, process, ours, pids)
-
-
-@contextmanager
-def _on_hosts(name: str, engine: _Engine) -> Iterator[None]:
-    """Give this host and each worker their share of a core inside `with`."""
-    local = engine_status(engine.bench.home)
-    hosts = [(engine.process.pid or 0, *((local.pid,) if local else ())), *((pid,) for pid in engine.workers)]
-    with ExitStack() as stack:
-        for number, pids in enumerate(hosts):
-            pin(pids, _OUR_CORE)
-            stack.enter_context(limited(f"{name}-{number}", pids, _SHARE))
-        yield
+        stack.callback(ours.close)
+        yield _Engine(own, spark, process, ours)
 
 
 def _run_all(pipe: Connection) -> None:
-    for file, stream in iter(pipe.recv, None):
-        report, seconds = drain(load_settings(Path(file), {}), stream)
-        pipe.send((report.messages, seconds))
+    """Run the streams of configuration files until the other end is closed."""
+    with suppress(EOFError):
+        while True:
+            file, stream = pipe.recv()
+            report, seconds = drain(load_settings(Path(file), {}), stream)
+            pipe.send((report.messages, seconds))

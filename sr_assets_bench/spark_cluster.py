@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine: a master and workers of one core each, as separate processes."""
+"""A standalone Spark cluster on this machine: a master and workers, as separate processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _START_SECONDS: Final = 180.0
 class SparkCluster:
     """A cluster inside `with`; one folder contains its logs and the workers' folders."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
-        self._folder, self._workers = folder, workers
+    def __init__(self, folder: Path, workers: int, cores: int = 1) -> None:
+        """Create the folder. Each worker offers `cores`: it runs that many executors of one core."""
+        self._folder, self._workers, self._cores = folder, workers, cores
         folder.mkdir()
         self._mode = f"spark://{_HOST}:{free_port()}"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -48,7 +49,7 @@ class SparkCluster:
         self._start("master", f"{_DEPLOY}.master.Master", "--port", port)
         self._await("master", "I have been elected leader")
         for name in (f"worker{number}" for number in range(1, self._workers + 1)):
-            shape = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / name))
+            shape = ("--cores", str(self._cores), "--memory", f"{self._cores}g", "--work-dir", str(self._folder / name))
             self._start(name, f"{_DEPLOY}.worker.Worker", *shape, self._mode)
         for number in range(1, self._workers + 1):
             self._await(f"worker{number}", "Successfully registered")
