@@ -28,6 +28,7 @@ from sr_assets_bench.daily import measure_availability, measure_inventory
 from sr_assets_bench.definitions import measure_definitions
 from sr_assets_bench.disk import measure_disk
 from sr_assets_bench.feeds import measure_feeds
+from sr_assets_bench.free_cores import measure_free_cores
 from sr_assets_bench.history import measure_history
 from sr_assets_bench.links import measure_links, measure_report
 from sr_assets_bench.members import measure_fail_over
@@ -86,6 +87,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "availability": lambda bench, scale: measure_availability(bench, int(100_000 * scale)),
     "inventory": lambda bench, scale: measure_inventory(bench, int(100_000 * scale)),
     "disk": lambda bench, scale: measure_disk(bench, int(5_000 * scale)),
+    "free_cores": lambda bench, scale: measure_free_cores(bench, int(40_000 * scale)),
     # Last, because its classic session lasts until the end of this process.
     "cluster": lambda bench, scale: measure_cluster(bench, int(60_000 * scale)),
 }

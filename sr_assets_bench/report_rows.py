@@ -66,6 +66,7 @@ def rows(figures: Figures) -> Iterator[Row]:
     return chain(
         _copy(figures),
         _cluster(figures["cluster"]),
+        _free_cores(figures.get("free_cores")),
         _sampled(figures),
         _unread(figures["unread"]),
         _backlog(figures),
@@ -109,6 +110,19 @@ def _cluster(cluster: Figures) -> Iterator[Row]:
         workload = f"{label}, 7 KB, a Spark cluster of {cluster['workers']} workers, compared with the local engine"
         rates = f"cluster {ours:,}/s, local engine {local:,}/s"
         yield at_least(f"{workload} ({rates})", cluster[f"{kind}_to_local"], None, " x")
+
+
+def _free_cores(figures: Figures | None) -> Iterator[Row]:
+    """Yield the rows of a workload that needs root."""
+    if figures is None:
+        return
+    for kind, label in (("plain", "plain copy, 900 B, two lanes"), ("sampled", "sampled, a new fleet, 7 KB, 10% due")):
+        for distance in (0, 20):
+            local, one, two = (figures[f"{kind}_{name}_{distance}ms_per_second"] for name in ("local", "one", "two"))
+            where = f"{label}, slow hosts, target {distance} ms away"
+            rates = f"two workers {two:,}/s, one {one:,}/s, local engine {local:,}/s"
+            yield at_least(f"{where}: two workers compared with one ({rates})", round(two / one, 2), None, " x")
+            yield at_least(f"{where}: two workers compared with the local engine", round(two / local, 2), None, " x")
 
 
 def _sampled(figures: Figures) -> Iterator[Row]:

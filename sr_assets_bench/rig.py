@@ -91,17 +91,22 @@ class Bench:
 
     def run(self, settings: Settings, stream: str) -> tuple[StreamReport, float]:
         """Drain one stream with a warm Spark session; return the report and the seconds of the whole run."""
-        started = time.perf_counter()
-        with Site(settings, SITE, owner="bench", run_id="bench") as site:
-            reports = run_site(site, {stream: frozenset(Stage)}, drain_only=True)
-        report = reports[stream]
-        if report.failure:
-            raise SystemExit(report.failure)
-        return report, time.perf_counter() - started
+        return drain(settings, stream)
 
     def forget(self) -> None:
         """Delete the site's state; its Spark session stays warm."""
         shutil.rmtree(self.home / "sites" / SITE, ignore_errors=True)
+
+
+def drain(settings: Settings, stream: str) -> tuple[StreamReport, float]:
+    """Drain one stream in this process; return the report and the seconds of the whole run."""
+    started = time.perf_counter()
+    with Site(settings, SITE, owner="bench", run_id="bench") as site:
+        reports = run_site(site, {stream: frozenset(Stage)}, drain_only=True)
+    report = reports[stream]
+    if report.failure:
+        raise SystemExit(report.failure)
+    return report, time.perf_counter() - started
 
 
 def _fill(address: str, stream: str, messages: int, senders: int, payload_bytes: int, forced_share: float) -> None:

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine: a master and workers of one core each, as separate processes."""
+"""A standalone Spark cluster on this machine: a master and workers, as separate processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 _HOST: Final = "127.0.0.1"
 _DEPLOY: Final = "org.apache.spark.deploy"
 _DAEMON_MEMORY: Final = "256m"
-_START_SECONDS: Final = 60.0
+_START_SECONDS: Final = 180.0
 
 
 class SparkCluster:
     """A cluster inside `with`; one folder contains its logs and the workers' folders."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
-        self._folder, self._workers = folder, workers
+    def __init__(self, folder: Path, workers: int, cores: int = 1) -> None:
+        """Create the folder. Each worker offers `cores`: it runs that many executors of one core."""
+        self._folder, self._workers, self._cores = folder, workers, cores
         folder.mkdir()
         self._mode = f"spark://{_HOST}:{free_port()}"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -37,13 +38,18 @@ class SparkCluster:
         """The cluster's URL for `spark.mode`."""
         return self._mode
 
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """The workers' processes, the parents of their executors."""
+        return tuple(process.pid for process in self._processes[1:])
+
     def __enter__(self) -> Self:
         """Start all processes and wait until each worker is registered; raise SystemExit on failure."""
         port = self._mode.rpartition(":")[2]
         self._start("master", f"{_DEPLOY}.master.Master", "--port", port)
         self._await("master", "I have been elected leader")
         for name in (f"worker{number}" for number in range(1, self._workers + 1)):
-            shape = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / name))
+            shape = ("--cores", str(self._cores), "--memory", f"{self._cores}g", "--work-dir", str(self._folder / name))
             self._start(name, f"{_DEPLOY}.worker.Worker", *shape, self._mode)
         for number in range(1, self._workers + 1):
             self._await(f"worker{number}", "Successfully registered")

@@ -25,7 +25,7 @@ from sr_assets.adapters.jetstream import (
     JetStreamApi,
     consumer_creation,
 )
-from sr_assets.adapters.wire import Connection, WireError
+from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import ExecutorLostError
 
 #: How long a writer may write after it has checked its fence.
@@ -34,7 +34,10 @@ LEASE_SECONDS: Final = 10.0
 #: its lease once more, and bytes in transit take some seconds.
 LAST_WRITE_SECONDS: Final = 2 * LEASE_SECONDS + 3.0
 _CHECK_SECONDS: Final = 2.0
+_AGAIN_SECONDS: Final = 0.2
 _ANSWER_SECONDS: Final = 5.0
+#: Attempts to release a claim: the second one opens a new connection.
+_RELEASES: Final = 2
 #: After this time the server deletes a consumer that a killed run left behind.
 _INACTIVE_NS: Final = 24 * 3_600 * 1_000_000_000
 
@@ -112,17 +115,24 @@ class Lease:
     def __init__(self, plan: CopyPlan, partition: int, seconds: float = LEASE_SECONDS) -> None:
         self._plan, self._fence, self._seconds = plan, str(plan.fence), seconds
         self._claim = f"{plan.fence}_{partition}"
+        # One for all requests: a new connection costs several round trips to the target.
+        self._target = open_connection(plan.connection, "sr-assets writer: lease", request_seconds=_ANSWER_SECONDS)
+        self._is_lost = False
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew_on, daemon=True)
 
     def __enter__(self) -> Self:
         """Claim the part and start the lease; raises ExecutorLostError if the fence was deleted or the part is claimed."""
-        with self._connection() as target:
-            make_fence(target, self._plan.stream, self._claim, self._plan.subjects)
-            if not self._renew(target):
+        self._target.open()
+        try:
+            make_fence(self._target, self._plan.stream, self._claim, self._plan.subjects)
+            if not self._renew():
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                _request_consumer(target, f"CONSUMER.DELETE.{self._plan.stream}.{self._claim}")
+                self._request("DELETE", self._claim)
                 raise ExecutorLostError(f"batch {self._plan.batch} was abandoned before this writer started")
+        except BaseException:
+            self._target.close()
+            raise
         self._renewing.start()
         return self
 
@@ -133,16 +143,26 @@ class Lease:
         self._ended.set()
         self._renewing.join()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        with contextlib.suppress(WireError), self._connection() as target:
-            _request_consumer(target, f"CONSUMER.DELETE.{self._plan.stream}.{self._claim}")
+        for _ in range(_RELEASES):
+            with contextlib.suppress(WireError):
+                self._request("DELETE", self._claim)
+                break
+        self._target.close()
 
-    def _connection(self) -> Connection:
-        return open_connection(self._plan.connection, "sr-assets writer: lease", request_seconds=_ANSWER_SECONDS)
+    def _request(self, operation: str, consumer: str) -> bool:
+        """Request a consumer's info or deletion, on a new connection if the last one was lost; return whether it existed."""
+        if self._is_lost:
+            self._target.close()
+            self._target.open()
+        self._is_lost = True
+        existed = _request_consumer(self._target, f"CONSUMER.{operation}.{self._plan.stream}.{consumer}")
+        self._is_lost = False
+        return existed
 
-    def _renew(self, target: Connection) -> bool:
+    def _renew(self) -> bool:
         """Extend the lease, counted from this request, if the fence exists; return whether it does."""
         requested_at = time.monotonic()
-        if not _request_consumer(target, f"CONSUMER.INFO.{self._plan.stream}.{self._fence}"):
+        if not self._request("INFO", self._fence):
             return False
         left_seconds = requested_at + self._seconds - time.monotonic()
         # The kernel's default action of SIGALRM ends the process; 0 would disable the timer.
@@ -150,11 +170,9 @@ class Lease:
         return True
 
     def _renew_on(self) -> None:
-        """Renew the lease until it ends; reopen a lost connection."""
-        while not self._ended.is_set():
-            with contextlib.suppress(WireError), self._connection() as target:
-                while not self._ended.wait(min(_CHECK_SECONDS, self._seconds / 5)):
-                    if not self._renew(target):
-                        Path(self._plan.folder, "batch").write_text("a later attempt")
-                        return
-            self._ended.wait(0.2)
+        """Renew the lease until it ends, sooner after a lost connection."""
+        while not self._ended.wait(_AGAIN_SECONDS if self._is_lost else min(_CHECK_SECONDS, self._seconds / 5)):
+            with contextlib.suppress(WireError):
+                if not self._renew():
+                    Path(self._plan.folder, "batch").write_text("a later attempt")
+                    return

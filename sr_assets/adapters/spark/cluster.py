@@ -95,6 +95,8 @@ def ship_package(session: SparkSession, folder: Path) -> None:
 
 def count_cores(session: SparkSession) -> int:
     """Return the number of parallel tasks of a cluster: Spark's default number of partitions."""
+    if not is_remote(session):
+        return int(session.sparkContext.defaultParallelism)
     # As SQL: Spark's functions need a classic session or SPARK_REMOTE.
     return session.range(1 << 16).selectExpr("spark_partition_id() AS part").distinct().count()
 

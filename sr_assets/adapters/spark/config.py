@@ -53,6 +53,7 @@ _CLUSTER_DEFAULTS: Final = {
     "spark.cores.max": "2",
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
 }
 #: The interval of a Connect server's reports on running tasks; they show that no executor accepts one.
 _REMOTE_DEFAULTS: Final = {"spark.connect.progress.reportInterval": "2s"}
