@@ -14,6 +14,8 @@ from sr_assets.adapters.published.table import literal
 #: Number of rows of a page: 200 MiB to sort and join them.
 PAGE_ROWS: Final = 500_000
 _FETCH_ROWS: Final = 2_048
+#: Rows of the sample that gives the limits of a page.
+_SAMPLED: Final = 100
 
 #: The columns of a query, and its rows as they are fetched.
 Fetched = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
@@ -74,10 +76,10 @@ def _ranges(connection: duckdb.DuckDBPyConnection, table: str, condition: str, c
     """Yield conditions for ranges of the nodes of one key; a sample gives their limits."""
     number = -(-count // PAGE_ROWS)
     sample = connection.execute(
-        f"SELECT node FROM (SELECT node FROM {table} WHERE {condition}) USING SAMPLE {100 * number} ROWS"
+        f"SELECT node FROM (SELECT node FROM {table} WHERE {condition}) USING SAMPLE {_SAMPLED * number} ROWS"
     ).fetchall()
     nodes = sorted(node for (node,) in sample)
-    limits = [literal(node) for node in dict.fromkeys(nodes[100::100])]
+    limits = [literal(node) for node in dict.fromkeys(nodes[len(nodes) * part // number] for part in range(1, number))]
     for first, after in itertools.pairwise(["", *limits, ""]):
         from_first, to_after = first and f" AND node >= {first}", after and f" AND node < {after}"
         yield f"{condition}{from_first}{to_after}"
