@@ -34,7 +34,7 @@ GROWTH_BEGIN, GROWTH_END = "<!-- growth: begin -->\n", "<!-- growth: end -->\n"
 #: Step of a growth curve → its label.
 _STEPS = {
     "run_idle": "run without work",
-    "run_1000": "run of 1,000 messages",
+    "run_900": "run of 900 messages",
     "publish_few": "publication, 10 changed nodes",
     "publish_all": "publication, all rows new",
     "nodes": "`nodes --format json`",
