@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from sr_assets_bench.rig import Bench
 
 _STREAM: Final = "KNOWN"
-_MESSAGES: Final = 1_000
 #: So few messages that a run needs no Spark.
-_NEW: Final = 900
+_MESSAGES: Final = 900
 _CHANGES: Final = 10
 #: Rows of a transaction that fills the state.
 _FILLED: Final = 1_000_000
@@ -57,7 +56,7 @@ def measure_steps(bench: Bench, nodes: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for step in ("publish_all", "publish_few", "run_idle", "run_900"):
         if step == "run_900":
-            bench.publish(_STREAM, _NEW, _NEW, 1_000)
+            bench.publish(_STREAM, _MESSAGES, _MESSAGES, 1_000)
         figures |= _measure(bench, nodes, step)
     return figures | _measured(bench, "nodes", ["-m", "sr_assets", "nodes", "--format", "json"])
 
