@@ -25,10 +25,12 @@ from sr_assets_bench.against import compare_commits
 from sr_assets_bench.cluster import measure_cluster
 from sr_assets_bench.copying import measure_copy, measure_workers
 from sr_assets_bench.daily import measure_availability, measure_inventory
+from sr_assets_bench.day import measure_day
 from sr_assets_bench.definitions import measure_definitions
 from sr_assets_bench.disk import measure_disk
 from sr_assets_bench.feeds import measure_feeds
 from sr_assets_bench.free_cores import measure_free_cores
+from sr_assets_bench.growth import measure_growth
 from sr_assets_bench.history import measure_history
 from sr_assets_bench.links import measure_links, measure_report
 from sr_assets_bench.members import measure_fail_over
@@ -82,6 +84,11 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "history": lambda bench, scale: measure_history(bench, int(3_000 * scale), int(10_000 * scale)),
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
     "publication": lambda bench, scale: measure_publication(bench, int(10_000 * scale)),
+    "growth_10k": lambda bench, scale: measure_growth(bench, int(10_000 * scale)),
+    "growth_100k": lambda bench, scale: measure_growth(bench, int(100_000 * scale)),
+    "growth_1m": lambda bench, scale: measure_growth(bench, int(1_000_000 * scale)),
+    "growth_10m": lambda bench, scale: measure_growth(bench, int(10_000_000 * scale)),
+    "day": lambda bench, scale: measure_day(bench, 1_000, 24 * scale),
     "definitions": lambda bench, _: measure_definitions(bench),
     "scrape": lambda bench, scale: measure_scrape(bench, max(1, int(100 * scale))),
     "availability": lambda bench, scale: measure_availability(bench, int(100_000 * scale)),

