@@ -51,10 +51,13 @@ class LaneRows:
                 store.partitions(stream.stream).replace(lanes)
 
     def _begin(self, store: SiteState, clusters: Clusters, known: list[Lane], state: StreamState | None) -> int:
-        """Return the sequence at which changed lanes begin: 0 for the first lanes of a stream, or of another source."""
+        """Return the sequence at which changed lanes begin: 0 for the first lanes of a stream.
+
+        They stay the first ones after a restart; later ones need not take all messages of a source that was rolled back.
+        """
         stream = self._stream
-        starts = state.starts if state else 0
-        if (known and known[0].starts != starts) or not (known or (state and state.has_position)):
+        is_first = not known and not (state and state.has_position)
+        if is_first or (known and not known[0].begins and tuple(lane.subject for lane in known) == stream.lanes):
             return 0
         intent = store.open_intent(stream.stream)
         last = clusters.connect(stream.source).stream_info(stream.stream).last_sequence

@@ -178,6 +178,24 @@ def test_lanes_that_change_before_the_first_copy_leave_out_older_messages(
     assert f"message 73 with subject {stream}.2.n1, which no partition takes" in command("check", "--connect")[2]
 
 
+def test_changed_lanes_leave_out_the_messages_of_a_source_that_was_put_back(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, rounds(1, 3))
+    partitions = {"count": 3, "filter": f"{stream}.{{p}}.>"}
+    rig.add(stream, partitions=partitions, target_stream=f"{stream}_T", batch_messages=6, on_source_reset="recopy")
+    rig.drain()
+    rig.publish(stream, rounds(1, 2, first=1))
+    partitions["count"] = 2
+    rig.drain()
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    rig.publish(stream, rounds(1, 3, first=2))
+    rig.drain()
+    rig.publish(stream, rounds(1, 2, first=3))
+    rig.drain()
+    assert sorted(sequences(rig.copies(f"{stream}_T"))) == sorted([*range(1, 25), *range(1, 25)])
+
+
 def checked(rig: Rig, command: Command) -> str:
     """Return the result of the check of the only stream's partitions."""
     rig.settings()
