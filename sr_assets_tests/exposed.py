@@ -1,4 +1,4 @@
-"""A home with data for every metric: two sites, a centre, links and heartbeats, without a server."""
+"""A home with data for every metric: two sites, partitions, a centre, links and heartbeats, without a server."""
 
 import time
 from pathlib import Path
@@ -24,6 +24,9 @@ CREATE TABLE topology_links AS SELECT 'hub' AS cluster, 'ALL' AS stream, 'mirror
     UNION ALL SELECT 'hub', 'ALL', 'source', 'edge', 'OTHER', NULL, NULL;
 CREATE TABLE heartbeats AS SELECT 'london' AS name, 'HB' AS stream, 'hb."a"' AS subject,
     now() - INTERVAL 30 SECOND AS arrived_at, 0.1 AS p50_seconds, 0.2 AS p95_seconds, 0.4 AS max_seconds;
+CREATE TABLE replication_partitions AS SELECT 'london' AS name, 'REG' AS stream, unnest([0, 1]) AS partition,
+    41::BIGINT AS next_sequence, unnest([5, NULL])::BIGINT AS lag_messages, now() - INTERVAL 20 SECOND AS watermark,
+    unnest(['reg.0.>', 'reg.1.>']) AS subject;
 CREATE TABLE hops AS SELECT 'london' AS name, 'REG' AS stream, 1.5 AS p50_seconds, 2.5 AS p95_seconds, 4.5 AS max_seconds
 """
 
@@ -34,7 +37,7 @@ def configured(home: Path, *sites: str, **top: Any) -> Settings:
 
 
 def expose_tables(home: Path) -> None:
-    """Publish the tables of a centre, a topology and heartbeats: a blind site, two links (one unknown), one subject."""
+    """Publish the tables of two partitions (one without a lag), a blind site, two links (one unknown), one heartbeat."""
     with duckdb.connect(str(home / "fleet.duckdb")) as fleet:
         fleet.execute(_TABLES)
 

@@ -6,7 +6,7 @@ the watermark.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -188,3 +188,26 @@ def _by_node(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def _ordered(announced: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
     places = {row: place for place, row in enumerate(rows)}
     return sorted(announced, key=lambda row: (row[2], row[0], places[row]))
+
+
+def misplaced_copies(originals: Sequence[tuple[int, str]], copies: Sequence[int]) -> list[str]:
+    """Return the violations of a partitioned stream: each original (sequence, node) has one copy, in order by node.
+
+    `copies` are the sequences of the originals, in order of the target.
+    """
+    times = Counter(copies)
+    problems = [
+        f"message {sequence} of {node}: copied {times[sequence]} times"
+        for sequence, node in originals
+        if times[sequence] != 1
+    ]
+    nodes, last = dict(originals), dict[str, int]()
+    for sequence in copies:
+        node = nodes.get(sequence)
+        if node is None:
+            problems.append(f"message {sequence}: copied, but not in the source")
+        elif sequence <= last.get(node, 0):
+            problems.append(f"message {sequence} of {node}: copied after {last[node]}")
+        else:
+            last[node] = sequence
+    return problems

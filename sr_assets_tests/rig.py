@@ -193,7 +193,10 @@ class Rig:
             "spark": self.spark,
             "streams": self.entries,
         }
-        file.write_text(yaml.safe_dump({**document, "feeds": self.feeds, **top}))
+        # Atomically, because commands may read it meanwhile.
+        draft = file.with_suffix(".draft")
+        draft.write_text(yaml.safe_dump({**document, "feeds": self.feeds, **top}))
+        draft.replace(file)
         return load_settings(file, {})
 
     @contextmanager

@@ -39,14 +39,19 @@ def test_partitions_name_the_filter_of_each_lane(tmp_path: Path, partitions: Any
 @pytest.mark.parametrize(
     ("partitions", "keys", "problem"),
     (
-        ({"count": 0, "filter": FILTER}, {}, "partitions.count: 0 is not a whole number, 1 to 64"),
-        ({"count": 100_000, "filter": FILTER}, {}, "partitions.count: 100000 is not a whole number, 1 to 64"),
+        ({"count": 0, "filter": FILTER}, {}, "partitions.count: 0 is not a whole number, 1 to 256"),
+        ({"count": 100_000, "filter": FILTER}, {}, "partitions.count: 100000 is not a whole number, 1 to 256"),
         ({"count": 3, "filter": "nodes.>"}, {}, "filter: 'nodes.>' lacks {p}, the number of the partition; use for"),
         ({"filter": FILTER}, {}, "filter: 'nodes.{p}.>' needs count, the number of partitions"),
         ({"count": 2, "filter": "nodes..{p}"}, {}, "filter: 'nodes..0' is not a subject filter"),
         ({"count": 3}, {}, "partitions: has neither filter nor subjects; set count and filter, or subjects"),
         ({"count": 3, "filter": FILTER, "subjects": ["a"]}, {}, "has both filter and subjects"),
-        ({"subjects": []}, {}, "subjects: has 0 subjects; use 1 to 64"),
+        (
+            {"subjects": ["a.{p}.>"]},
+            {},
+            "subjects: 'a.{p}.>' has {p}, which only filter replaces; use count and filter",
+        ),
+        ({"subjects": []}, {}, "subjects: has 0 subjects; use 1 to 256"),
         ({"subjects": ["a.>", "b"], "count": 3}, {}, "count: 3 contradicts subjects, which has 2 subjects"),
         ({"subjects": ["a.>", "b", "a.*.c"]}, {}, "subjects: 'a.>' and 'a.*.c' overlap"),
         (

@@ -136,6 +136,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "lag_messages": "Messages of the partition that are not processed yet; NULL if they could not be counted.",
         "watermark": "Source's time up to which all messages of the partition are processed.",
         "subject": "Filter of the partition.",
+        "begins": "First sequence that the lane takes; earlier ones are processed without lanes.",
     },
     "gaps": {
         "messages": "Sequences that the source does not hold.",

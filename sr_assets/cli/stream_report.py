@@ -1,15 +1,17 @@
-"""`report STREAM`: configuration, state, replicas, links and copies of one stream."""
+"""`report STREAM`: configuration, state, replicas, links, copies and partitions of one stream."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.adapters.published import queries
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.cli.render import Format, print_document, show
 from sr_assets.domain.durations import duration
-from sr_assets.domain.errors import ConfigurationError, did_you_mean
+from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings import FeedSettings
 
@@ -63,13 +65,33 @@ def _progress(settings: Settings, entry: Entry) -> Record:
     return {key: row.get(key) for key in _COUNTED} | {"problem": row.get("last_error")}
 
 
-def print_details(form: Format, details: Sequence[Record], links: Sequence[Record], copies: Sequence[Record]) -> None:
-    """Print the details, links and copies of one stream."""
+def stream_partitions(settings: Settings, stream: str) -> list[Record]:
+    """Return the configured partitions of each entry that reads or writes a stream; lanes without a run lack progress."""
+    known: dict[tuple[Any, ...], Record] = {}
+    with contextlib.suppress(RunError):  # nothing is published yet
+        rows = queries.ask(settings.home, "SELECT * FROM replication_partitions")
+        for row in (dict(zip(rows.columns, values, strict=True)) for values in rows.values):
+            known[row["name"], row["stream"], row["partition"], row["subject"]] = row
+    lanes = [
+        (entry.name, entry.stream, number, subject)
+        for entry in settings.streams
+        if stream in (entry.stream, entry.target_stream)
+        for number, subject in enumerate(entry.lanes)
+    ]
+    return [
+        dict(zip(("name", "stream", "partition", "subject"), lane, strict=True))
+        | {key: known.get(lane, {}).get(key) for key in ("next_sequence", "lag_messages", "watermark")}
+        for lane in lanes
+    ]
+
+
+def print_details(form: Format, details: Sequence[Record], parts: Mapping[str, Sequence[Record]]) -> None:
+    """Print the details of one stream on each cluster, then its other parts, such as links and copies."""
     if form == "json":
-        print_document({"streams": list(details), "links": list(links), "copies": list(copies)})
+        print_document({"streams": list(details), **parts})
         return
     tables = [(f"Stream {each['stream']} on {each['cluster']}", _properties(each)) for each in details]
-    tables += [("Links", list(links)), ("Copies", list(copies))]
+    tables += [(name.capitalize(), list(records)) for name, records in parts.items()]
     for index, (title, records) in enumerate(table for table in tables if table[1]):
         sys.stdout.write("\n" if index else "")
         rows = [tuple(record.values()) for record in records]

@@ -12,8 +12,8 @@ from sr_assets.settings.names import Filter, read_filter
 from sr_assets.settings.operators import OperatorKeys
 from sr_assets.settings.values import Positive, Text, shown, whole_number
 
-#: Each lane has its own connections and consumers.
-MAX_LANES: Final = 64
+#: The lag of each lane is counted by two requests.
+MAX_LANES: Final = 256
 #: Replaced by the number of the partition in `filter`.
 NUMBER: Final = "{p}"
 
@@ -36,6 +36,10 @@ class PartitionsBlock(Block):
             self._check_filter(self.filter)
         elif self.subjects is not None and not 1 <= len(self.subjects) <= MAX_LANES:
             raise ValueError(f"subjects: has {len(self.subjects)} subjects; use 1 to {MAX_LANES}")
+        elif self.subjects is not None and (numbered := [each for each in self.subjects if NUMBER in each]):
+            raise ValueError(
+                f"subjects: {shown(numbered[0])} has {NUMBER}, which only filter replaces; use count and filter"
+            )
         elif self.subjects is not None and self.count not in (None, len(self.subjects)):
             raise ValueError(
                 f"count: {self.count} contradicts subjects, which has {len(self.subjects)} subjects; remove count"

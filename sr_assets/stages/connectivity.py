@@ -35,6 +35,7 @@ from sr_assets.stages.replication.target import (
     refuse_drift,
     refuse_unstorable,
 )
+from sr_assets.stages.source.lanes import lanes_begin
 from sr_assets.stages.source.suitability import check_source, try_classes, try_partitions, try_senders
 from sr_assets.stages.topology.applying import probe_update
 from sr_assets.stages.topology.probes import probe_topology
@@ -50,7 +51,7 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
     """Probe every connection of every stream, in parallel; return the probes in the order of the file."""
     made = probe_permissions(settings)
     with ThreadPoolExecutor(_LINKS) as pool:
-        made += [probe for probes in pool.map(_try_entry, settings.entries) for probe in probes]
+        made += [probe for probes in pool.map(partial(_try_entry, settings), settings.entries) for probe in probes]
         elections = pool.map(partial(probe_election, settings), settings.entries)
         made += [probe for probes in elections for probe in probes]
         if settings.topology is not None:
@@ -65,23 +66,26 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
     return made
 
 
-def _try_entry(entry: Entry) -> list[Probe]:
+def _try_entry(settings: Settings, entry: Entry) -> list[Probe]:
     probes = Probes(entry.label)
     with closing(Cluster(entry.source, "sr-assets check")) as source:
         info = _try_source(probes, entry, source)
         if isinstance(entry, StreamSettings):
-            _try_stream(probes, entry, source, info)
+            _try_stream(settings, probes, entry, source, info)
     return probes.made
 
 
-def _try_stream(probes: Probes, stream: StreamSettings, source: Cluster, info: StreamInfo | None) -> None:
+def _try_stream(
+    settings: Settings, probes: Probes, stream: StreamSettings, source: Cluster, info: StreamInfo | None
+) -> None:
     if info is not None and stream.tracked:
         probes.attempt(source, "a sender in each message", lambda: try_senders(stream, source, info))
         if stream.node_classes is not None:
             classifier = stream.node_classes.classifier
             probes.attempt(source, "classes", lambda: try_classes(stream, classifier, source, info))
     if info is not None and stream.lanes:
-        probes.attempt(source, "a partition of each sender", lambda: try_partitions(stream, source, info))
+        begins = lanes_begin(settings.home, stream, info)
+        probes.attempt(source, "a partition of each sender", lambda: try_partitions(stream, source, info, begins))
     with closing(Cluster(stream.target, "sr-assets check")) as target:
         reached, advisory = _try_target(probes, stream, source, info, target), stream.advisory
         if advisory is not None and (reached if advisory.cluster == "target" else info is not None):

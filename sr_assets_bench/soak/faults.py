@@ -162,7 +162,8 @@ class Gremlin:
 
     def _all_copied(self) -> bool:
         """Return whether the target holds a copy of each stream, without which an empty state is not a lost one."""
-        targets = (entry.get("target_stream", entry["stream"]) for entry in self._rig.entries)
+        own = (entry for entry in self._rig.entries if entry["target_url"] == self._target.url)
+        targets = (entry.get("target_stream", entry["stream"]) for entry in own)
         try:
             return all(self._rig.info(target, self._target).last_sequence for target in targets)
         except RunError:

@@ -1,8 +1,9 @@
 """A soak of one home: a site runs repeatedly while random faults hit all parts.
 
-Eight streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also serves direct gets for it,
-two with steady nodes (a wrong clock; few messages per subject, read with a filter), two under the rules of operators, and
-the advisories, which are copied to the target and folded there by a feed.
+Nine streams and a feed: a plain stream, a sampled one, a mirror of the sampled one that also serves direct gets for it,
+two with steady nodes (a wrong clock; few messages per subject, read with a filter), two under the rules of operators, of
+which one is partitioned, a partitioned plain one, and the advisories, which are copied to the target and folded there by a
+feed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_bench.comparison.feeds import compare_feed
 from sr_assets_bench.comparison.streams import Comparison, compare
 from sr_assets_bench.comparison.tables import Difference
+from sr_assets_bench.soak.divided import DividedStreams
 from sr_assets_bench.soak.faults import Gremlin
 from sr_assets_bench.soak.ruled import Troupe, add_ruled_streams
 from sr_assets_bench.soak.ruled_verdict import compare_ruled
@@ -65,12 +67,13 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
         rig = Rig(home / "site", source, target, str)
         stack.callback(stop_engine, rig.home)
         clock = stack.enter_context(WrongClock(source))
-        _configure(rig, clock.url, rulers)
+        divided = DividedStreams(rig, rulers, seconds, lambda: _write(rig))
+        _configure(rig, clock.url, rulers, divided)
         operator = Operator(rig, random.Random(f"{seed} runs"))
         stack.callback(operator.kill)
         _begin(rig, operator)
         store = SourceStore(rig)
-        troupe = Troupe(rig, rulers, random.Random(f"{seed} rules"), seconds)
+        troupe = Troupe(rig, rulers, random.Random(f"{seed} rules"), seconds, divided.subject)
         chance = random.Random(f"{seed} faults")
         gremlin = Gremlin(rig, target, FEED, store, clock, operator, chance, seconds, troupe.state)
         for after, fault, lasting in gremlin.plan:
@@ -78,11 +81,13 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
         stack.callback(gremlin.heal)
         fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, steady=True)]
         stack.enter_context(troupe)
-        _tend(operator, gremlin, Progress(rig.home), time.monotonic() + seconds, messages)
+        stack.enter_context(divided)
+        _tend(operator, gremlin, divided, Progress(rig.home), time.monotonic() + seconds, messages)
         gremlin.heal()
         for fleet in fleets:
             fleet.stop()
         troupe.stop()
+        divided.stop()
         operator.finish()
         wait_until(lambda: rig.info(MIRROR).last_sequence == rig.info(SAMPLED).last_sequence, "the mirror to catch up")
         drained = operator.drain()
@@ -93,17 +98,21 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
         pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
         compared = list(_compare(rig, pasts, ends[0])) if drained else []
         views, rules = _compare_views(rig, target, ends[1], rulers, troupe) if drained else ([], {})
+        views += divided.compare() if drained else ()
     faults = Counter({str(fault): count for fault, count in gremlin.faults.items()})
     counts = {"beginnings": sum(len(past.beginnings) for past in pasts.values()), **rules}
-    complaints = [*operator.complaints, *troupe.complaints]
+    complaints = [*operator.complaints, *troupe.complaints, *divided.complaints]
     return Verdict(seed, seconds, operator.ends, faults, counts, compared, views, complaints)
 
 
-def _tend(operator: Operator, gremlin: Gremlin, progress: Progress, until: float, messages: int) -> None:
-    """Start runs and faults until a time, and until `messages` messages have been read."""
+def _tend(
+    operator: Operator, gremlin: Gremlin, divided: DividedStreams, progress: Progress, until: float, messages: int
+) -> None:
+    """Start runs and faults, and move senders, until a time, and until `messages` messages have been read."""
     while time.monotonic() < until or sum(progress.positions().values()) < messages:
         operator.tend()
         gremlin.tend()
+        divided.tend(operator)
         time.sleep(TICK_SECONDS)
 
 
@@ -124,7 +133,7 @@ def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]
     yield compare(rig, replace(PLAIN_RULES, stream=FEED), pasts=pasts, target=CENTRE, until=fed)
 
 
-def _configure(rig: Rig, clock_url: str, rulers: NatsServer) -> None:
+def _configure(rig: Rig, clock_url: str, rulers: NatsServer, divided: DividedStreams) -> None:
     """Create the streams and the configuration."""
     for name in (PLAIN, SAMPLED, FEED):
         rig.create(name)
@@ -139,6 +148,11 @@ def _configure(rig: Rig, clock_url: str, rulers: NatsServer) -> None:
     rig.add_feed(CENTRE)
     add_steady_streams(rig, clock_url)
     add_ruled_streams(rig, rulers)
+    divided.add()
+    _write(rig)
+
+
+def _write(rig: Rig) -> None:
     # Some batches are large enough for Spark; the others are read and copied in the run's own process.
     rig.settings(sensor={"interval": "2s"}, run_budget="20s", spark={"from_messages": 100})
 

@@ -125,11 +125,19 @@ class Troupe:
     """The nodes of both streams, from threads, and an operator who retires nodes by hand, until `stop` and `finish`.
 
     `windows` are the maintenance windows as begin and end in unix ns. `retired` has each node that was retired by hand, with
-    its role: it stays retired, is restored, or returns. No fault sets the state aside while a command holds `state`.
+    its role: it is restored, stays retired, or returns. `subject` returns the subject of
+    a node of the second stream, which is partitioned. No fault sets the state aside while a command holds `state`.
     """
 
-    def __init__(self, rig: Rig, server: NatsServer, chance: random.Random, seconds: float) -> None:
-        self._rig, self._server, self._chance = rig, server, chance
+    def __init__(
+        self,
+        rig: Rig,
+        server: NatsServer,
+        chance: random.Random,
+        seconds: float,
+        subject: Callable[[str, str], str],
+    ) -> None:
+        self._rig, self._server, self._chance, self._subject = rig, server, chance, subject
         self._began_ns = time.time_ns() + 2 * SECOND
         self.windows = [
             tuple(self._began_ns + round((cycle * _CYCLE_SECONDS + edge) * SECOND) for edge in _WINDOW)
@@ -176,14 +184,14 @@ class Troupe:
                     continue
                 number += 1
                 nodes = [node for node in _GROUPS[stream] if _reports(node, seconds % _CYCLE_SECONDS)]
-                acks = publisher.publish_all(_message(stream, node, number) for node in nodes)
+                acks = publisher.publish_all(self._message(stream, node, number) for node in nodes)
                 self.complaints += [f"{stream}: {ack.error}" for ack in acks if ack.error]
 
     def _retire(self) -> None:
-        """Retire nodes that reported once: one stays retired, one is restored, one returns."""
+        """Retire nodes that reported once: one is restored, one stays retired, one returns."""
         number = 0
         while not self._ended.is_set():
-            for role in ("stays", "restored", "returns"):
+            for role in ("restored", "stays", "returns"):
                 node = f"{BY_HAND}-{number}-{role}"
                 self._report(node)
                 self._command("retire", node, " is already retired since ")
@@ -199,7 +207,7 @@ class Troupe:
 
     def _report(self, node: str) -> None:
         with Connection(address(self._server), "soak") as connection:
-            list(Publisher(connection).publish_all([_message(RULED, node, 1)]))
+            list(Publisher(connection).publish_all([self._message(RULED, node, 1)]))
 
     def _command(self, action: str, node: str, done: str) -> None:
         """Repeat a command until it has an effect; it is killed now and then, like the runs."""
@@ -226,9 +234,9 @@ class Troupe:
             time.sleep(_TICK_SECONDS)
         self.complaints.append(f"{action} {node} had no effect: {output}")
 
-
-def _message(stream: str, node: str, number: int) -> Outgoing:
-    return Outgoing(number, f"{stream}.{node}", b"", json.dumps({"sender": node}).encode())
+    def _message(self, stream: str, node: str, number: int) -> Outgoing:
+        subject = self._subject(stream, node) if stream == RULED else f"{stream}.{node}"
+        return Outgoing(number, subject, b"", json.dumps({"sender": node}).encode())
 
 
 def windows_of(troupe: Troupe) -> Iterator[tuple[str, int, int]]:

@@ -147,6 +147,9 @@ def compare_ruled(rig: Rig, server: NatsServer, troupe: Troupe) -> tuple[dict[st
         "suppressed": suppressed,
         "flapping": sum(event == "flapping" for event, *_ in ruled.events),
         "by_hand": len(troupe.retired),
+        "unretired": ruled.rig.row(f"SELECT count(undone_at) AS count FROM node_advisories WHERE stream = '{RULED}'")[
+            "count"
+        ],
     }
     return counts, differences
 

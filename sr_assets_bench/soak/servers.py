@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_bench.comparison.source_rollback import Past
 from sr_assets_bench.comparison.streams import held_now
+from sr_assets_bench.soak.divided import DIVIDED
 from sr_assets_bench.soak.ruled import GUARDED, RULED
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class SourceStore:
 
     def ends(self) -> dict[str, int]:
         """Return the last sequence of each of its streams; the server must be up."""
-        streams = [entry["stream"] for entry in self._rig.entries if entry["stream"] not in (GUARDED, RULED)]
+        streams = [entry["stream"] for entry in self._rig.entries if entry["stream"] not in (GUARDED, RULED, DIVIDED)]
         return {stream: self._rig.info(stream).last_sequence for stream in streams}
 
     def keep(self, ends: dict[str, int]) -> None:

@@ -41,7 +41,7 @@ def test_soak_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     assert set(counts["transitions"]) == {"new", "timeout", "recover", "expire"}
     assert len(counts["faults"]) >= len(Fault) // 3, counts["faults"]
     assert {Fault.TARGET_AWAY, Fault.SOURCE_COPIED} <= counts["faults"].keys()
-    rules = ("outages", "held", "suppressed", "flapping", "by_hand")
+    rules = ("outages", "held", "suppressed", "flapping", "by_hand", "unretired")
     assert all(counts[rule] for rule in rules), {rule: counts[rule] for rule in rules}
 
 

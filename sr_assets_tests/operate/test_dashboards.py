@@ -31,6 +31,8 @@ UNUSED = {
     "choria_stream_replicator_replicator_meta_parse_failed_count": "always 0",
     "choria_stream_replicator_replicator_ack_failed_count": "always 0",
     "choria_stream_replicator_replicator_stream_lag_messages": "these show sr_assets_lag_messages",
+    "sr_assets_partition_next_sequence": "the position of the stream",
+    "sr_assets_partition_watermark_age_seconds": "the age of the stream's watermark",
 }
 _METRIC = re.compile(r"\b(?:sr_assets|choria_stream_replicator)_[a-z_]+")
 _SUFFIX = re.compile(r"(processing_time_seconds)_(sum|count)$")

@@ -69,8 +69,12 @@ STREAM_METRICS = {
     **dict.fromkeys(("gap_messages_total", "parked_messages_total"), ("counter", _STREAM)),
     "nodes": ("gauge", {*_STREAM, "status"}),
 }
-#: Metrics from the published tables of a centre, a topology and heartbeats.
+#: Metrics from the published tables of partitions, a centre, a topology and heartbeats.
 TABLES = {
+    **dict.fromkeys(
+        ("partition_lag_messages", "partition_next_sequence", "partition_watermark_age_seconds"),
+        ("gauge", {*_STREAM, "partition"}),
+    ),
     "site_observer_age_seconds": ("gauge", {*_STREAM, "replicator"}),
     "site_blind": ("gauge", {*_STREAM, "replicator"}),
     "site_nodes": ("gauge", {*_STREAM, "replicator", "status"}),
@@ -266,6 +270,10 @@ def test_sites_links_and_heartbeats_come_from_published_tables(tmp_path: Path) -
     assert value(text, "sr_assets_site_nodes", **site, status="retired") == 2
     assert value(text, "sr_assets_link_lag_messages", origin="edge/REG") == 7
     assert "edge/OTHER" not in text
+    lane = {"name": "london", "stream": STREAM}
+    assert value(text, "sr_assets_partition_lag_messages", **lane) == 5
+    assert value(text, "sr_assets_partition_next_sequence", **lane, partition="1") == 41
+    assert value(text, "sr_assets_partition_watermark_age_seconds", **lane, partition="0") == pytest.approx(20, abs=60)
     assert value(text, "sr_assets_hop_latency_seconds", quantile="0.95") == 2.5
     (family,) = (
         metric

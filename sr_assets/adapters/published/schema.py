@@ -116,11 +116,11 @@ TABLES: Final[dict[str, Table]] = {
     "replication_partitions": Table(
         """
         name VARCHAR, stream VARCHAR, partition BIGINT, next_sequence BIGINT, lag_messages BIGINT, watermark TIMESTAMPTZ,
-        subject VARCHAR
+        subject VARCHAR, begins BIGINT
         """,
         f"""
         SELECT $name, stream, "partition", next_sequence, if(streams.lag_messages = 0, 0, partitions.lag_messages),
-            {at("watermark_ns")}, subject
+            {at("watermark_ns")}, subject, begins
         FROM partitions JOIN streams USING (stream) WHERE true
         """,
         "streams",

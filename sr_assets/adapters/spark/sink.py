@@ -22,6 +22,7 @@ from sr_assets.adapters.locking import lock
 from sr_assets.domain.errors import RunError, cannot_write
 
 _LOCK_SECONDS: Final = 60.0
+_LANES_AT_ONCE: Final = 16
 
 
 @dataclass
@@ -85,8 +86,8 @@ def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int 
     if not plan.by_lane:
         return _write(plan, rows, partition, made=made)
     total = Receipt()
-    with ThreadPoolExecutor(len(rows)) as pool:
-        # A task gets several lanes if they outnumber the cores.
+    # A task gets several lanes if they outnumber the cores; each active one has two connections.
+    with ThreadPoolExecutor(min(len(rows), _LANES_AT_ONCE)) as pool:
         for receipt in pool.map(lambda lane: _write(replace(plan, filter=plan.lanes[lane]), None, lane), sorted(rows)):
             total.add(receipt)
     return total

@@ -1,4 +1,4 @@
-"""Metrics from published tables: sites at a centre, links of a topology, heartbeats.
+"""Metrics from published tables: partitions of a stream, sites at a centre, links of a topology, heartbeats.
 
 Each has a query over `fleet.duckdb`: label columns first, the value last. A missing table yields no samples.
 """
@@ -37,8 +37,31 @@ _SITE_COLUMNS: Final = "coalesce(name, replicator), stream, replicator"
 _LINK: Final = ("cluster", "stream", "kind", "origin")
 _LINK_COLUMNS: Final = "cluster, stream, kind, concat_ws('/', origin_cluster, origin_stream)"
 _HEARTBEAT: Final = ("name", "stream", "subject")
+_PARTITION: Final = ("name", "stream", "partition")
 
 TABLE_METRICS: Final = (
+    TableMetric(
+        "sr_assets_partition_lag_messages",
+        "gauge",
+        "Messages of a partition that are not processed yet.",
+        _PARTITION,
+        "SELECT name, stream, partition, lag_messages FROM replication_partitions",
+    ),
+    TableMetric(
+        "sr_assets_partition_next_sequence",
+        "gauge",
+        "First sequence of the source that a partition has not processed yet.",
+        _PARTITION,
+        "SELECT name, stream, partition, next_sequence FROM replication_partitions",
+    ),
+    TableMetric(
+        "sr_assets_partition_watermark_age_seconds",
+        "gauge",
+        "Age of the watermark of a partition.",
+        _PARTITION,
+        "SELECT name, stream, partition, epoch(watermark) FROM replication_partitions",
+        age=True,
+    ),
     TableMetric(
         "sr_assets_site_observer_age_seconds",
         "gauge",

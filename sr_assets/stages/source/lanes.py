@@ -3,8 +3,11 @@
 import contextlib
 import logging
 import time
+from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.published import queries
 from sr_assets.adapters.state.partitions import Lane
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -48,13 +51,17 @@ class LaneRows:
                 store.partitions(stream.stream).replace(lanes)
 
     def _begin(self, store: SiteState, clusters: Clusters, known: list[Lane], state: StreamState | None) -> int:
-        """Return the sequence at which changed lanes begin: 0 for a stream without a position, or of another source."""
+        """Return the sequence at which changed lanes begin: 0 for the first lanes of a stream.
+
+        They stay the first ones after a restart; later ones need not take all messages of a source that was rolled back.
+        """
         stream = self._stream
-        if state is None or not state.has_position or (known and known[0].starts != state.starts):
+        is_first = not known and not (state and state.has_position)
+        if is_first or (known and not known[0].begins and tuple(lane.subject for lane in known) == stream.lanes):
             return 0
         intent = store.open_intent(stream.stream)
         last = clusters.connect(stream.source).stream_info(stream.stream).last_sequence
-        begins = max(last + 1, state.next_sequence, intent.next if intent else 0)
+        begins = max(last + 1, state.next_sequence if state else 0, intent.next if intent else 0)
         logger.info(
             "%s: changing partitions from %s to %s at sequence %d",
             stream.label,
@@ -76,3 +83,22 @@ class LaneRows:
                 for subject in stream.lanes:
                     lag[subject] = cluster.count_from(stream.stream, state.next_sequence, subject)
         return lag
+
+
+def lanes_begin(home: Path, stream: StreamSettings, source: StreamInfo) -> int:
+    """Return the sequence at which the configured lanes of a stream begin, as far as the published tables show.
+
+    It is after the source's last message if the next run changes the lanes, and 0 for a stream without an earlier run.
+    """
+    name, after = {"name": stream.name, "stream": stream.stream}, source.last_sequence + 1
+    where = "WHERE name = $name AND stream = $stream"
+    with contextlib.suppress(SrAssetsError):  # nothing is published yet, or by an earlier version
+        lanes = queries.ask(
+            home, f"SELECT subject, begins FROM replication_partitions {where} ORDER BY partition", name
+        ).values
+        if tuple(subject for subject, _ in lanes) == stream.lanes:
+            # Those of an earlier source may be higher.
+            return int(lanes[0][1]) if lanes[0][1] <= after else 0
+        if lanes or queries.ask(home, f"SELECT 1 FROM replication {where} AND next_sequence > 0", name).values:
+            return after
+    return 0

@@ -53,19 +53,20 @@ def _refuse_omitted_pattern(stream: StreamSettings, source: StreamInfo) -> None:
         )
 
 
-def try_partitions(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str:
+def try_partitions(stream: StreamSettings, source: Cluster, info: StreamInfo, begins: int) -> str:
     """Return, as text, how many of the newest messages show that a sender's subject decides its partition.
 
-    Raises RunError if a sender has messages in two partitions, or a message of the source is in none.
+    Messages before `begins` are processed without lanes. Raises RunError if a sender has later messages in two partitions,
+    or a later message, or the newest one, is in none.
     """
-    held = sum(source.count_from(stream.stream, info.first_sequence, lane) for lane in stream.lanes)
-    if held < info.messages:
-        takes = matcher(stream.lanes)
-        for subject in source.held_subjects(stream.stream, ">"):
-            if not takes(subject) and (message := source.last_message(stream.stream, subject)):
-                raise omitted_error(stream.stream, message)
     lane_of, extractor = lane_finder(stream.lanes), stream.extractor
     messages = _newest_messages(stream, source, info, _NEWEST_OF_NODES)
+    if messages and lane_of(messages[-1].subject) is None:
+        raise omitted_error(stream.stream, messages[-1])
+    if begins > info.last_sequence > 0:
+        return f"new partitions after message {info.last_sequence}, which is in one; the others are copied without them"
+    _refuse_omitted(stream, source, max(begins, info.first_sequence))
+    messages = [message for message in messages if message.sequence >= begins]
     known: dict[str, tuple[int | None, str]] = {}
     for message in messages:
         sender = extractor.extract(message.subject, message.headers, message.payload) if extractor else None
@@ -81,6 +82,17 @@ def try_partitions(stream: StreamSettings, source: Cluster, info: StreamInfo) ->
     if extractor is None:
         return f"{len(messages)} newest messages, each in a partition; no inspect_… key names their senders"
     return f"{len(messages)} newest messages of {len(known)} senders, each sender in one partition"
+
+
+def _refuse_omitted(stream: StreamSettings, source: Cluster, begin: int) -> None:
+    """Raise RunError if a message at or after a sequence is in no partition."""
+    held = sum(source.count_from(stream.stream, begin, lane) for lane in stream.lanes)
+    if held < source.count_from(stream.stream, begin):
+        takes = matcher(stream.lanes)
+        for subject in source.held_subjects(stream.stream, ">"):
+            message = None if takes(subject) else source.last_message(stream.stream, subject)
+            if message is not None and message.sequence >= begin:
+                raise omitted_error(stream.stream, message)
 
 
 def try_senders(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str:

@@ -151,6 +151,59 @@ def test_streams_with_a_number_in_their_names_are_combined_and_divided(rig: Rig)
     assert rig.row("replication")["copied_messages"] == 60
 
 
+def test_lanes_that_change_before_the_first_copy_leave_out_older_messages(
+    rig: Rig, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
+    rig.spark = ALL_ON_SPARK
+    stream = rig.make()
+    rig.publish(stream, rounds(2, 3))
+    partitions = {"count": 3, "filter": f"{stream}.{{p}}.>"}
+    entry = rig.add(stream, partitions=partitions, target_stream=f"{stream}_T", paused=True)
+    rig.drain()
+    rig.publish(stream, rounds(2, 2, first=2))
+    partitions["count"] = 2
+    assert checked(rig, command) == (
+        "new partitions after message 48, which is in one; the others are copied without them"
+    )
+    entry["paused"] = False
+    rig.drain()
+    rig.publish(stream, rounds(2, 2, first=4))
+    rig.drain()
+    assert_exact(rig, stream, f"{stream}_T")
+    assert {lane["begins"] for lane in rig.rows("replication_partitions")} == {49}
+    assert checked(rig, command).startswith("24 newest messages, each in a partition")
+    rig.publish(stream, [Sent(subject="2.n1"), Sent(subject="0.n1")])
+    rig.settings()
+    assert f"message 73 with subject {stream}.2.n1, which no partition takes" in command("check", "--connect")[2]
+
+
+def test_changed_lanes_leave_out_the_messages_of_a_source_that_was_put_back(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, rounds(1, 3))
+    partitions = {"count": 3, "filter": f"{stream}.{{p}}.>"}
+    rig.add(stream, partitions=partitions, target_stream=f"{stream}_T", batch_messages=6, on_source_reset="recopy")
+    rig.drain()
+    rig.publish(stream, rounds(1, 2, first=1))
+    partitions["count"] = 2
+    rig.drain()
+    rig.api(f"STREAM.DELETE.{stream}")
+    rig.create(stream)
+    rig.publish(stream, rounds(1, 3, first=2))
+    rig.drain()
+    rig.publish(stream, rounds(1, 2, first=3))
+    rig.drain()
+    assert sorted(sequences(rig.copies(f"{stream}_T"))) == sorted([*range(1, 25), *range(1, 25)])
+
+
+def checked(rig: Rig, command: Command) -> str:
+    """Return the result of the check of the only stream's partitions."""
+    rig.settings()
+    output = command("check", "--connect", "--format", "json")[1]
+    learned: dict[str, str] = {probe["tried"]: probe["learned"] for probe in json.loads(output)}
+    return learned["a partition of each sender"]
+
+
 def test_check_finds_a_sender_in_two_partitions(rig: Rig, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
     stream = rig.make()
@@ -158,10 +211,7 @@ def test_check_finds_a_sender_in_two_partitions(rig: Rig, command: Command, monk
     sender = {"inspect_field": "sender", "inspect_duration": "1h"}
     entry = rig.add(stream, partitions={"count": 3, "filter": f"{stream}.{{p}}.>"}, **sender)
     rig.settings()
-    code, output, errors = command("check", "--connect", "--format", "json")
-    assert (code, errors) == (0, "")
-    learned = {probe["tried"]: probe["learned"] for probe in json.loads(output)}
-    assert learned["a partition of each sender"] == "24 newest messages of 12 senders, each sender in one partition"
+    assert checked(rig, command) == "24 newest messages of 12 senders, each sender in one partition"
     rig.publish(stream, [Sent(b'{"sender": "n1"}', "2.n1")])
     code, _, errors = command("check", "--connect")
     assert code == 1
