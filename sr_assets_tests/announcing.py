@@ -11,7 +11,7 @@ import pyarrow as pa
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import BlindSpans
-from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, transition_row
+from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, state_of, transition_row
 from sr_assets.domain.tracking.rules import NodeState, Policy, Sighting, Transition, sight, sweep
 from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import StreamReport
@@ -55,7 +55,7 @@ def fold(
 
     Classes have globs.
     """
-    known: dict[str, NodeState] = {row[0]: NodeState(*row[2:]) for row in state.nodes("REG").all_states()}
+    known: dict[str, NodeState] = {row[0]: state_of(row[2:]) for row in state.nodes("REG").all_states()}
     classifier = stream.node_classes.classifier if stream.node_classes else None
     nodes = {*known, *(node for _, node in sightings)}
     kinds = {node: classifier.reclassify(node, None) if classifier else None for node in nodes}

@@ -19,7 +19,7 @@ from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.spark.source import read_advisories
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.advisories import PROTOCOL, observer_alive
+from sr_assets.domain.advisories import PROTOCOL, encode_node_event, observer_alive
 from sr_assets.domain.messages import Message
 from sr_assets.domain.received import Observation, read_message
 from sr_assets.embedded.nats_server import NatsServer
@@ -47,6 +47,14 @@ def advisory(node: str, event: str, transition: int, ago: int, name: str = "lond
     }
     body |= {"stream": "NODES", "value": node, "event": event, "transition": transition, "timestamp": NOW - ago}
     return json.dumps(body | {"seen": NOW - ago - 60, "age_seconds": 60.0}).encode()
+
+
+def unretired(node: str, transition: int, name: str) -> bytes:
+    """Return the event of an undone retirement."""
+    event = {"node": node, "event_id": "undone", "event": "unretired", "event_ns": NOW * SECOND_NS, "transitions": None}
+    event |= {"stream": "NODES", "up": True, "epoch": 0, "last_transition": transition, "last_seen_ns": NOW * SECOND_NS}
+    event |= {"last_event": "expire", "last_ns": NOW * SECOND_NS, "last_previous": "up"}
+    return encode_node_event(event, replicator="EAST", name=name)
 
 
 @pytest.fixture
@@ -287,6 +295,9 @@ def test_global_follow_reads_feed_streams(
             store(feeds[1], advisory("web2", "new", 1, 0, "paris"))
             row = next(lines)
             assert (row["name"], row["node"], row["transition"], row["source"]) == ("paris", "web2", 1, "ours")
+            store(feeds[0], unretired("web2", 2, "paris"))
+            row = next(lines)
+            assert (row["node"], row["event"], row["previous"]) == ("web2", "unretired", "retired")
         finally:
             following.kill()
             following.communicate()

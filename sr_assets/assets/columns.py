@@ -167,7 +167,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "name": "Site that made the hop, from the copies' headers.",
         "stream": "Source stream of the hop, from the copies' headers.",
         "copies": "Measured copies.",
-        "until": "End of that hour.",
+        "until": "End of the five minutes of the newest measured copy, so up to five minutes ahead.",
     },
     "snapshot_info": {
         "as_of": "Time of the publication.",

@@ -145,10 +145,10 @@ def _rounds(followers: Sequence["Follower"]) -> Iterator[list[tuple["Advisory", 
 
 def _rows(received: Iterable[tuple["Advisory", int]], node: str | None, event: str | None) -> Iterator[tuple[Any, ...]]:
     """Yield the advisories of a node and event as rows of `GLOBAL_ADVISORY_COLUMNS`."""
-    from sr_assets.domain.received import LIFE_CYCLE
+    from sr_assets.domain.received import REPORTED
 
     for advisory, received_ns in received:
-        kind = LIFE_CYCLE[advisory.event_code].value
+        kind = REPORTED[advisory.event_code]
         if node not in (None, advisory.node) or event not in (None, kind):
             continue
         yield (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sr_assets.adapters.logs import print_error, print_warning
-from sr_assets.cli.base import SECONDS, cli, configured, need_feeds, note_action, table_or_json
+from sr_assets.cli.base import SECONDS, cli, configured, need_feeds, table_or_json
 from sr_assets.cli.render import Format, print_json, show
 from sr_assets.cli.views import print_node, print_summary
 from sr_assets.cli.warnings import note_age
@@ -167,16 +167,16 @@ def unretire(settings: "Settings", name: str, site: str | None) -> int:
 
 
 def _act(settings: "Settings", action: "Action", node: str, site: str | None, reason: str) -> int:
-    """Act on a node in each of its streams; record and print the results. Exit code 1 if none was changed."""
+    """Act on a node in each of its streams and print the results. Exit code 1 if none was changed."""
+    from sr_assets.resources import configure_logging
     from sr_assets.stages.retiring import act_on_node
 
-    answers = act_on_node(settings, action, node, site)
-    done = [answer.line for answer in answers if answer.done]
-    if done:
-        note_action(settings, action, node, "; ".join(filter(None, (*done, reason))))
+    if settings.logfile is not None:
+        configure_logging(settings)
+    answers = act_on_node(settings, action, node, site, reason)
     for answer in answers:
         (click.echo if answer.done else print_error)(answer.line)
-    return int(not done)
+    return int(not any(answer.done for answer in answers))
 
 
 @cli.command()

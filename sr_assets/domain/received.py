@@ -149,6 +149,13 @@ def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | N
         return Rejected(*unfit.args)
 
 
+def told_state(payload: bytes, received_ns: int) -> Advisory | None:
+    """Return the state of a node in a message: of an advisory, or of a node's event that tells it; None without one."""
+    content = read_message(payload, received_ns)
+    content = content.state if isinstance(content, NodeNotice) else content
+    return content if isinstance(content, Advisory) else None
+
+
 def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
     written_as = _format(document)
     event = document.get("event")

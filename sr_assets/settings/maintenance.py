@@ -10,6 +10,7 @@ from croniter import CroniterBadDateError, CroniterError, croniter
 from pydantic import model_validator
 
 from sr_assets.domain.errors import did_you_mean
+from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.values import Duration, Text, Texts, Time, Value, read_text, shown
@@ -51,7 +52,8 @@ class MaintenanceBlock(Block):
         if None in (once if repeated == (None, None) else repeated) or (any(once) and any(repeated)):
             raise ValueError("needs from and to, or cron and for; set one of the two pairs")
         if self.from_ns is not None and self.to_ns is not None and self.from_ns >= self.to_ns:
-            raise ValueError("to: is not after from; set a later time")
+            times = [format_rfc3339_ns(ns).replace(".000000000Z", "Z") for ns in (self.to_ns, self.from_ns)]
+            raise ValueError(f"to: {times[0]} is not after from ({times[1]}); set a later time")
         return self
 
     def about(self, site: str) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Final
 
+from sr_assets.domain.durations import duration
+from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.tracking.outages import WHOLE, Guard
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.values import Duration, Positive, Value, read_text, shown
@@ -15,7 +17,7 @@ def read_percentage(value: object) -> int:
     text = read_text(value)
     try:
         share = round(float(text.removesuffix("%")) * _PERCENT)
-    except ValueError:
+    except (ValueError, OverflowError):
         share = 0
     if not 0 < share <= WHOLE:
         raise ValueError(f"{shown(text)} is not a percentage; use more than 0% and at most 100%, such as 55%")
@@ -56,5 +58,6 @@ class OutageGuardBlock(Block):
     def _quiet_of(self, warning_ns: int, key: str) -> int:
         quiet_ns = warning_ns // 2 if self.quiet_ns is None else self.quiet_ns
         if quiet_ns >= warning_ns:
-            raise ValueError(f"outage_guard: quiet: is not shorter than {key}; use a shorter time")
+            quiet, limit = duration(quiet_ns / SECOND_NS), duration(warning_ns / SECOND_NS)
+            raise ValueError(f"outage_guard: quiet: {quiet} is not shorter than {key} ({limit}); use a shorter time")
         return quiet_ns

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sr_assets.adapters.published import queries
+from sr_assets.adapters.published.actions import origin
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.adapters.state.operator_requests import (
     Action,
@@ -23,16 +24,17 @@ _WAIT_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.1
 
 
-def act_on_node(settings: Settings, action: Action, node: str, site: str | None) -> list[Answer]:
+def act_on_node(settings: Settings, action: Action, node: str, site: str | None, reason: str = "") -> list[Answer]:
     """Retire or restore a node in every stream of its site that tracks it; return the answer of each stream.
 
-    The active run applies the requests. Without one, this process reads the site's sources to their ends, applies the
-    requests and publishes. A request that fails is withdrawn. Raises ConfigurationError if the site is unknown or must be
-    named, and RunError if the node is unknown.
+    The run that applies a request records it in `operator_actions`, with the `reason`. Without an active run, this process
+    reads the site's sources to their ends, applies the requests and publishes. A request that fails is withdrawn. Raises
+    ConfigurationError if the site is unknown or must be named, and RunError if the node is unknown.
     """
     streams = _streams_of(settings, node, site)
     folder = settings.home / "sites" / streams[0].name
-    requests = [leave_request(folder, action, stream.stream, node) for stream in streams]
+    by = origin()._asdict()
+    requests = [leave_request(folder, action, stream.stream, node, reason, **by) for stream in streams]
     answers: list[Answer] = []
     open_requests, problem = requests, ""
     try:

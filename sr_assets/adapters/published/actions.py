@@ -7,7 +7,7 @@ import os
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sr_assets.adapters.private import make_shared_folder, share_as_folder
 from sr_assets.adapters.published.table import literal
@@ -27,24 +27,35 @@ COLUMNS: Final = {
 }
 
 
-def record_action(home: Path, action: str, subject: str, detail: str = "") -> dict[str, str]:
+class Origin(NamedTuple):
+    """The time, the user and the host of a command."""
+
+    at: str
+    user: str
+    host: str
+
+
+def origin() -> Origin:
+    """Return the origin of a command of this process, now."""
+    return Origin(datetime.now(UTC).isoformat(timespec="microseconds"), _user(), socket.gethostname())
+
+
+def record_action(
+    home: Path, action: str, subject: str, detail: str = "", *, by: Origin | None = None, again: bool = False
+) -> dict[str, str]:
     """Append a row about a completed action, and return it.
 
-    `action` is the command's words, `subject` its stream, site or cluster. The action is done, so a failure is only logged.
+    `action` is the command's words, `subject` its stream, site or cluster, `by` its origin if another process completes it.
+    `again`: the row may exist already, and is not repeated. The action is done, so a failure is only logged.
     """
-    at = datetime.now(UTC).isoformat(timespec="microseconds")
-    row = {
-        "at": at,
-        "user": _user(),
-        "host": socket.gethostname(),
-        "action": action,
-        "subject": subject,
-        "detail": detail,
-    }
+    row = {**(by or origin())._asdict(), "action": action, "subject": subject, "detail": detail}
+    line = json.dumps(row).encode() + b"\n"
     try:
+        if again and line in _file(home).read_bytes():
+            return row
         with os.fdopen(os.open(_file(home), os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
             # One write appends the whole line, whatever other commands append.
-            file.write(json.dumps(row).encode() + b"\n")
+            file.write(line)
     except OSError as error:
         logger.warning("%s: %s is not recorded: %s", subject, action, cannot_write(home / FOLDER, error))
     return row

@@ -27,12 +27,19 @@ Action = Literal["retire", "unretire"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request about a node of one stream. Ids are in the order of the requests."""
+    """A request about a node of one stream. Ids are in the order of the requests.
+
+    `reason` and the origin (`at`, `user`, `host`) are those of the command, for the row in `operator_actions`.
+    """
 
     id: str
     action: Action
     stream: str
     node: str
+    reason: str = ""
+    at: str = ""
+    user: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,9 @@ class AnsweredRequests(StreamTable):
         self._connection.execute("INSERT INTO answered_requests VALUES (?, ?, ?, ?)", values)
 
 
-def leave_request(folder: Path, action: Action, stream: str, node: str) -> Request:
+def leave_request(folder: Path, action: Action, stream: str, node: str, reason: str = "", **origin: str) -> Request:
     """Leave a request in a site's folder for its run."""
-    request = Request(f"{time.time_ns():020}-{uuid.uuid4().hex}", action, stream, node)
+    request = Request(f"{time.time_ns():020}-{uuid.uuid4().hex}", action, stream, node, reason, **origin)
     own_folder(folder / FOLDER)
     write_private(folder / FOLDER / f"{request.id}.json", json.dumps(asdict(request)))
     return request

@@ -175,11 +175,14 @@ class Undecided(EventTable):
         rows = self._connection.execute(
             f"""
             WITH chosen AS ({nodes})
-            SELECT t.node, n.status, told.event, t.event_id, t.event, t.event_ns, t.previous, t.suppressed_by,
-                t.suppressed_until_ns, t.held_by, t.held_until_ns, t.waits_ns, t.class
+            SELECT t.node, n.status, if(up.event_ns >= told.event_ns, NULL, told.event), t.event_id, t.event, t.event_ns,
+                t.previous, t.suppressed_by, t.suppressed_until_ns, t.held_by, t.held_until_ns, t.waits_ns, t.class
             FROM transitions AS t LEFT JOIN nodes AS n USING (stream, node) LEFT JOIN (
-                SELECT node, arg_max(event, transition) AS event FROM transitions
+                SELECT node, arg_max(event, transition) AS event, arg_max(event_ns, transition) AS event_ns FROM transitions
                 WHERE stream = $stream AND withheld IS NOT TRUE AND node IN (FROM chosen) GROUP BY node) AS told USING (node)
+            LEFT JOIN (
+                SELECT node, max(event_ns) AS event_ns FROM node_events
+                WHERE stream = $stream AND up AND event <> 'flapping' GROUP BY node) AS up USING (node)
             WHERE t.stream = $stream AND t.due_ns IS NOT NULL AND t.node IN (FROM chosen)
             ORDER BY t.node, t.transition
             """,

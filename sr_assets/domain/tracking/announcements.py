@@ -114,8 +114,9 @@ class Recorded:
 class NodeAnnouncements:
     """A node's transitions without a final decision, in order: first the delayed ones, then the `unseen` ones.
 
-    `up` is the status before the transitions that no rule has seen, `told_up` the status that was announced last.
-    `recent` are the times of its last transitions except `new`, `flap` its flapping, `reports` the events found.
+    `up` is the status before the transitions that no rule has seen, `told_up` the status that was told last, by an
+    announcement or by `settled` or `unretired` of a node that is up. `recent` are the times of its last transitions except
+    `new`, `flap` its flapping, `reports` the events found.
     """
 
     node: str
@@ -254,6 +255,8 @@ class NodeAnnouncements:
         assert self.flap is not None
         self.reports.append(NodeReport(NodeEvent.SETTLED, at_ns, self.flap.transitions, self.up))
         self.flap = None
+        # `settled` of a node that is up tells its status, as its last silence does of another.
+        self.told_up |= self.up
         replaced = [each for each in self.delayed if each.waits_ns is not None and each.event in _DOWN]
         for each in replaced:
             each.waits_ns = None

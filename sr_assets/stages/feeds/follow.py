@@ -1,4 +1,4 @@
-"""Following a feed's stream directly: every advisory as it is stored, in order and once.
+"""Following a feed's stream directly: every advisory, and every told state of a node, as it is stored, in order and once.
 
 New messages are read as a sequence range, so that a lost connection or a recreated stream needs no repair. It writes
 nothing.
@@ -11,7 +11,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.wire import Connection, read_confirmed
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.received import Advisory, read_message
+from sr_assets.domain.received import Advisory, told_state
 from sr_assets.settings import FeedSettings, Start
 from sr_assets.stages.source.position import first_sequence
 
@@ -30,7 +30,10 @@ class Follower:
         self._cluster = Cluster(self.feed.source, "sr-assets follow")
 
     def poll(self) -> list[tuple[Advisory, int]]:
-        """Return the advisories stored since the last call, each with its stored time (unix ns). Raises RunError."""
+        """Return the advisories stored since the last call, each with its stored time (unix ns). Raises RunError.
+
+        A node's event that tells its state counts as an advisory, as in `global_advisories`.
+        """
         source = self._cluster.stream_info(self.feed.stream)
         if source.created_ns != self._created_ns:
             self._next = self._begin(source)
@@ -47,11 +50,11 @@ class Follower:
                 direct=source.supports_batched_direct_get,
             )
             received = [
-                (read_message(message.payload, message.stored_ns), message.stored_ns)
+                (told_state(message.payload, message.stored_ns), message.stored_ns)
                 for message in chain.from_iterable(lists)
             ]
         self._next = fresh.next
-        return [(advisory, stored_ns) for advisory, stored_ns in received if isinstance(advisory, Advisory)]
+        return [(advisory, stored_ns) for advisory, stored_ns in received if advisory is not None]
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,8 +1,10 @@
 """Applying the requests of `retire` and `unretire` to a stream's nodes, at its watermark."""
 
+import logging
 from pathlib import Path
 
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.published.actions import Origin, record_action
 from sr_assets.adapters.state.operator_requests import Answer, Request, answer_request, take_requests
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -18,14 +20,16 @@ from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.batch_rows import add_transitions
 
+logger = logging.getLogger(__name__)
+
 
 def apply_requests(
     store: SiteState, stream: StreamSettings, state: StreamState, report: StreamReport, folder: Path
 ) -> bool:
     """Apply the requests about a stream, each in one transaction with its answer; return whether there were any.
 
-    Call it after a step that reached the end of the source: an unread message would revive the node. `state` has the
-    watermark of that step, `folder` is the site's.
+    An applied request has a row in `operator_actions`, however its command has ended. Call it after a step that reached the
+    end of the source: an unread message would revive the node. `state` has the watermark of that step, `folder` is the site's.
     """
     requests = list(take_requests(folder, stream.stream))
     answered = store.answered_requests(stream.stream)
@@ -37,8 +41,18 @@ def apply_requests(
                 answer = _apply(store, stream, state, report, request)
                 answered.add(request.id, answer, open_ids=[each.id for each in requests])
             reach(Point.ANSWERING)
+        if answer.done:
+            _record(folder.parent.parent, request, answer)
         answer_request(folder, request, answer)
     return bool(requests)
+
+
+def _record(home: Path, request: Request, answer: Answer) -> None:
+    by = Origin(request.at, request.user, request.host) if request.at else None
+    detail = "; ".join(filter(None, (answer.line, request.reason)))
+    # A run that was killed before it answered may have recorded the action.
+    row = record_action(home, request.action, request.node, detail, by=by, again=True)
+    logger.info("%s: %s by %s on %s", request.node, request.action, row["user"], row["host"], extra=row)
 
 
 def _apply(

@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters.published.actions import actions_query, record_action
+from sr_assets.adapters.published.actions import Origin, actions_query, record_action
 
 
 def rows(home: Path) -> list[tuple[object, ...]]:
@@ -29,6 +29,13 @@ def test_concurrent_actions_are_all_recorded(tmp_path: Path) -> None:
             pool.submit(record_action, tmp_path, "pause", f"london/{number:03}", detail)
     user, host = getpass.getuser(), socket.gethostname()
     assert rows(tmp_path) == [(user, host, "pause", f"london/{number:03}", detail) for number in range(200)]
+
+
+def test_action_of_another_process_is_recorded_once(tmp_path: Path) -> None:
+    by = Origin("2026-01-01T00:00:00.000000+00:00", "ann", "desk")
+    for _ in range(2):
+        record_action(tmp_path, "retire", "web1", "sold", by=by, again=True)
+    assert rows(tmp_path) == [("ann", "desk", "retire", "web1", "sold")]
 
 
 def test_user_without_a_name_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

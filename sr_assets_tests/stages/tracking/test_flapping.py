@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,19 @@ def test_centre_shows_the_status_of_nodes_that_have_settled(
         assert {
             node: status for node, status in state.connection.execute(shown).fetchall() if node in settled
         } == settled
+
+
+@pytest.mark.parametrize("cuts", ((), range(1, 90)), ids=("one jump", "each second"))
+def test_return_of_a_held_node_that_had_settled_is_not_announced(tmp_path: Path, cuts: Sequence[int]) -> None:
+    guard = {"partial": "60%", "min_nodes": 2, "quiet": "4s"}
+    stream = configured(tmp_path, outage_guard=guard, flapping={"transitions": 2, "within": "15s"})
+    seconds = {"web1": (0, *range(12, 61, 3), *range(75, 90, 3)), "db1": (*range(0, 61, 3), *range(75, 90, 3))}
+    with SiteState(tmp_path) as state:
+        fold(state, stream, sorted((at, node) for node, times in seconds.items() for at in times), cuts, 90)
+        assert [event[:2] for event in site_events(state)] == [("dark", 70), ("restored", 75)]
+        assert node_events(state) == [("web1", "flapping", 12, 2), ("web1", "settled", 27, 2)]
+        # `settled` told that the node is up.
+        assert [row for row in outbox(state) if row[1] != "new"] == [("web1", "timeout", 10)]
 
 
 @pytest.mark.parametrize(

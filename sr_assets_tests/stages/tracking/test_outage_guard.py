@@ -114,7 +114,7 @@ def test_hold_after_an_outage_lasts_the_warn_duration_of_the_class(tmp_path: Pat
 
 def test_quiet_time_must_be_shorter_than_that_of_each_class(tmp_path: Path) -> None:
     fast = [{"name": "fast", "match": "e", "warn_duration": "4s"}]
-    with pytest.raises(ConfigurationError, match="quiet: is not shorter than warn_duration of class 'fast'"):
+    with pytest.raises(ConfigurationError, match=r"quiet: 5s is not shorter than warn_duration of class 'fast' \(4s\)"):
         configured(tmp_path, outage_guard={"quiet": "5s"}, classes=fast)
     guard = configured(tmp_path, outage_guard={}, classes=fast).guard
     assert guard is not None
@@ -127,8 +127,9 @@ def test_quiet_time_must_be_shorter_than_that_of_each_class(tmp_path: Path) -> N
         ({"partial": "0%"}, "partial: '0%' is not a percentage; use more than 0% and at most 100%"),
         ({"partial": "155%"}, "partial: '155%' is not a percentage"),
         ({"dark": "most"}, "dark: 'most' is not a percentage"),
+        ({"dark": "inf"}, "dark: 'inf' is not a percentage"),
         ({"partial": "60%", "dark": "50%"}, "outage_guard: dark: 50% is below partial; use at least 60%"),
-        ({"quiet": "10s"}, "outage_guard: quiet: is not shorter than warn_duration"),
+        ({"quiet": "10s"}, "outage_guard: quiet: 10s is not shorter than warn_duration (10s); use"),
     ),
 )
 def test_guard_refuses_a_setting_in_one_line(tmp_path: Path, guard: dict[str, str], problem: str) -> None:

@@ -174,6 +174,13 @@ def test_killed_run_does_not_apply_a_request_again(rig: Rig, killed: Callable[[]
     assert [body["event"] for body in announced(rig, advisories, "a")] == ["new", "expire", "new"]
     assert rig.row("node_availability")["status"] == "up"
     assert [Path(name).suffix for name in requests(rig)] == [".answer"]
+    # The command ended before it could record its action.
+    row = rig.row("operator_actions")
+    assert (row["action"], row["subject"], row["detail"]) == (
+        "retire",
+        "a",
+        f"{SITE}/{stream}: retired a, which was up",
+    )
 
 
 def test_retired_node_survives_checkpoint_and_recovery(rig: Rig, tmp_path: Path) -> None:
