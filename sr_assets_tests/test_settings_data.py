@@ -263,6 +263,46 @@ def test_bad_dynamic_value_is_logged_once_and_the_previous_one_kept(
     assert not current_settings(settings).streams[0].paused
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    (
+        ({"paused": {"data": "rules/paused"}}, "data rules/paused: refers to itself"),
+        ({"paused": {"data": "rules/gone"}}, "data rules/gone: "),
+        ({"paused": {"data": "other/x"}}, "source 'other' is not configured"),
+        ({"paused": {"data": "x"}}, "data 'x': is not a reference"),
+    ),
+)
+@pytest.mark.parametrize("starts", (False, True))
+def test_dynamic_value_that_is_a_bad_reference_is_replaced(
+    home: Path, values: Path, caplog: pytest.LogCaptureFixture, content: dict[str, Any], text: str, starts: bool
+) -> None:
+    settings = current_settings(dynamic(home, values, paused=True, budget="1m"))
+    if starts:  # as the process of a run does
+        settings = dynamic(home, values, budget="2m", **content)
+    else:
+        values.write_text(yaml.safe_dump({"budget": "2m", **content}))
+    for _ in range(2):
+        current = current_settings(settings)
+        assert (current.streams[0].paused, current.run_budget_ns) == (True, 120 * 10**9)
+    lines = [line for line in caplog.messages if text in line]
+    assert len(lines) == 1
+    assert "; using the value 'true', read " in lines[0]
+
+
+def test_deleted_dynamic_value_without_a_default_stays(home: Path, values: Path) -> None:
+    settings = dynamic(home, values, paused=True, budget="1m")
+    keep_values(settings)
+    for current in (current_settings(settings), dynamic(home, values, paused=False)):
+        values.write_text("paused: false\n")
+        assert current.run_budget_ns == 60 * 10**9
+    assert not current_settings(settings).streams[0].paused
+    (home / "data.json").unlink()
+    with pytest.raises(
+        ConfigurationError, match=r"data rules/budget: .* has no key 'budget'; add it to the file, or set"
+    ):
+        dynamic(home, values, paused=False)
+
+
 def test_dynamic_value_out_of_bounds_is_replaced_at_a_start(home: Path, values: Path) -> None:
     top: dict[str, Any] = {"sensor": {"interval": {"data": "rules/cadence", "dynamic": True}}}
     keep_values(load(home, rules(values, cadence="5s"), **top))

@@ -164,8 +164,16 @@ class Resolver:
             self.refuse(loc, str(error))
         self._refuse_cycle(reference.label, loc, chain)
         source = self.source(reference.source, loc, chain)
-        raw, kind, at_ns = self._read(reference, source, loc)
-        value = self.filled(raw, loc, (*chain, reference.label))
+        try:
+            raw, kind, at_ns = self._read(reference, source, loc)
+            value = self.filled(raw, loc, (*chain, reference.label))
+        except ConfigurationError as error:
+            # As for any bad dynamic value: a run continues with the previous one.
+            earlier = self._earlier(reference.label) if reference.dynamic else None
+            if earlier is None:
+                raise
+            self._warn_of_earlier(str(error), reference.label, earlier)
+            value, kind, at_ns = earlier.value, "earlier", earlier.at_ns
         self.origins[loc] = Origin(reference, source.label, value, kind, at_ns)
         return value
 
@@ -200,18 +208,24 @@ class Resolver:
             self.warnings[f"data {label}: {error}; using the default {quoted(label, reference.default)}"] = None
             return MISSING, "default", 0
         except RunError as error:
-            earlier = self.reader.earlier(self.home, label) if self.home is not None else None
+            earlier = self._earlier(label)
             if earlier is None:
                 self._fail(
                     loc,
                     f"data {label}: {error}; no earlier value is known: start or repair the source, or write the value",
                 )
-            value = quoted(label, earlier.value)
-            self.warnings[f"data {label}: {error}; using the value {value}, read {earlier.age} ago"] = None
+            self._warn_of_earlier(f"data {label}: {error}", label, earlier)
             return earlier.value, "earlier", earlier.at_ns
         except ConfigurationError as error:
             self.refuse(loc, f"data {label}: {str(error).removeprefix(f'{label}: ')}")
         return parsed(source, known.value), "read", known.at_ns
+
+    def _earlier(self, label: str) -> Known | None:
+        return self.reader.earlier(self.home, label) if self.home is not None else None
+
+    def _warn_of_earlier(self, problem: str, label: str, earlier: Known) -> None:
+        value = quoted(label, earlier.value)
+        self.warnings[f"{problem}; using the value {value}, read {earlier.age} ago"] = None
 
     def _fail(self, loc: Location, problem: str) -> NoReturn:
         """Raise RunError about a location: the configuration is right, but a source is unavailable."""

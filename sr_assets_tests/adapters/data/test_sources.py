@@ -166,6 +166,14 @@ def test_unavailable_consul_is_one_line(opened: Opened) -> None:
         source.get("x")
 
 
+@pytest.mark.parametrize("key", ("../x", "a/../../x", "a//b", "a/."))
+def test_consul_key_stays_below_the_prefix(opened: Opened, key: str) -> None:
+    source = opened(type="consul", url="http://127.0.0.1:1", prefix="sites/")
+    for operation in (source.get, source.delete):
+        with pytest.raises(ConfigurationError, match="is not a key of Consul; use no empty part"):
+            operation(key)
+
+
 def test_consul_without_permission_is_one_line(opened: Opened) -> None:
     with stand_in() as url:
         source = opened(type="consul", url=url, token="wrong")
