@@ -93,6 +93,7 @@ def test_put_repairs_a_configuration_that_waits_for_its_value(rig: Rig, bucket: 
     (
         ("opps/x", "source 'opps' is not configured; did you mean 'ops'?"),
         ("ops", "data 'ops': is not a reference; use SOURCE/KEY"),
+        ("ops/a*", "ops/a*: is not a key of a bucket; use letters"),
         ("mem/a", "mem/a: a memory source ends with its process"),
     ),
 )
@@ -100,6 +101,12 @@ def test_wrong_key_is_a_usage_error(bucket: str, command: Command, label: str, t
     code, output, error = command("data", "put", label, "1", "--yes")
     assert (code, output, error.count("\n")) == (2, "", 1)
     assert text in error
+
+
+def test_put_refuses_bytes_that_are_not_text(bucket: str, command: Command) -> None:
+    code, _, error = command("data", "put", "ops/cadence", "\udcff", "--yes")
+    assert code == 2
+    assert "ops/cadence: the value is not UTF-8 text" in error
 
 
 def test_watch_prints_each_change(

@@ -115,6 +115,17 @@ def test_missing_key_counts_as_the_default_with_a_warning(home: Path) -> None:
         ({"ops": {"type": "consul", "url": "nats://h"}}, "ops/x", "data.ops: url: is not a Consul URL"),
         ({**memory(), "OPS": {"type": "memory"}}, "ops/x", "has the name of source"),
         ({"my ops": {"type": "memory"}}, "ops/x", "data: 'my ops' is not a name of a source"),
+        (memory(x="[" * 50_000), "ops/x", "sensor.interval: data ops/x: '[[["),
+        (
+            memory(**{f"a{n}": {"data": f"ops/a{n + 1}"} for n in range(1000)}),
+            "ops/a0",
+            "data ops/a21: more than 20 references lead to it; replace one of them by a value",
+        ),
+        (
+            {"ops": {**NOBODY, "url": "127.0.0.1:2"}},
+            "ops/a..b",
+            "sensor.interval: data ops/a..b: is not a key of a bucket; use letters",
+        ),
     ),
 )
 def test_mistake_is_one_line_with_its_remedy(home: Path, data: dict[str, Any], reference: str, text: str) -> None:
@@ -130,6 +141,36 @@ def test_two_sources_of_one_name_are_refused(home: Path) -> None:
         load_settings(file, {})
 
 
+@pytest.mark.parametrize(
+    ("more", "text"),
+    (
+        (
+            {"defualt": "1s"},
+            "sensor.interval: data ops/x: 'defualt' is not a key of a reference; did you mean 'default'?",
+        ),
+        ({"dynamic": "maybe"}, "sensor.interval: data ops/x: dynamic: 'maybe' is neither true nor false"),
+    ),
+)
+def test_malformed_reference_names_its_source_and_key(home: Path, more: dict[str, Any], text: str) -> None:
+    assert text in mistake(home, memory(x="5s"), sensor={"interval": {"data": "ops/x", **more}})
+
+
+def test_deep_text_of_the_environment_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SITE_DEEP", "[" * 50_000)
+    data = {"host": {"type": "environment", "prefix": "SITE_"}}
+    line = mistake(home, data, sensor={"interval": {"data": "host/DEEP"}})
+    assert "sensor.interval: data host/DEEP: '[[[" in line
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize("text", ("", "# nothing yet\n"))
+def test_empty_file_has_no_key(home: Path, values: Path, text: str) -> None:
+    values.write_text(text)
+    data = {"rules": {"type": "file", "path": str(values)}}
+    assert "has no key 'x'; add it to the file" in mistake(home, data, sensor={"interval": {"data": "rules/x"}})
+    assert load(home, data, sensor={"interval": {"data": "rules/x", "default": "3s"}}).sensor.interval_ns == 3 * 10**9
+
+
 def test_circle_of_sources_is_refused(home: Path) -> None:
     data = {"a": {**NOBODY, "url": {"data": "b/url"}}, "b": {"type": "file", "path": {"data": "a/path"}}}
     assert "refers to itself" in mistake(home, data, sensor={"interval": {"data": "a/x"}})
@@ -142,8 +183,12 @@ def test_mistake_elsewhere_in_an_entry_names_no_source(home: Path) -> None:
     assert "data ops/x" not in line
 
 
-def test_bad_secret_value_is_not_shown(home: Path) -> None:
-    line = mistake(home, memory(password="secret-word"), sensor={"interval": {"data": "ops/password"}})
+@pytest.mark.parametrize(
+    "value",
+    ("secret-word", "secret-word" * 9, ["secret-word"], {"a": ["secret-word"]}, "secret-word\n'\\", {"secret-word"}),
+)
+def test_bad_secret_value_is_not_shown(home: Path, value: object) -> None:
+    line = mistake(home, memory(password=value), sensor={"interval": {"data": "ops/password"}})
     assert "secret-word" not in line
     assert "data ops/password: " in line
 
@@ -151,7 +196,7 @@ def test_bad_secret_value_is_not_shown(home: Path) -> None:
 @pytest.mark.parametrize("key", ("inspect_duration", "warn_duration", "max_age", "target_stream", "filter_subject"))
 def test_dynamic_value_of_a_deciding_key_is_refused(home: Path, key: str) -> None:
     line = mistake(home, memory(x="1h"), {"inspect_field": "s", key: {"data": "ops/x", "dynamic": True}})
-    assert f"{key}: dynamic: cannot be used here: a replay must decide with the same value" in line
+    assert f"{key}: data ops/x: dynamic: cannot be used here: a replay must decide with the same value" in line
 
 
 def test_unavailable_source_is_replaced_by_its_last_known_value(home: Path, values: Path) -> None:
@@ -216,6 +261,46 @@ def test_bad_dynamic_value_is_logged_once_and_the_previous_one_kept(
     assert "stream 'S': paused: data rules/paused: 'perhaps' is neither true nor false; put a valid value" in lines[0]
     values.write_text("paused: false\nbudget: 2m\n")
     assert not current_settings(settings).streams[0].paused
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    (
+        ({"paused": {"data": "rules/paused"}}, "data rules/paused: refers to itself"),
+        ({"paused": {"data": "rules/gone"}}, "data rules/gone: "),
+        ({"paused": {"data": "other/x"}}, "source 'other' is not configured"),
+        ({"paused": {"data": "x"}}, "data 'x': is not a reference"),
+    ),
+)
+@pytest.mark.parametrize("starts", (False, True))
+def test_dynamic_value_that_is_a_bad_reference_is_replaced(
+    home: Path, values: Path, caplog: pytest.LogCaptureFixture, content: dict[str, Any], text: str, starts: bool
+) -> None:
+    settings = current_settings(dynamic(home, values, paused=True, budget="1m"))
+    if starts:  # as the process of a run does
+        settings = dynamic(home, values, budget="2m", **content)
+    else:
+        values.write_text(yaml.safe_dump({"budget": "2m", **content}))
+    for _ in range(2):
+        current = current_settings(settings)
+        assert (current.streams[0].paused, current.run_budget_ns) == (True, 120 * 10**9)
+    lines = [line for line in caplog.messages if text in line]
+    assert len(lines) == 1
+    assert "; using the value 'true', read " in lines[0]
+
+
+def test_deleted_dynamic_value_without_a_default_stays(home: Path, values: Path) -> None:
+    settings = dynamic(home, values, paused=True, budget="1m")
+    keep_values(settings)
+    for current in (current_settings(settings), dynamic(home, values, paused=False)):
+        values.write_text("paused: false\n")
+        assert current.run_budget_ns == 60 * 10**9
+    assert not current_settings(settings).streams[0].paused
+    (home / "data.json").unlink()
+    with pytest.raises(
+        ConfigurationError, match=r"data rules/budget: .* has no key 'budget'; add it to the file, or set"
+    ):
+        dynamic(home, values, paused=False)
 
 
 def test_dynamic_value_out_of_bounds_is_replaced_at_a_start(home: Path, values: Path) -> None:

@@ -80,6 +80,8 @@ def put(label: str, value: str, yes: bool) -> None:
     """Write a value."""
     source, key = _opened(label)
     _refuse_memory(source, label)
+    if value != value.encode(errors="replace").decode():
+        raise click.UsageError(f"{label}: the value is not UTF-8 text")
     with source:
         present, new = source.get(key, None), _shown(label, value)
         before = None if present is None else _shown(label, present)

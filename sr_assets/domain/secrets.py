@@ -5,19 +5,20 @@ import re
 from typing import Final
 
 MASK: Final = "***"
+_QUOTED_CHARACTERS: Final = 80
 _SECRET_KEY: Final = re.compile(
     r"secret|passw|passphrase|token|credential|seed|(?:private|api|access|signing)[_.-]?key", re.IGNORECASE
 )
 _SECRET_FORM: Final = re.compile(
-    # A login in a URL, a PEM file, a JSON Web Token, and the seed of an nkey.
-    r"[a-z][a-z0-9+.-]*://[^/\s@]+@|-----BEGIN |\beyJ[\w-]+\.[\w-]+\.[\w-]+|\bS[AUOCNX][A-Z2-7]{56}\b",
+    # A login in a URL, a PEM file, a JSON Web Token, and the seed of an nkey; each in linear time for a long value.
+    r"://[^/\s@]+@|-----BEGIN |(?<![\w-])eyJ[\w-]+\.[\w-]+\.[\w-]+|\bS[AUOCNX][A-Z2-7]{56}\b",
     re.IGNORECASE,
 )
 
 
 def as_text(value: object) -> str:
-    """Return a value as text; one that is not text, as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return a value as text; one that is not text, as JSON. YAML also has values that JSON lacks, such as a set."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def looks_secret(key: str, text: str) -> bool:
@@ -29,3 +30,9 @@ def masked(key: str, value: object) -> str:
     """Return a value as text, or `***` if it looks like a secret."""
     text = as_text(value)
     return MASK if looks_secret(key, text) else text
+
+
+def quoted(key: str, value: object) -> str:
+    """Return a value for a message: in quotes on one line, shortened, or `'***'` if it looks like a secret."""
+    text = repr(masked(key, value))
+    return text if len(text) <= _QUOTED_CHARACTERS else f"{text[:_QUOTED_CHARACTERS]}…'"

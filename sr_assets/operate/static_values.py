@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sr_assets.adapters.logs import print_warning
-from sr_assets.domain.secrets import masked
+from sr_assets.domain.secrets import quoted
 from sr_assets.settings import Settings
 from sr_assets.settings.loading import changed_static
 
@@ -33,6 +33,6 @@ def _watch(settings: Settings, ended: threading.Event) -> None:
         changed = changed_static(settings)
         for label, (before, now) in changed.items():
             if label not in warned or warned[label] != now:
-                texts = f"from {masked(label, before)!r} to {masked(label, now)!r}"
+                texts = f"from {quoted(label, before)} to {quoted(label, now)}"
                 print_warning(f"data {label}: changed {texts} since the start; restart to use it")
         warned = {label: now for label, (_, now) in changed.items()}

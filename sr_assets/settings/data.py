@@ -132,14 +132,22 @@ def is_reference(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     keys = {str(key).lower() for key in value}
-    return "data" in keys and keys <= _REFERENCE_KEYS
+    return "data" in keys and all(did_you_mean(key, _REFERENCE_KEYS) for key in keys)
 
 
 def parse_reference(value: dict[Any, Any]) -> Reference:
     """Return the reference in a mapping; raises ValueError if it is malformed."""
     parts = {str(key).lower(): item for key, item in value.items()}
     source, key = split_label(parts["data"])
-    dynamic = read_flag(parts.get("dynamic", False))
+    for unknown in parts.keys() - _REFERENCE_KEYS:
+        raise ValueError(
+            f"data {source}/{key}: {shown(unknown)} is not a key of a reference; {did_you_mean(unknown, _REFERENCE_KEYS)}"
+            "use default and dynamic"
+        )
+    try:
+        dynamic = read_flag(parts.get("dynamic", False))
+    except ValueError as error:
+        raise ValueError(f"data {source}/{key}: dynamic: {error}") from None
     return Reference(source, key, parts.get("default", MISSING), dynamic)
 
 
@@ -151,12 +159,13 @@ def split_label(value: object) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def refuse_dynamic(key: str) -> None:
-    """Raise ValueError unless a key may have a dynamic value; `key` is its path without indexes."""
+def refuse_dynamic(key: str, label: str) -> None:
+    """Raise ValueError unless a key may have the dynamic value `source/key`; `key` is its path without indexes."""
     if not re.fullmatch(_ALLOWED, key):
         raise ValueError(
-            "dynamic: cannot be used here: a replay must decide with the same value; remove dynamic, or use it for sensor,"
-            " run_budget, linger, concurrency, batch_messages, batch_bytes, catch_up_messages, paused, maintenance, notify"
+            f"data {label}: dynamic: cannot be used here: a replay must decide with the same value; remove dynamic, or use it"
+            " for sensor, run_budget, linger, concurrency, batch_messages, batch_bytes, catch_up_messages, paused, maintenance,"
+            " notify"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import yaml
 
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.secrets import as_text
 from sr_assets.settings.values import shown
 
 Location = tuple[str | int, ...]
@@ -56,8 +57,36 @@ _Loader.yaml_implicit_resolvers = {
 
 def read_tree(path: Path) -> dict[Any, Any]:
     """Read a YAML file; raises ConfigurationError unless it is a mapping of unique keys."""
+    tree = _read(path)
+    if tree is None:
+        raise ConfigurationError(f"{path}: is empty; it needs at least name and streams")
+    if not isinstance(tree, dict):
+        raise ConfigurationError(f"{path}: must be a mapping of keys such as name and streams")
+    return tree
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Read a YAML or JSON file of values, with all keys as text; raises ConfigurationError unless it is empty or a mapping."""
+    tree = _read(path)
+    if not isinstance(tree, dict | None):
+        raise ConfigurationError(f"{path}: must be a mapping of keys to values")
+    values: dict[str, Any] = _with_text_keys(tree or {})
+    return values
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a value whose keys are text: those that YAML reads as a number, flag or null, too."""
+    if isinstance(value, list):
+        return [_with_text_keys(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {as_text(key): _with_text_keys(item) for key, item in value.items()}
+
+
+def _read(path: Path) -> Any:
+    """Return the values of a YAML file; raises ConfigurationError if it is unreadable or not YAML."""
     try:
-        tree = _parse(path.read_text(encoding="utf-8-sig"))
+        return _parse(path.read_text(encoding="utf-8-sig"))
     except _TooManyRepeatedError:
         raise ConfigurationError(
             f"{path}: its aliases (*name) repeat more than {_MOST_REPEATED:,} values; use fewer of them"
@@ -74,11 +103,6 @@ def read_tree(path: Path) -> dict[Any, Any]:
     except (yaml.YAMLError, ValueError, RecursionError):
         # Control characters, impossible numbers or dates, endless nesting.
         raise ConfigurationError(f"{path}: is not valid YAML: it has forbidden characters or values") from None
-    if tree is None:
-        raise ConfigurationError(f"{path}: is empty; it needs at least name and streams")
-    if not isinstance(tree, dict):
-        raise ConfigurationError(f"{path}: must be a mapping of keys such as name and streams")
-    return tree
 
 
 def _parse(text: str) -> Any:

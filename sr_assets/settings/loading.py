@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.domain.secrets import masked
+from sr_assets.domain.secrets import MASK, as_text, looks_secret, quoted
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.data import MISSING, SourceSettings
 from sr_assets.settings.deployment import Settings
@@ -21,6 +21,7 @@ from sr_assets.settings.document import Location, read_tree, refuse, with_enviro
 from sr_assets.settings.links import TlsBlock, with_security
 from sr_assets.settings.problems import problem_of
 from sr_assets.settings.references import Fixed, Loaded, Origin, Reader, Resolver, sources_of
+from sr_assets.settings.values import shown
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
 #: The static values that `up` and `run` read at their start, for their child processes.
@@ -170,7 +171,7 @@ def _replaced(resolver: Resolver, problems: list[Any], known: dict[Any, Any]) ->
                 continue
             known[label, True] = earlier.value
             bad = _masked_problem(label, origin, problem_of(problem))
-            use = f"put a valid value; using {masked(label, earlier.value)!r}, read {earlier.age} ago"
+            use = f"put a valid value; using {quoted(label, earlier.value)}, read {earlier.age} ago"
             try:
                 resolver.refuse(loc, f"data {label}: {bad}; {use}")
             except ConfigurationError as error:
@@ -179,9 +180,20 @@ def _replaced(resolver: Resolver, problems: list[Any], known: dict[Any, Any]) ->
 
 
 def _masked_problem(label: str, origin: Origin, text: str) -> str:
-    """Return a problem without a value that looks like a secret."""
-    value = str(origin.value)
-    return text.replace(value, "***") if masked(label, value) != value else text
+    """Return a problem without a value that looks like a secret, also where the problem shows only its beginning."""
+    if looks_secret(label, as_text(origin.value)):
+        for part in _parts(origin.value):
+            for form in (shown(part), repr(part), as_text(part)):
+                text = text.replace(form, MASK) if form else text
+    return text
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield a value and all values inside it, outer ones first."""
+    yield value
+    if isinstance(value, (dict, list)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _parts(part)
 
 
 def _origins_at(resolver: Resolver, loc: tuple[Any, ...]) -> list[tuple[Location, Origin]]:
@@ -203,8 +215,8 @@ def _refuse_first(resolver: Resolver, problems: list[Any]) -> NoReturn:
             continue
         label = origin.reference.label
         where = "the default" if origin.kind == "default" else origin.source
-        value = masked(label, origin.value)
-        text = f"data {label}: {_masked_problem(label, origin, text)}; change {value!r} in {where}"
+        value = quoted(label, origin.value)
+        text = f"data {label}: {_masked_problem(label, origin, text)}; change {value} in {where}"
         break
     resolver.refuse(loc, text)
 

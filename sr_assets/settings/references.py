@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
 from pydantic import ValidationError
 
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
-from sr_assets.domain.secrets import masked
+from sr_assets.domain.secrets import quoted
 from sr_assets.settings.data import (
     MISSING,
     Reference,
@@ -159,13 +159,21 @@ class Resolver:
         try:
             reference = parse_reference(written)
             if reference.dynamic:
-                refuse_dynamic(key_path(loc))
+                refuse_dynamic(key_path(loc), reference.label)
         except ValueError as error:
             self.refuse(loc, str(error))
         self._refuse_cycle(reference.label, loc, chain)
         source = self.source(reference.source, loc, chain)
-        raw, kind, at_ns = self._read(reference, source, loc)
-        value = self.filled(raw, loc, (*chain, reference.label))
+        try:
+            raw, kind, at_ns = self._read(reference, source, loc)
+            value = self.filled(raw, loc, (*chain, reference.label))
+        except ConfigurationError as error:
+            # As for any bad dynamic value: a run continues with the previous one.
+            earlier = self._earlier(reference.label) if reference.dynamic else None
+            if earlier is None:
+                raise
+            self._warn_of_earlier(str(error), reference.label, earlier)
+            value, kind, at_ns = earlier.value, "earlier", earlier.at_ns
         self.origins[loc] = Origin(reference, source.label, value, kind, at_ns)
         return value
 
@@ -197,19 +205,27 @@ class Resolver:
         except MissingValueError as error:
             if reference.default is MISSING:
                 self.refuse(loc, f"data {label}: {error}, or set default")
-            default = masked(label, reference.default)
-            self.warnings[f"data {label}: {error}; using the default {default!r}"] = None
+            self.warnings[f"data {label}: {error}; using the default {quoted(label, reference.default)}"] = None
             return MISSING, "default", 0
         except RunError as error:
-            earlier = self.reader.earlier(self.home, label) if self.home is not None else None
+            earlier = self._earlier(label)
             if earlier is None:
                 self._fail(
-                    loc, f"data {label}: {error}; no earlier value is known: start the source, or write the value"
+                    loc,
+                    f"data {label}: {error}; no earlier value is known: start or repair the source, or write the value",
                 )
-            value = masked(label, earlier.value)
-            self.warnings[f"data {label}: {error}; using the value {value!r}, read {earlier.age} ago"] = None
+            self._warn_of_earlier(f"data {label}: {error}", label, earlier)
             return earlier.value, "earlier", earlier.at_ns
+        except ConfigurationError as error:
+            self.refuse(loc, f"data {label}: {str(error).removeprefix(f'{label}: ')}")
         return parsed(source, known.value), "read", known.at_ns
+
+    def _earlier(self, label: str) -> Known | None:
+        return self.reader.earlier(self.home, label) if self.home is not None else None
+
+    def _warn_of_earlier(self, problem: str, label: str, earlier: Known) -> None:
+        value = quoted(label, earlier.value)
+        self.warnings[f"{problem}; using the value {value}, read {earlier.age} ago"] = None
 
     def _fail(self, loc: Location, problem: str) -> NoReturn:
         """Raise RunError about a location: the configuration is right, but a source is unavailable."""
@@ -222,6 +238,8 @@ class Resolver:
         if link in chain:
             circle = " -> ".join((*chain[chain.index(link) :], link))
             self.refuse(loc, f"data {link}: refers to itself ({circle}); replace one of these references by a value")
+        if len(chain) > _DEEPEST:
+            self.refuse(loc, f"data {link}: more than {_DEEPEST} references lead to it; replace one of them by a value")
 
 
 def parsed(source: SourceSettings, value: Any) -> Any:
@@ -229,7 +247,7 @@ def parsed(source: SourceSettings, value: Any) -> Any:
     if source.type in _TEXT_TYPES and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
 

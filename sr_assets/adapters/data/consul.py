@@ -16,7 +16,7 @@ from urllib.parse import quote
 from sr_assets.adapters.data.source import Change, Json, Source
 from sr_assets.adapters.security import tls_context
 from sr_assets.domain.clusters import TlsSettings
-from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.errors import ConfigurationError, RunError, TransientError
 from sr_assets.settings.references import MissingValueError
 
 if TYPE_CHECKING:
@@ -28,13 +28,20 @@ _WAIT_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 0.5
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects, which would send the token and read another key."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return no request to follow."""
+
+
 class ConsulSource(Source):
     """Consul's key-value store below `prefix`. Consul keeps no history."""
 
     def __init__(self, name: str, settings: SourceSettings) -> None:
         super().__init__(name, settings)
         files = settings.tls.files if settings.tls else (None, None, None)
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirects()]
         if (settings.url or "").startswith("https"):
             handlers.append(urllib.request.HTTPSHandler(context=tls_context(TlsSettings(*files))))
         self._opener = urllib.request.build_opener(*handlers)
@@ -81,6 +88,10 @@ class ConsulSource(Source):
     def _request(self, method: str, key: str, query: str = "", body: bytes | None = None) -> tuple[bytes, int]:
         """Return the body of a response and its `X-Consul-Index`."""
         settings = self.settings
+        if not {"", ".", ".."}.isdisjoint(key.removesuffix("/").split("/")) and key:
+            raise ConfigurationError(
+                f"{self.name}/{key}: is not a key of Consul; use no empty part, '.' or '..' between '/'"
+            )
         url = f"{(settings.url or '').rstrip('/')}/v1/kv/{quote(settings.prefix + key)}" + (
             f"?{query}" if query else ""
         )

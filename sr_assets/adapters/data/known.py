@@ -13,7 +13,7 @@ from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.actions import record_action
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import cannot_write
-from sr_assets.domain.secrets import masked
+from sr_assets.domain.secrets import masked, quoted
 from sr_assets.settings.references import Known, Origin
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def keep_values(settings: Settings) -> None:
         if before is not None and origins[label].reference.dynamic and before["value"] != row["value"]:
             detail = f"{masked(label, before['value'])} -> {masked(label, row['value'])}"
             record_action(settings.home, "data change", label, detail)
-            logger.info("data %s: changed: %s", label, detail)
+            logger.info(
+                "data %s: changed: %s -> %s", label, quoted(label, before["value"]), quoted(label, row["value"])
+            )
 
 
 def _row(origin: Origin, before: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from sr_assets.adapters.bucket import Entry, KeyBucket
 from sr_assets.adapters.data.source import Change, Json, Source
 from sr_assets.adapters.jetstream import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND
 from sr_assets.adapters.wire.link import DeniedError, RefusedError, WireError
-from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.errors import ConfigurationError, RunError, TransientError
 from sr_assets.settings.references import MissingValueError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class KvSource(Source):
     def _ask(self, key: str, question: Callable[[KeyBucket], T]) -> T:
         """Return the answer to a question; a connection that was lost since its last use is opened again."""
         if not _KEY.fullmatch(key):
-            raise RunError(
+            raise ConfigurationError(
                 f"{self.name}/{key}: is not a key of a bucket; use letters, digits, '_', '-', '=', '/' and '.'"
             )
         with self._guard, contextlib.nullcontext() if self._kept else contextlib.closing(self._bucket):

@@ -14,7 +14,7 @@ from sr_assets.adapters.data.source import Change, Json, Source
 from sr_assets.adapters.locking import locked_folder
 from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import ConfigurationError, RunError, cannot_write
-from sr_assets.settings.document import read_tree
+from sr_assets.settings.document import read_values
 from sr_assets.settings.references import MissingValueError
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ class EnvironmentSource(MappingSource):
 
     def _values(self) -> Mapping[str, Any]:
         prefix = self.settings.prefix
-        return {name.removeprefix(prefix): text for name, text in os.environ.items() if name.startswith(prefix)}
+        # As in the other sources, bytes that are not UTF-8 are replaced.
+        environ = {name: os.fsencode(text).decode("utf-8", "replace") for name, text in os.environ.items()}
+        return {name.removeprefix(prefix): text for name, text in environ.items() if name.startswith(prefix)}
 
 
 class FileSource(MappingSource):
@@ -85,20 +87,18 @@ class FileSource(MappingSource):
     def read(self, key: str) -> Json:
         """Return a value."""
         value: Json = self._read()
-        if key in value:
-            return value[key]
-        for part in key.split("."):
-            if not isinstance(value, dict) or part not in value:
-                raise MissingValueError(f"{self.settings.path} has no key {key!r}; add it to the file")
+        path = _path(value, key)
+        if path is None:
+            raise MissingValueError(f"{self.settings.path} has no key {key!r}; add it to the file")
+        for part in path:
             value = value[part]
         return value
 
     def put(self, key: str, value: Json) -> None:
         """Replace a value in the file; the file loses its comments."""
         with self._locked():
-            *parents, last = self._parts(key)
-            tree = self._read() if self._file.exists() else {}
-            inner = tree
+            tree = inner = self._read() if self._file.exists() else {}
+            *parents, last = _path(tree, key) or key.split(".")
             for part in parents:
                 inner = inner.setdefault(part, {})
                 if not isinstance(inner, dict):
@@ -110,8 +110,8 @@ class FileSource(MappingSource):
         """Delete a value in the file."""
         with self._locked():
             self.read(key)
-            *parents, last = self._parts(key)
             tree = inner = self._read()
+            *parents, last = _path(tree, key) or [key]
             for part in parents:
                 inner = inner[part]
             del inner[last]
@@ -131,9 +131,6 @@ class FileSource(MappingSource):
     def _file(self) -> Path:
         return Path(self.settings.path or "")
 
-    def _parts(self, key: str) -> list[str]:
-        return [key] if self._file.exists() and key in self._read() else key.split(".")
-
     def _values(self) -> Mapping[str, Any]:
         return dict(_leaves(self._read()))
 
@@ -141,7 +138,7 @@ class FileSource(MappingSource):
         if not self._file.exists():
             raise MissingValueError(f"{self._file} does not exist; create it")
         try:
-            return read_tree(self._file)
+            return read_values(self._file)
         except ConfigurationError as error:
             raise RunError(str(error)) from None
 
@@ -155,6 +152,20 @@ class FileSource(MappingSource):
             write_private(self._file, text, mode)
         except OSError as error:
             raise RunError(cannot_write(self._file, error)) from None
+
+
+def _path(tree: Json, key: str) -> list[str] | None:
+    """Return the keys that lead to the value of `a.b`, each the longest possible, or None if there is no value."""
+    if not isinstance(tree, dict):
+        return None
+    if key in tree:
+        return [key]
+    parts = key.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        first, rest = ".".join(parts[:count]), ".".join(parts[count:])
+        if (inner := _path(tree.get(first), rest)) is not None:
+            return [first, *inner]
+    return None
 
 
 def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypeVar
 
 from sr_assets.adapters.logs import print_warning
-from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.errors import ConfigurationError, TransientError
 from sr_assets.settings.data import MISSING
 from sr_assets.settings.references import MissingValueError
 
@@ -35,8 +35,8 @@ class Change(NamedTuple):
 class Source:
     """One source through its own connection. Inside `with` it stays open; outside, each call opens and closes it.
 
-    Every method raises RunError in one line if the source is unavailable or refuses, and MissingValueError if the
-    bucket, the file or the key does not exist.
+    Every method raises RunError in one line if the source is unavailable or refuses, MissingValueError if the bucket,
+    the file or the key does not exist, and ConfigurationError for a key or a method that the source's type does not have.
     """
 
     def __init__(self, name: str, settings: SourceSettings) -> None:
@@ -83,7 +83,7 @@ class Source:
 
     def history(self, key: str) -> list[Change]:
         """Return the stored revisions of a key, oldest first."""
-        raise RunError(
+        raise ConfigurationError(
             f"{self.name}/{key}: a source of type {self.settings.type} keeps no history; use a source of type kv"
         )
 
@@ -108,6 +108,6 @@ class Source:
 
     def _refuse_writing(self, key: str) -> NoReturn:
         kind = self.settings.type
-        raise RunError(
+        raise ConfigurationError(
             f"{self.name}/{key}: a source of type {kind} is read-only; use a source of type kv, file or consul"
         )

@@ -10,7 +10,7 @@ import pytest
 
 from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.data.source import Change
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets.settings.references import MissingValueError
@@ -166,6 +166,14 @@ def test_unavailable_consul_is_one_line(opened: Opened) -> None:
         source.get("x")
 
 
+@pytest.mark.parametrize("key", ("../x", "a/../../x", "a//b", "a/."))
+def test_consul_key_stays_below_the_prefix(opened: Opened, key: str) -> None:
+    source = opened(type="consul", url="http://127.0.0.1:1", prefix="sites/")
+    for operation in (source.get, source.delete):
+        with pytest.raises(ConfigurationError, match="is not a key of Consul; use no empty part"):
+            operation(key)
+
+
 def test_consul_without_permission_is_one_line(opened: Opened) -> None:
     with stand_in() as url:
         source = opened(type="consul", url=url, token="wrong")
@@ -174,9 +182,30 @@ def test_consul_without_permission_is_one_line(opened: Opened) -> None:
     assert "wrong" not in str(caught.value)
 
 
+def test_file_has_every_key_that_is_listed(opened: Opened, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("7: a\ntrue: b\nnull: c\nx: {y.z: d, y: {w: e}}\nx.y: {v: f}\n")
+    source = opened(type="file", path=str(file))
+    values = dict(zip(keys := source.keys(), map(source.get, keys), strict=True))
+    assert values == {"7": "a", "null": "c", "true": "b", "x.y.v": "f", "x.y.w": "e", "x.y.z": "d"}
+    for key in values:
+        source.put(key, f"new {key}")
+        assert source.get(key) == f"new {key}"
+        source.delete(key)
+    assert "new" not in file.read_text()
+
+
+def test_empty_file_takes_a_value(opened: Opened, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.touch()
+    source = opened(type="file", path=str(file))
+    source.put("a.b", "1")
+    assert source.get("a.b") == "1"
+
+
 def test_environment_is_read_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SITE_CADENCE", "1h")
     source = opened(type="environment", prefix="SITE_")
     assert (source.get("CADENCE"), source.keys()) == ("1h", ["CADENCE"])
-    with pytest.raises(RunError, match="ops/CADENCE: a source of type environment is read-only"):
+    with pytest.raises(ConfigurationError, match="ops/CADENCE: a source of type environment is read-only"):
         source.put("CADENCE", "2h")
