@@ -128,9 +128,17 @@ def _write_site(
         connection.register("progress", progress(state, shown))
         for name in TABLES:
             table = TABLES[name]
+            query = f"{table.query.replace('$name', literal(site))} AND {of_streams(table.entry, names)}"
+            key = (str(folder), mode, query)
+            if before is not None and state.connection.remembered(key, query) == before.content(name):
+                publication.keep(name, before)
+                continue
             if state.connection.rows(f"SELECT 1 FROM {table.state} LIMIT 1"):  # faster than writing an empty file
-                condition = of_streams(table.entry, names)
-                _write_table(connection, folder, files, publication, before, name, table, condition)
+                _write_table(
+                    connection, folder, files, publication, before, name, table, of_streams(table.entry, names)
+                )
+            if not table.reads_progress:
+                state.connection.remember(key, query, publication.content(name))
     return publication
 
 

@@ -45,7 +45,7 @@ TABLES: Final[dict[str, Table]] = {
         SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("retired_at_ns")}, times_retired, class
         FROM nodes WHERE status = 'retired'
         """,
-        "nodes",
+        "nodes WHERE status = 'retired'",
     ),
     "node_advisories": Table(
         """
@@ -123,7 +123,7 @@ TABLES: Final[dict[str, Table]] = {
             {at("watermark_ns")}, subject
         FROM partitions JOIN streams USING (stream) WHERE true
         """,
-        "streams",
+        "partitions",
     ),
     "gaps": Table(
         """
