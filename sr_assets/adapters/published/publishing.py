@@ -125,7 +125,7 @@ def _write_site(
     with state.read_snapshot(), Files(connection, folder, mode) as files:
         publication = Publication(site, files.token, since, {}, _history(state, names))
         # The end of the snapshot forgets the name.
-        connection.register("progress", progress(state, shown))
+        connection.register("progress", progress(state, site, shown))
         for name in TABLES:
             table = TABLES[name]
             query = f"{table.query.replace('$name', literal(site))} AND {of_streams(table.entry, names)}"
