@@ -43,6 +43,7 @@ from sr_assets_bench.scrape import measure_scrape
 from sr_assets_bench.silence import measure_silence
 from sr_assets_bench.sites import measure_sites
 from sr_assets_bench.sizing import measure_sizing
+from sr_assets_bench.starting import measure_start
 from sr_assets_bench.trickle import measure_trickle
 from sr_assets_bench.waiting import measure_latency, measure_quiet, measure_runs
 
@@ -66,6 +67,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "tracked_1m": lambda bench, _: measure_tracked(bench, 1_000_000),
     "silence": lambda bench, scale: measure_silence(bench, int(1_000_000 * scale)),
     "latency": lambda bench, _: measure_latency(bench),
+    "start": lambda bench, _: measure_start(bench),
     "transitions": lambda bench, _: measure_transitions(bench),
     "queue": lambda bench, scale: measure_queue(bench, int(1_000_000 * scale)),
     "trickle_20": lambda bench, _: measure_trickle(bench, 20),

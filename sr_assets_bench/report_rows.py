@@ -72,6 +72,7 @@ def rows(figures: Figures) -> Iterator[Row]:
         _backlog(figures),
         _silence(figures["silence"]),
         _latency(figures["latency"]),
+        _start(figures["start"]) if "start" in figures else (),
         _outage(figures),
         _trickle(figures),
         _sites(figures),
@@ -175,6 +176,11 @@ def _latency(latency: Figures) -> Iterator[Row]:
             value, slowest = (latency[f"{kind}_{end}_{figure}"] for figure in ("p50", "max"))
             workload = f"message stored → {_ENDS[end]}, {label} (slowest {slowest} s)"
             yield at_most(workload, value, seconds, " s", "p50 ")
+
+
+def _start(start: Figures) -> Iterator[Row]:
+    phases = f"process {start['process_seconds']} s, step {start['step_seconds']} s, CPU {start['cpu_seconds']} s"
+    yield at_most(f"a sensor's run: requested → first read ({phases})", start["read_seconds"], 2.5, " s", "p50 ")
 
 
 def _outage(figures: Figures) -> Iterator[Row]:

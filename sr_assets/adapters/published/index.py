@@ -1,10 +1,15 @@
-"""`fleet.duckdb`: views over the files of all sites' publications. Each publication replaces it atomically."""
+"""`fleet.duckdb`: views over the files of all sites' publications. Each publication replaces it atomically.
+
+DuckDB binds a new view, which opens its files, so a publication begins with a copy of the last file and replaces only the
+views that changed.
+"""
 
 import contextlib
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,9 +18,7 @@ import duckdb
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import write_private
-from sr_assets.adapters.published import actions
-from sr_assets.adapters.published.daily import DAILY_TABLES
-from sr_assets.adapters.published.leaders import write_leaders
+from sr_assets.adapters.published.leaders import common_leader, read_leaders, write_leaders
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
     Manifest,
@@ -29,24 +32,17 @@ from sr_assets.adapters.published.manifest import (
 )
 from sr_assets.adapters.published.publication import Publication, publication_folder, read_publication, site_folders
 from sr_assets.adapters.published.schema import (
-    HISTORY,
-    INTERNAL,
-    NO_HISTORY,
-    NO_SNAPSHOTS,
     SCHEMA_VERSION,
     SNAPSHOT_INFO,
     STORAGE_VERSION,
-    TABLES,
-    VIEWS,
-    history_query,
     refuse_other_schema,
-    snapshots_query,
 )
 from sr_assets.adapters.published.table import literal
-from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
+from sr_assets.adapters.published.views import fleet_views
 from sr_assets.domain.errors import RunError, cannot_write
 
 _MOVE_SECONDS: Final = 5.0
+_LEADERS: Final = "site_leaders"
 
 
 class Run(NamedTuple):
@@ -86,15 +82,21 @@ def _publish(
 ) -> Manifest:
     """Replace the published file; call it inside the lock."""
     file, draft = home / "fleet.duckdb", home / ".fleet.duckdb.new"
-    for leftover in (draft, _wal(draft)):
-        leftover.unlink(missing_ok=True)
     publications = _read_publications(home, sites)
     # A lost manifest must not lower the number.
     number = max((manifest.number, *(publication.since for publication in publications))) + 1
-    _write_draft(connection, draft, home.resolve(), publications, sites, run, mode)
+    known = manifest.parts if _is_reusable(home, manifest) else {}
+    try:
+        parts = _write_draft(connection, draft, home.resolve(), publications, sites, run, mode, known)
+    except (duckdb.Error, RunError):
+        if not known:
+            raise
+        # The last file may be damaged.
+        parts = _write_draft(connection, draft, home.resolve(), publications, sites, run, mode, {})
     draft.chmod(mode)
     tokens = {publication.site: publication.token for publication in publications}
-    made = Manifest(str(home.resolve()), number, identity(draft), tokens, retain_open_files(home, manifest, number))
+    opened = retain_open_files(home, manifest, number)
+    made = Manifest(str(home.resolve()), number, identity(draft), tokens, opened, parts)
     # Write the manifest first: after a crash the old file's readers are still known.
     write_manifest(home, made)
     reach(Point.PUBLISHING_TABLES)
@@ -104,6 +106,14 @@ def _publish(
     _remove_gone(home, sites, made)
     reach(Point.PUBLISHED_TABLES)
     return made
+
+
+def _is_reusable(home: Path, manifest: Manifest) -> bool:
+    """Return whether `fleet.duckdb` is as the manifest says: nobody has changed it, and its paths are still right."""
+    file = home / "fleet.duckdb"
+    return bool(manifest.file) and (
+        (manifest.home, manifest.file) == (str(home.resolve()), identity(file)) and not _wal(file).exists()
+    )
 
 
 def republish(home: Path, sites: Sequence[str], run: Run, mode: int) -> None:
@@ -195,18 +205,33 @@ def _write_draft(
     sites: Sequence[str],
     run: Run,
     mode: int,
-) -> None:
-    """Write the views on some publications into a new file."""
+    known: Mapping[str, int],
+) -> dict[str, int]:
+    """Write the views on some publications into a new file; return their checksums.
+
+    `known` are the checksums of `fleet.duckdb`, whose views are kept if they would be the same; empty for another file.
+    """
+    for leftover in (draft, _wal(draft)):
+        leftover.unlink(missing_ok=True)
+    views, leaders = list(fleet_views(connection, home, publications, mode)), read_leaders(home, sites)
+    parts = {view.name: _checksum(view) for view in views} | {_LEADERS: _checksum(leaders)}
+    if known.keys() == parts.keys():
+        shutil.copyfile(home / "fleet.duckdb", draft)
+    else:
+        known = {}
     try:
         connection.execute(f"ATTACH {literal(str(draft.resolve()))} AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
         connection.execute("BEGIN TRANSACTION")
-        connection.execute(f"CREATE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
+        connection.execute(f"CREATE OR REPLACE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
         connection.execute(
             "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?, ?, ?)",
-            [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex, *write_leaders(connection, home, sites)],
+            [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex, *common_leader(leaders)],
         )
-        for view, query in _views(connection, home, publications, mode):
-            connection.execute(f"CREATE VIEW fleet.{view} AS {query}")
+        if known.get(_LEADERS) != parts[_LEADERS]:
+            write_leaders(connection, leaders)
+        for view in views:
+            if known.get(view.name) != parts[view.name]:
+                connection.execute(f"CREATE OR REPLACE VIEW fleet.{view.name} AS {view.query}")
         connection.execute("COMMIT")
         # Detaching would do so too, but without a reason on failure. FORCE waits for DuckDB's own transactions after the
         # commit; nobody else knows the draft.
@@ -219,54 +244,9 @@ def _write_draft(
         if not isinstance(error, duckdb.OperationalError):
             raise
         raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
+    return parts
 
 
-def _views(
-    connection: duckdb.DuckDBPyConnection, home: Path, publications: Sequence[Publication], mode: int
-) -> Iterator[tuple[str, str]]:
-    """Yield each view's name and query: the tables over the sites' files, and the views derived from them.
-
-    `connection` writes a missing file that a view needs, with permissions `mode`.
-    """
-    # Strings: with a thousand sites, Path objects would take most of the time.
-    folders = [(str(publication_folder(home, publication.site)), publication) for publication in publications]
-    tables = {}
-    for name, table in (TABLES | TOPOLOGY_TABLES).items():
-        rows = [f"{folder}/{file}" for folder, publication in folders for file in publication.files.get(name, ())]
-        later = [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())]
-        tables[name] = _table_query(table.kinds, rows, later)
-    yield from ((name, query) for name, query in tables.items() if name not in INTERNAL)
-    listed = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
-    # A missing Parquet file hides its own rows, not the whole publication.
-    history = _literals(file for file in listed if Path(file).exists())
-    latest = tables["latest_snapshots"]
-    yield "node_snapshots", snapshots_query(history, literal(f"{home}/"), latest) if history else NO_SNAPSHOTS
-    # DuckDB refuses a pattern without a match.
-    any_file = next(home.glob(HISTORY), None)
-    yield "node_snapshot_history", history_query(str(home), tables["history_files"]) if any_file else NO_HISTORY
-    yield from ((table.name, table.view(connection, home, mode)) for table in DAILY_TABLES)
-    yield actions.NAME, actions.actions_query(home)
-    for name, query in VIEWS.items():
-        yield name, query.format(**{table: f"({rows})" for table, rows in tables.items()})
-
-
-def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str]) -> str:
-    """Return the query over the files of a table, where rows in the files `later` replace others of the same key."""
-    columns = ", ".join(kinds)
-    if not rows:
-        return f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
-    if not later:
-        return f"SELECT {columns} FROM {_parquet(rows)}"
-    return f"""
-        SELECT {columns} FROM {_parquet(rows)} AS earlier
-        WHERE NOT EXISTS (SELECT 1 FROM {_parquet(later)} AS later WHERE later.row_key = earlier.row_key)
-        UNION ALL SELECT {columns} FROM {_parquet(later)}
-        """
-
-
-def _parquet(files: Iterable[str]) -> str:
-    return f"read_parquet([{_literals(files)}], hive_partitioning = false)"
-
-
-def _literals(files: Iterable[str]) -> str:
-    return ", ".join(map(literal, files))
+def _checksum(part: object) -> int:
+    # Another version of DuckDB may bind a view differently.
+    return zlib.crc32(f"{duckdb.__version__} {part!r}".encode())

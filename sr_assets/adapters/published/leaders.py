@@ -5,9 +5,9 @@ They are written into `fleet.duckdb` itself, because they change without a run o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.published.table import at
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
@@ -23,22 +23,38 @@ SITE_LEADERS: Final = (
 _MIXED: Final = "mixed"
 
 
-def write_leaders(connection: duckdb.DuckDBPyConnection, home: Path, sites: Iterable[str]) -> tuple[str, str | None]:
-    """Create `fleet.site_leaders` with a row per site; return the common role and leader of all sites.
+class Leader(NamedTuple):
+    """A row of `site_leaders`; the times are in unix ns."""
 
-    The role is `mixed` and the leader None if the sites differ. A site without an election is led by this home.
-    """
-    rows = [_row(home, site) for site in sorted(sites) if site != TOPOLOGY_SITE]
-    connection.execute(f"CREATE TABLE fleet.site_leaders ({SITE_LEADERS})")
-    if rows:
-        insert = f"INSERT INTO fleet.site_leaders SELECT $1, $2, $3, $4, {at('$5::BIGINT')}, {at('$6::BIGINT')}"
-        connection.executemany(insert, rows)
-    agreed = {(role, leader) for _, role, leader, *_ in rows}
+    site: str
+    role: str
+    leader: str | None
+    host: str | None
+    since_ns: int | None
+    checkpoint_ns: int | None
+
+
+def read_leaders(home: Path, sites: Iterable[str]) -> list[Leader]:
+    """Return the leader of each site. A site without an election is led by this home."""
+    return [_row(home, site) for site in sorted(sites) if site != TOPOLOGY_SITE]
+
+
+def common_leader(rows: Iterable[Leader]) -> tuple[str, str | None]:
+    """Return the common role and leader of all sites, or `mixed` and None if the sites differ."""
+    agreed = {(row.role, row.leader) for row in rows}
     return agreed.pop() if len(agreed) == 1 else (_MIXED, None)
 
 
-def _row(home: Path, site: str) -> tuple[str, str, str | None, str | None, int | None, int | None]:
+def write_leaders(connection: duckdb.DuckDBPyConnection, rows: Sequence[Leader]) -> None:
+    """Create or replace `fleet.site_leaders`."""
+    connection.execute(f"CREATE OR REPLACE TABLE fleet.site_leaders ({SITE_LEADERS})")
+    if rows:
+        insert = f"INSERT INTO fleet.site_leaders SELECT $1, $2, $3, $4, {at('$5::BIGINT')}, {at('$6::BIGINT')}"
+        connection.executemany(insert, rows)
+
+
+def _row(home: Path, site: str) -> Leader:
     folder = home / "sites" / site
     lease, checkpoint = Lease.read(folder), last_stored(folder)
     role = "leader" if lease.holds or not lease.keys else "follower"
-    return site, role, lease.leader, lease.leader_host, lease.since_ns, checkpoint and checkpoint.at_ns
+    return Leader(site, role, lease.leader, lease.leader_host, lease.since_ns, checkpoint and checkpoint.at_ns)

@@ -43,7 +43,7 @@ class Manifest:
     """Content of `fleet.json`: the file's identity, the home in its views, and the publications that they show.
 
     Each `fleet.duckdb` has a number, higher than all before. `opened` are the files that may be open, including the
-    current one.
+    current one. `parts` has a checksum for each view and table of the file, by name.
     """
 
     home: str = ""
@@ -51,6 +51,7 @@ class Manifest:
     file: list[int] = field(default_factory=list)
     sites: dict[str, str] = field(default_factory=dict)
     opened: list[Opened] = field(default_factory=list)
+    parts: dict[str, int] = field(default_factory=dict)
 
     @property
     def numbers(self) -> list[int]:

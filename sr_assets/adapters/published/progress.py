@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from sr_assets.adapters.published.hop_schema import LATENCY
 from sr_assets.domain.positions import DAY_NS
 
 if TYPE_CHECKING:
@@ -35,11 +36,16 @@ _STATE: Final = (
 _COPYING: Final = ("copied_messages", "copied_bytes", "parked_messages")
 _COUNTS: Final = ("seen_messages", "gap_messages", "queued", "blind_ns", "deadline_ns", "up", "timeout", "retired")
 _NUMBERS: Final = (*_STATE, *_COPYING, *_COUNTS, "new_24h", "outage_ns")
+_OWN_LATENCY: Final = (
+    f"SELECT stream, p50_seconds, p95_seconds FROM ({LATENCY}) WHERE hop_stream = stream AND hop_name = ?"
+)
+_SECONDS: Final = ("p50_seconds", "p95_seconds")
 _SCHEMA: Final = pa.schema(
     [
         *((name, pa.string()) for name in ("stream", "target_stream", "error", "outage")),
         *((name, pa.bool_()) for name in ("tracked", "paused")),
         *((name, pa.int64()) for name in _NUMBERS),
+        *((name, pa.float64()) for name in _SECONDS),
     ]
 )
 
@@ -54,13 +60,17 @@ class PublishedStream:
     paused: bool = False
 
 
-def progress(state: SiteState, streams: Iterable[PublishedStream]) -> pa.Table:
-    """Return a row per stream or feed with a state: columns of `StreamState` and `CopyState`, and counts."""
+def progress(state: SiteState, site: str, streams: Iterable[PublishedStream]) -> pa.Table:
+    """Return a row per stream or feed with a state: columns of `StreamState` and `CopyState`, counts, and the latency of the
+    site's own copies.
+    """
     rows = []
+    latency = {stream: seconds for stream, *seconds in state.connection.rows(_OWN_LATENCY, [site])}
     for stream in streams:
         loaded = state.load_stream(stream.stream)
         if loaded is not None:
-            rows.append(_row(state, stream, loaded))
+            seconds = latency.get(stream.stream, (None, None))
+            rows.append(_row(state, stream, loaded) | dict(zip(_SECONDS, seconds, strict=True)))
     return pa.Table.from_pylist(rows, _SCHEMA)
 
 

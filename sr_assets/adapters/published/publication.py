@@ -51,7 +51,8 @@ class Publication:
     home, that hold a node's newest message.
 
     For an incremental table, `earlier` is its base file, one of `files`; `later` are files whose rows replace others by
-    key. `replaced` are remaining files of earlier publications. Each has the numbers of the first and the last
+    key. `kept` are files of earlier publications whose rows have not changed, each with the `since` of the publication
+    that wrote it. `replaced` are remaining files of earlier publications. Each has the numbers of the first and the last
     `fleet.duckdb` that may show it; the last one is None as long as it is open-ended.
     """
 
@@ -62,9 +63,23 @@ class Publication:
     history: list[str]
     later: dict[str, dict[str, int]] = field(default_factory=dict)
     earlier: dict[str, BaseFile] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
     replaced: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
     columns: int = COLUMNS
+
+    def content(self, table: str) -> tuple[dict[str, int], dict[str, int], BaseFile | None]:
+        """Return the files of a table, the files whose rows replace others, and its base file."""
+        return self.files.get(table, {}), self.later.get(table, {}), self.earlier.get(table)
+
+    def keep(self, table: str, before: "Publication") -> None:
+        """Take over the files of a table from an earlier publication."""
+        for kind, earlier in ((self.files, before.files), (self.later, before.later)):
+            if table in earlier:
+                kind[table] = earlier[table]
+                self.kept.update((name, before.kept.get(name, before.since)) for name in earlier[table])
+        if table in before.earlier:
+            self.earlier[table] = before.earlier[table]
 
     @property
     def names(self) -> set[str]:
@@ -126,7 +141,7 @@ def write_publication(folder: Path, publication: Publication, before: Publicatio
         for name, (first, last) in before.replaced.items():
             # An index that is written concurrently has the next number.
             replaced[name] = (first, publication.since + 1 if last is None else last)
-        since = {base.file: base.since for base in before.earlier.values()}
+        since = before.kept | {base.file: base.since for base in before.earlier.values()}
         replaced |= {name: (since.get(name, before.since) + 1, None) for name in before.names}
     remaining = {
         name: numbers

@@ -125,12 +125,20 @@ def _write_site(
     with state.read_snapshot(), Files(connection, folder, mode) as files:
         publication = Publication(site, files.token, since, {}, _history(state, names))
         # The end of the snapshot forgets the name.
-        connection.register("progress", progress(state, shown))
+        connection.register("progress", progress(state, site, shown))
         for name in TABLES:
             table = TABLES[name]
+            query = f"{table.query.replace('$name', literal(site))} AND {of_streams(table.entry, names)}"
+            key = (str(folder), mode, query)
+            if before is not None and state.connection.remembered(key, query) == before.content(name):
+                publication.keep(name, before)
+                continue
             if state.connection.rows(f"SELECT 1 FROM {table.state} LIMIT 1"):  # faster than writing an empty file
-                condition = of_streams(table.entry, names)
-                _write_table(connection, folder, files, publication, before, name, table, condition)
+                _write_table(
+                    connection, folder, files, publication, before, name, table, of_streams(table.entry, names)
+                )
+            if not table.reads_progress:
+                state.connection.remember(key, query, publication.content(name))
     return publication
 
 

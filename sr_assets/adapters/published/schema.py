@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
-from sr_assets.adapters.published.hop_schema import HOP_TABLES, HOP_VIEWS, LATENCY
+from sr_assets.adapters.published.hop_schema import HOP_TABLES, HOP_VIEWS
 from sr_assets.adapters.published.table import Growth, Table, at, literal
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ TABLES: Final[dict[str, Table]] = {
         SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("retired_at_ns")}, times_retired, class
         FROM nodes WHERE status = 'retired'
         """,
-        "nodes",
+        "nodes WHERE status = 'retired'",
     ),
     "node_advisories": Table(
         """
@@ -106,10 +106,7 @@ TABLES: Final[dict[str, Table]] = {
             skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages, late_sightings,
             {at("watermark_ns")}, {at("deadline_ns")}, error, {at("as_of_ns")}, queued, paused, round(blind_ns / 1e9, 3),
             p50_seconds, p95_seconds
-        FROM progress LEFT JOIN (
-            SELECT stream, p50_seconds, p95_seconds FROM ({LATENCY}) WHERE hop_stream = stream AND hop_name = $name
-        ) AS own USING (stream)
-        WHERE true
+        FROM progress WHERE true
         """,
         "streams",
     ),
@@ -123,7 +120,7 @@ TABLES: Final[dict[str, Table]] = {
             {at("watermark_ns")}, subject, begins
         FROM partitions JOIN streams USING (stream) WHERE true
         """,
-        "streams",
+        "partitions",
     ),
     "gaps": Table(
         """

@@ -19,8 +19,8 @@ class Growth(NamedTuple):
 class Table(NamedTuple):
     """A table's columns as DuckDB declares them, and the query that selects its rows from a site's state.
 
-    In the query `$name` is the site, and a condition can be appended. `state` is the table of the state that the rows
-    depend on. `entry` is its column with the configured stream or feed. `site` is the expression, on the published
+    In the query `$name` is the site, and a condition can be appended. Without a row in `state`, a table of the state, it
+    has no rows. `entry` is its column with the configured stream or feed. `site` is the expression, on the published
     table, for the site that published a row.
     """
 
@@ -35,6 +35,11 @@ class Table(NamedTuple):
     def kinds(self) -> dict[str, str]:
         """Type of each column by name, in column order."""
         return dict(column.split(maxsplit=1) for column in self.columns.split(","))
+
+    @property
+    def reads_progress(self) -> bool:
+        """Whether the rows come from `progress` too, which is no table of the state."""
+        return "FROM progress" in self.query
 
     @property
     def replaced(self) -> bool:

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import duckdb
 
@@ -43,7 +43,7 @@ class _Memory:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.commits = 0
-        self.rows: dict[tuple[object, ...], tuple[int, Rows]] = {}
+        self.known: dict[tuple[object, ...], tuple[int, object]] = {}
         self._changed: dict[str, int] = {}
 
     def changed(self, tables: frozenset[str]) -> int:
@@ -55,11 +55,11 @@ class _Memory:
         self.commits += 1
         self._changed |= dict.fromkeys(tables, self.commits)
 
-    def keep(self, key: tuple[object, ...], changed: int, rows: Rows) -> None:
-        """Remember the rows of a query."""
-        if len(self.rows) >= _MOST:
-            self.rows.clear()
-        self.rows[key] = changed, rows
+    def keep(self, key: tuple[object, ...], changed: int, value: object) -> None:
+        """Remember the rows of a query, or another value that follows from some tables."""
+        if len(self.known) >= _MOST:
+            self.known.clear()
+        self.known[key] = changed, value
 
 
 class StateConnection:
@@ -156,7 +156,7 @@ class StateConnection:
             return self.raw.execute(query, values).fetchall()
         key, tables = (query, *values), tables_in(query)
         if (known := self._known(key, tables)) is not None:
-            return known
+            return cast("Rows", known)
         if self._snapshot is not None:
             rows, changed = self.raw.execute(query, values).fetchall(), self._memory.changed(tables)
             if changed <= self._snapshot:
@@ -167,8 +167,18 @@ class StateConnection:
             self._memory.keep(key, self._memory.changed(tables), rows)
         return rows
 
-    def _known(self, key: tuple[object, ...], tables: frozenset[str]) -> Rows | None:
-        changed, known = self._memory.changed(tables), self._memory.rows.get(key)
+    def remembered(self, key: tuple[object, ...], query: str) -> object:
+        """Return the value that `remember` was given, or None if a table in the query has changed since; in a snapshot."""
+        return self._known(key, tables_in(query))
+
+    def remember(self, key: tuple[object, ...], query: str, value: object) -> None:
+        """Remember a value that depends on the query's rows alone; call it inside the snapshot that it comes from."""
+        changed = self._memory.changed(tables_in(query))
+        if self._snapshot is not None and changed <= self._snapshot:
+            self._memory.keep(key, changed, value)
+
+    def _known(self, key: tuple[object, ...], tables: frozenset[str]) -> object:
+        changed, known = self._memory.changed(tables), self._memory.known.get(key)
         if known is None or known[0] != changed or (self._snapshot is not None and changed > self._snapshot):
             return None
         return known[1]

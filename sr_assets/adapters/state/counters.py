@@ -48,15 +48,23 @@ class Counters(StreamTable):
         if not rows:
             return
         names, more = (list(column) for column in zip(*rows, strict=True))
-        self._connection.execute(
+        # A MERGE takes twice as long to plan, and nearly every counter exists.
+        ((updated,),) = self._connection.execute(
             """
-            MERGE INTO counters USING (SELECT unnest(?::VARCHAR[]) AS counter, unnest(?::DOUBLE[]) AS more) AS added
-            ON counters.stream = ? AND counters.counter = added.counter AND counters.label = ?
-            WHEN MATCHED THEN UPDATE SET total = counters.total + added.more
-            WHEN NOT MATCHED THEN INSERT (stream, counter, label, total) VALUES (?, added.counter, ?, added.more)
+            UPDATE counters SET total = total + (?::DOUBLE[])[list_position(?::VARCHAR[], counter)]
+            WHERE stream = ? AND label = ? AND list_contains(?::VARCHAR[], counter)
             """,
-            [names, more, self._stream, label, self._stream, label],
-        )
+            [more, names, self._stream, label, names],
+        ).fetchall()
+        if updated < len(rows):
+            self._connection.execute(
+                """
+                INSERT INTO counters (stream, counter, label, total) SELECT $stream, counter, $label, more
+                FROM (SELECT unnest($names::VARCHAR[]) AS counter, unnest($more::DOUBLE[]) AS more) AS added
+                WHERE counter NOT IN (SELECT counter FROM counters WHERE stream = $stream AND label = $label)
+                """,
+                {"stream": self._stream, "label": label, "names": names, "more": more},
+            )
 
     def totals(self) -> dict[str, dict[str, float]]:
         """Return every counter by name and label, without counters that were never incremented."""

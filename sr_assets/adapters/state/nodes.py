@@ -141,14 +141,13 @@ class Nodes(StreamTable):
 
     def next_deadline(self) -> int | None:
         """Return the earliest deadline in unix ns, or None: of a node, or of an announcement that waits."""
-        deadline_ns: int | None = self._value(
-            """
-            SELECT least(min(deadline_ns), (SELECT min(due_ns) FROM transitions WHERE stream = $1),
-                (SELECT min(settles_ns) FROM flapping_nodes WHERE stream = $1))
-            FROM nodes WHERE stream = $1
-            """
+        # Three queries, because most commits change the nodes alone.
+        times = (
+            self.first_deadline(),
+            self._value("SELECT min(due_ns) FROM transitions WHERE stream = ?"),
+            self._value("SELECT min(settles_ns) FROM flapping_nodes WHERE stream = ?"),
         )
-        return deadline_ns
+        return min((ns for ns in times if ns is not None), default=None)
 
     def any(self) -> bool:
         """Return whether any node exists, retired or not."""

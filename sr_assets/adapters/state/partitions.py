@@ -28,7 +28,7 @@ class Partitions(StreamTable):
     def lanes(self) -> list[Lane]:
         """Return the stored partitions."""
         query = 'SELECT subject, lag_messages, begins, starts FROM partitions WHERE stream = ? ORDER BY "partition"'
-        return [Lane(*row) for row in self._connection.execute(query, [self._stream]).fetchall()]
+        return [Lane(*row) for row in self._connection.rows(query, [self._stream])]
 
     def at(self, sequence: int) -> tuple[str, ...]:
         """Return the filters of the lanes that take a sequence, or none before they begin."""

@@ -260,6 +260,9 @@ def sweep_due(
     if state is None or state.watermark_ns is None:
         return False
     nodes = store.nodes(stream.stream)
+    first_ns = nodes.first_deadline()
+    if first_ns is None or first_ns >= state.watermark_ns:
+        return decide_announcements(store, stream, state)
     blind, swept = BlindSpans(tuple(nodes.blind_spans())), 0
     classes = stream.node_classes.policies if stream.node_classes else None
     with LongWork(f"{stream.label}: sweeping silent nodes", nodes.count_due(state.watermark_ns)) as progress:

@@ -5,8 +5,9 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -21,10 +22,12 @@ from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import count_rows, open_fleet, read_rows
+from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings.names import read_site_name
 from sr_assets_tests.published import NOW_NS, STREAM
 from sr_assets_tests.published import SITE as LONDON
@@ -76,6 +79,16 @@ def positions(home: Path) -> dict[str, int]:
         return dict(read_rows(fleet, "SELECT name, next_sequence FROM replication").values)
 
 
+def save_gaps(state: SiteState, holes: Sequence[tuple[int, int]]) -> None:
+    rows = [gap_row(STREAM, SequenceRange(*hole), 1, "deleted", NOW_NS) for hole in holes]
+    state.gaps(STREAM).add(rows)
+
+
+def named(home: Path, table: str) -> set[str]:
+    """Return the names of a table's files in London's folder."""
+    return {name for name in files(home, LONDON) if name.startswith(f"{table}-")}
+
+
 def files(home: Path, site: str) -> dict[str, int]:
     return {file.name: file.stat().st_ino for file in publication_folder(home, site).glob("*.parquet")}
 
@@ -96,6 +109,44 @@ def test_site_writes_only_its_own_files(tmp_path: Path, without_grace: None) -> 
     assert files(tmp_path, PARIS) == before
     assert len(files(tmp_path, LONDON)) <= _PUBLICATIONS * len(before)
     assert len(list((tmp_path / "published/earlier").iterdir())) <= 1
+
+
+def test_unchanged_table_keeps_its_file(tmp_path: Path, without_grace: None) -> None:
+    with opened_state(tmp_path, LONDON) as state:
+        with state.transaction():
+            state.save_stream(StreamState(STREAM, 1, 1, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
+            save_gaps(state, [(5, 6)])
+        publish_again(tmp_path, LONDON, state)
+        (first,) = named(tmp_path, "gaps")
+        # A reader of the first file keeps it although later publications have replaced it.
+        with open_fleet(tmp_path) as reader:
+            for number in range(2, 5):
+                with state.transaction():
+                    state.save_stream(StreamState(STREAM, 1, number, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
+                publish_again(tmp_path, LONDON, state)
+                assert named(tmp_path, "gaps") == {first}
+            with state.transaction():
+                save_gaps(state, [(8, 9)])
+            for _ in range(_PUBLICATIONS):
+                publish_again(tmp_path, LONDON, state)
+            assert first in named(tmp_path, "gaps")
+            assert read_rows(reader, "SELECT count(*) FROM gaps").values == [(1,)]
+        for _ in range(_PUBLICATIONS):
+            publish_again(tmp_path, LONDON, state)
+    assert first not in named(tmp_path, "gaps")
+    with open_fleet(tmp_path) as reader:
+        assert read_rows(reader, "SELECT count(*) FROM gaps").values == [(2,)]
+        assert positions(tmp_path) == {LONDON: 4}
+
+
+def test_damaged_copy_of_unchanged_views_is_built_anew(tmp_path: Path) -> None:
+    publish(tmp_path, LONDON, 1)
+    fleet = tmp_path / "fleet.duckdb"
+    fleet.write_bytes(b"x" * fleet.stat().st_size)
+    known = manifest.read_manifest(tmp_path)
+    manifest.write_manifest(tmp_path, replace(known, file=manifest.identity(fleet)))
+    publish(tmp_path, LONDON, 2)
+    assert positions(tmp_path) == {LONDON: 2}
 
 
 @pytest.mark.process
