@@ -25,8 +25,7 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "sequence": "BIGINT",
         "subject": "VARCHAR",
         "stored_at": "TIMESTAMPTZ",
-        "headers": "BLOB",
-        "payload": "BLOB",
+        **dict.fromkeys(("headers", "payload"), "BLOB"),
     },
 }
 #: Table → column → type. `messages` is a replica or a native stream.

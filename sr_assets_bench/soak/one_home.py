@@ -59,8 +59,7 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
 
     It continues until `messages` messages that the source still holds have been read, even on a slow machine.
     """
-    with contextlib.ExitStack() as stack:
-        source = stack.enter_context(NatsServer(home / "source", "source"))
+    with NatsServer(home / "source", "source") as source, contextlib.ExitStack() as stack:
         target = stack.enter_context(LimitedServer(home / "target", "target"))
         rulers = stack.enter_context(NatsServer(home / "rulers", "rulers"))
         (home / "site").mkdir()
@@ -76,8 +75,6 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
         troupe = Troupe(rig, rulers, random.Random(f"{seed} rules"), seconds, divided.subject)
         chance = random.Random(f"{seed} faults")
         gremlin = Gremlin(rig, target, FEED, store, clock, operator, chance, seconds, troupe.state)
-        for after, fault, lasting in gremlin.plan:
-            say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
         stack.callback(gremlin.heal)
         fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, steady=True)]
         stack.enter_context(troupe)
@@ -97,8 +94,7 @@ def soak_home(home: Path, seed: int, seconds: float, messages: int) -> Verdict:
         drained = drained and operator.drain()
         pasts = store.pasts((PLAIN, SAMPLED, MIRROR, FEED))
         compared = list(_compare(rig, pasts, ends[0])) if drained else []
-        views, rules = _compare_views(rig, target, ends[1], rulers, troupe) if drained else ([], {})
-        views += divided.compare() if drained else ()
+        views, rules = _compare_views(rig, target, ends[1], rulers, troupe, divided) if drained else ([], {})
     faults = Counter({str(fault): count for fault, count in gremlin.faults.items()})
     counts = {"beginnings": sum(len(past.beginnings) for past in pasts.values()), **rules}
     complaints = [*operator.complaints, *troupe.complaints, *divided.complaints]
@@ -109,6 +105,8 @@ def _tend(
     operator: Operator, gremlin: Gremlin, divided: DividedStreams, progress: Progress, until: float, messages: int
 ) -> None:
     """Start runs and faults, and move senders, until a time, and until `messages` messages have been read."""
+    for after, fault, lasting in gremlin.plan:
+        say(f"after {after:.0f} s: {fault}, for {lasting:.1f} s")
     while time.monotonic() < until or sum(progress.positions().values()) < messages:
         operator.tend()
         gremlin.tend()
@@ -117,12 +115,12 @@ def _tend(
 
 
 def _compare_views(
-    rig: Rig, target: NatsServer, last_sequence: int, rulers: NatsServer, troupe: Troupe
+    rig: Rig, target: NatsServer, last_sequence: int, rulers: NatsServer, troupe: Troupe, divided: DividedStreams
 ) -> tuple[list[Difference], dict[str, int]]:
-    """Return the differences of the centre's view, of the steady streams and of the rules, and the counts of the rules."""
+    """Return the differences of the centre's view, of the steady and divided streams and of the rules, and the counts."""
     counts, different = compare_ruled(rig, rulers, troupe)
     steady = [each for stream in (CLOCK, LATEST) for each in compare_steady(rig, stream)]
-    return [*compare_feed(rig, CENTRE, target, last_sequence), *steady, *different], counts
+    return [*compare_feed(rig, CENTRE, target, last_sequence), *steady, *different, *divided.compare()], counts
 
 
 def _compare(rig: Rig, pasts: dict[str, Past], fed: int) -> Iterator[Comparison]:

@@ -178,7 +178,7 @@ def test_lanes_that_change_before_the_first_copy_leave_out_older_messages(
     assert f"message 73 with subject {stream}.2.n1, which no partition takes" in command("check", "--connect")[2]
 
 
-def test_changed_lanes_leave_out_the_messages_of_a_source_that_was_put_back(rig: Rig) -> None:
+def test_changed_lanes_leave_out_messages_of_a_source_put_back(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, rounds(1, 3))
     partitions = {"count": 3, "filter": f"{stream}.{{p}}.>"}
