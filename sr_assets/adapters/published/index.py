@@ -18,7 +18,7 @@ import duckdb
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import write_private
-from sr_assets.adapters.published.leaders import common_leader, read_leaders, write_leaders
+from sr_assets.adapters.published.leaders import Leader, common_leader, read_leaders, write_leaders
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
     Manifest,
@@ -38,11 +38,10 @@ from sr_assets.adapters.published.schema import (
     refuse_other_schema,
 )
 from sr_assets.adapters.published.table import literal
-from sr_assets.adapters.published.views import fleet_views
+from sr_assets.adapters.published.views import View, fleet_views
 from sr_assets.domain.errors import RunError, cannot_write
 
 _MOVE_SECONDS: Final = 5.0
-_LEADERS: Final = "site_leaders"
 
 
 class Run(NamedTuple):
@@ -214,25 +213,14 @@ def _write_draft(
     for leftover in (draft, _wal(draft)):
         leftover.unlink(missing_ok=True)
     views, leaders = list(fleet_views(connection, home, publications, mode)), read_leaders(home, sites)
-    parts = {view.name: _checksum(view) for view in views} | {_LEADERS: _checksum(leaders)}
+    parts = {view.name: _checksum(view) for view in views}
     if known.keys() == parts.keys():
         shutil.copyfile(home / "fleet.duckdb", draft)
     else:
         known = {}
     try:
         connection.execute(f"ATTACH {literal(str(draft.resolve()))} AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
-        connection.execute("BEGIN TRANSACTION")
-        connection.execute(f"CREATE OR REPLACE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
-        connection.execute(
-            "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?, ?, ?)",
-            [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex, *common_leader(leaders)],
-        )
-        if known.get(_LEADERS) != parts[_LEADERS]:
-            write_leaders(connection, leaders)
-        for view in views:
-            if known.get(view.name) != parts[view.name]:
-                connection.execute(f"CREATE OR REPLACE VIEW fleet.{view.name} AS {view.query}")
-        connection.execute("COMMIT")
+        _replace_parts(connection, run, leaders, [view for view in views if known.get(view.name) != parts[view.name]])
         # Detaching would do so too, but without a reason on failure. FORCE waits for DuckDB's own transactions after the
         # commit; nobody else knows the draft.
         connection.execute("FORCE CHECKPOINT fleet")
@@ -245,6 +233,22 @@ def _write_draft(
             raise
         raise RunError(cannot_write(draft, OSError(str(error).splitlines()[0]))) from None
     return parts
+
+
+def _replace_parts(
+    connection: duckdb.DuckDBPyConnection, run: Run, leaders: Sequence[Leader], views: Sequence[View]
+) -> None:
+    """Write the tables and some views of the attached file `fleet`, in one transaction."""
+    connection.execute("BEGIN TRANSACTION")
+    connection.execute(f"CREATE OR REPLACE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
+    connection.execute(
+        "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?, ?, ?)",
+        [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex, *common_leader(leaders)],
+    )
+    write_leaders(connection, leaders)
+    for view in views:
+        connection.execute(f"CREATE OR REPLACE VIEW fleet.{view.name} AS {view.query}")
+    connection.execute("COMMIT")
 
 
 def _checksum(part: object) -> int:

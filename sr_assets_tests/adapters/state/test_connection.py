@@ -95,3 +95,31 @@ def test_remembered_rows_equal_those_of_the_file(
                     assert connection.rows(query, [each]) == connection.raw.execute(query, [each]).fetchall()
     for connection in pair:
         connection.close()
+
+
+def test_remembered_value_lasts_until_its_table_changes(connection: StateConnection) -> None:
+    def in_snapshot(value: object = None) -> object:
+        connection.begin_snapshot()
+        if value is not None:
+            connection.remember(("file",), _QUERIES[0], value)
+        found = connection.remembered(("file",), _QUERIES[0])
+        connection.rollback()
+        return found
+
+    assert in_snapshot("first") == "first"
+    connection.execute("INSERT INTO gaps (stream) VALUES ('S')")
+    assert in_snapshot() == "first"
+    stage(connection)
+    assert in_snapshot() is None
+    assert in_snapshot("second") == "second"
+
+
+def test_value_of_an_older_snapshot_is_not_remembered(connection: StateConnection) -> None:
+    other = connection.second()
+    connection.begin_snapshot()
+    stage(other)
+    connection.remember(("file",), _QUERIES[0], "old")
+    connection.rollback()
+    connection.begin_snapshot()
+    assert connection.remembered(("file",), _QUERIES[0]) is None
+    connection.rollback()
