@@ -96,12 +96,12 @@ def measure_day(bench: Bench, nodes: int, hours: float = 24, speed: float = 200)
             )
             used = ours.cpu_seconds()
     expected = expected_events(sent, seconds)
-    found = _found(bench, began_ns)
-    missing, false = compare_events(expected, found)
+    announced = _announced(bench, began_ns)
+    missing, false = compare_events(expected, announced)
     for text, listed in (("missing", missing), ("false", false)):
         if listed:
             raise SystemExit(f"{len(listed)} advisories of the day are {text}: {listed[:5]}")
-    counts = Counter(event for events in found.values() for event, _ in events)
+    counts = Counter(event for events in announced.values() for event, _ in events)
     return {
         "nodes": nodes,
         "hours": round(seconds / _HOUR_SECONDS, 2),
@@ -173,17 +173,17 @@ def _events(times: list[float], seconds: float) -> Iterator[Event]:
 
 
 def compare_events(
-    expected: Mapping[str, list[Event]], found: Mapping[str, list[Event]]
+    expected: Mapping[str, list[Event]], announced: Mapping[str, list[Event]]
 ) -> tuple[list[str], list[str]]:
     """Return the expected events that were not found and those found that were not expected, as text.
 
     Times may differ by a tick.
     """
     missing, false = list[str](), list[str]()
-    for node in expected.keys() | found.keys():
+    for node in expected.keys() | announced.keys():
         wanted = list(expected.get(node, ()))
-        for event, at in found.get(node, ()):
-            match = next((one for one in wanted if one[0] == event and abs(one[1] - at) <= _LEEWAY_SECONDS), None)
+        for event, at in announced.get(node, ()):
+            match = next((item for item in wanted if item[0] == event and abs(item[1] - at) <= _LEEWAY_SECONDS), None)
             if match is None:
                 false.append(f"{node}: {event} at {at:.0f} s")
             else:
@@ -192,9 +192,9 @@ def compare_events(
     return missing, false
 
 
-def _found(bench: Bench, began_ns: int) -> dict[str, list[Event]]:
+def _announced(bench: Bench, began_ns: int) -> dict[str, list[Event]]:
     """Return each node's advisories in their stream, with times in seconds of the plan."""
-    found: dict[str, list[Event]] = defaultdict(list)
+    announced: dict[str, list[Event]] = defaultdict(list)
     with Cluster(cluster_of(bench.source)) as cluster:
         stored = cluster.stream_info(_ADVISED)
     wanted = SequenceRange(1, stored.last_sequence + 1)
@@ -203,5 +203,5 @@ def _found(bench: Bench, began_ns: int) -> dict[str, list[Event]]:
             for message in messages:
                 advisory = json.loads(message.payload)
                 at_ns = parse_rfc3339_ns(advisory["event_time"])
-                found[advisory["value"]].append((advisory["event"], (at_ns - began_ns) / SECOND_NS))
-    return found
+                announced[advisory["value"]].append((advisory["event"], (at_ns - began_ns) / SECOND_NS))
+    return announced

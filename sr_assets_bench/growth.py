@@ -90,8 +90,8 @@ def _measured(bench: Bench, step: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _peak_kib(pid: int) -> int:
-    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) if found else 0
+    line = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(line[1]) if line else 0
 
 
 def _main() -> None:

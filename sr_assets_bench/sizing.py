@@ -153,8 +153,8 @@ def replication_value(bench: Bench, stream: str, column: str) -> float:
     if not (bench.home / "fleet.duckdb").exists():
         return 0.0
     with open_fleet(bench.home) as connection:
-        found = read_rows(connection, f"SELECT {column} FROM replication WHERE stream = '{stream}'").values
-    return float(found[0][0] or 0) if found else 0.0
+        values = read_rows(connection, f"SELECT {column} FROM replication WHERE stream = '{stream}'").values
+    return float(values[0][0] or 0) if values else 0.0
 
 
 def _disk_bytes(folder: Path) -> int:

@@ -254,6 +254,6 @@ def test_plan_of_a_day_gives_the_events_of_each_silence() -> None:
 def test_comparison_of_a_day_names_missing_and_false_advisories() -> None:
     plan = {"a": [("new", 10.0), ("timeout", 760.0)]}
     assert compare_events(plan, {"a": [("new", 12.0), ("timeout", 790.0)]}) == ([], [])
-    found = {"a": [("new", 10.0), ("timeout", 860.0)], "b": [("expire", 9.0)]}
-    missing, false = compare_events(plan, found)
+    announced = {"a": [("new", 10.0), ("timeout", 860.0)], "b": [("expire", 9.0)]}
+    missing, false = compare_events(plan, announced)
     assert (missing, sorted(false)) == (["a: timeout at 760 s"], ["a: timeout at 860 s", "b: expire at 9 s"])
