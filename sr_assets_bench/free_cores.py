@@ -41,6 +41,12 @@ _SAMPLED_BYTES: Final = 7_000
 _REPORTS: Final = 10
 
 
+_ENTRIES: Final[dict[str, dict[str, Any]]] = {
+    "plain": {"stream": "PLAIN", "partitions": {"subjects": [f"PLAIN.node{number}.>" for number in range(_LANES)]}},
+    "sampled": {"stream": "SAMPLED", "inspect_field": "sender", "inspect_duration": "1h", "workers": _LANES},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Engine:
     """A process that runs streams on one engine, with a home of its own."""
@@ -82,13 +88,6 @@ def measure_free_cores(bench: Bench, messages: int, rounds: int = ROUNDS) -> dic
     bench.create(bench.source, "SAMPLED")
     bench.publish("SAMPLED", counts["sampled"], max(1, counts["sampled"] // _REPORTS), _SAMPLED_BYTES)
     pin((bench.source.pid, bench.target.pid), _SERVERS_CORE)
-    entries: dict[str, dict[str, Any]] = {
-        "plain": {
-            "stream": "PLAIN",
-            "partitions": {"subjects": [f"PLAIN.node{number}.>" for number in range(_LANES)]},
-        },
-        "sampled": {"stream": "SAMPLED", "inspect_field": "sender", "inspect_duration": "1h", "workers": _LANES},
-    }
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
         urls = {distance_ms: stack.enter_context(distant(bench.target, distance_ms)) for distance_ms in _DISTANCES_MS}
@@ -101,7 +100,7 @@ def measure_free_cores(bench: Bench, messages: int, rounds: int = ROUNDS) -> dic
 
         def measure(index: int) -> None:
             for distance_ms, url in urls.items():
-                for kind, entry in entries.items():
+                for kind, entry in _ENTRIES.items():
                     for name, engine in engines.items():
                         target = f"F{index}_{kind}_{name}"
                         keys = {"target_url": url, "target_stream": target, "target_subject_prefix": target}

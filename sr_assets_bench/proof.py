@@ -24,7 +24,6 @@ import psutil
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
-from sr_assets.adapters.spark.engine import engine_status
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.received import LIFE_CYCLE, Advisory, read_message
@@ -32,6 +31,7 @@ from sr_assets.embedded.fleet_plan import FleetPlan, Window
 from sr_assets.measure.expectation import Expectation
 from sr_assets.measure.stream_log import StreamLog
 from sr_assets_bench.__main__ import describe_machine
+from sr_assets_bench.processes import Processes
 from sr_assets_bench.rig import cluster_of, open_bench
 from sr_assets_bench.trickle import following
 
@@ -50,7 +50,6 @@ _OUTSIDER: Final = "node0.example.net"
 _SHARE: Final = 0.15
 _LOOK_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 300.0
-_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,52 +107,10 @@ def measure_proof(bench: Bench, nodes: int, interval_seconds: int = 300) -> dict
         _await_first(bench)
         with _reporting(bench, fleet) as emulator:
             others = {"source": bench.source.pid, "target": bench.target.pid, "emulator": emulator.pid}
-            watched = _Processes(bench, run, {name: psutil.Process(pid) for name, pid in others.items()})
+            watched = Processes(bench, run, {name: psutil.Process(pid) for name, pid in others.items()})
             lags = _follow(bench, watched, emulator)
         figures = watched.figures()
     return {"nodes": nodes, **figures, **_percentiles("lag", lags), **_verdict(settings.streams[0], fleet)}
-
-
-class _Processes:
-    """CPU and memory of each process from the first message on; memory is the highest PSS of the process.
-
-    A process that has ended counts with its last values.
-    """
-
-    def __init__(self, bench: Bench, run: psutil.Process, others: dict[str, psutil.Process]) -> None:
-        self._bench, self._run, self._others = bench, run, others
-        self._memory: Counter[str] = Counter()
-        self._used: dict[str, float] = {}
-        self._machine, self._began = psutil.cpu_times(), time.monotonic()
-        self.look()
-        self._before = dict(self._used)
-
-    def look(self) -> None:
-        """Measure all processes once."""
-        for name, process in self._named():
-            with suppress(psutil.NoSuchProcess):
-                self._used[name] = sum(process.cpu_times()[:2])
-                self._memory[name] = max(self._memory[name], process.memory_full_info().pss)
-
-    def figures(self) -> dict[str, Any]:
-        """Return the percentages of a core, the MiB of each process, and the machine's whole load in percent."""
-        elapsed = time.monotonic() - self._began
-        shares = {
-            f"{name}_percent_of_a_core": round(100 * (used - self._before.get(name, 0.0)) / elapsed, 1)
-            for name, used in self._used.items()
-        }
-        now, then = psutil.cpu_times(), self._machine
-        idle = (now.idle + now.iowait - then.idle - then.iowait) / (psutil.cpu_count() or 1)
-        memory = {f"{name}_mib": used // _MIB for name, used in self._memory.items()}
-        return {**shares, **memory, "machine_percent": round(100 * (1 - idle / elapsed), 1)}
-
-    def _named(self) -> Iterator[tuple[str, psutil.Process]]:
-        yield "command", self._run
-        for child in self._run.children():
-            yield "site", child
-        if engine := engine_status(self._bench.home):
-            yield "engine", psutil.Process(engine.pid)
-        yield from self._others.items()
 
 
 @contextmanager
@@ -190,7 +147,7 @@ def _await_first(bench: Bench) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _follow(bench: Bench, watched: _Processes, emulator: subprocess.Popen[bytes]) -> list[float]:
+def _follow(bench: Bench, watched: Processes, emulator: subprocess.Popen[bytes]) -> list[float]:
     """Watch until the fleet has ended and everything is processed; return the run's lag in seconds, every 2 s."""
     lags: list[float] = []
     deadline, stored = float("inf"), 0

@@ -20,7 +20,7 @@ mpl.rcParams["svg.hashsalt"] = "sr_assets"  # equal figures give equal files
 
 from matplotlib import pyplot as plt  # noqa: E402  after the choice of the backend
 
-from sr_assets_bench.report_rows import KINDS, KNOWN, PROVEN, SIZES, rows  # noqa: E402  the same
+from sr_assets_bench.report_rows import KINDS, KNOWN, SIZES, rows  # noqa: E402  the same
 
 _ROOT = Path(__file__).parent.parent
 FILE = _ROOT / "BENCH.md"
@@ -32,6 +32,27 @@ SCALE_FIGURES = _ROOT / "docs" / "scale.json"
 GROWTH_FIGURES = _ROOT / "docs" / "growth.json"
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 GROWTH_BEGIN, GROWTH_END = "<!-- growth: begin -->\n", "<!-- growth: end -->\n"
+#: The rows of a proven fleet, from its figures.
+_PROVEN = {
+    "messages": "{messages:,}",
+    "copies": "{copies:,}",
+    "advisories `new`, `timeout`, `recover`": "{new_advisories:,}, {timeout_advisories:,}, {recover_advisories:,}",
+    "timeouts in the plan": "{planned_timeouts:,}",
+    "**copies missing, wrong**": "{missing_copies}, {wrong_copies}",
+    "**advisories missing, wrong**": "{missing_advisories}, {wrong_advisories}",
+    "**false alarms**": "{false_alarms}",
+    "CPU of the site's run": "{site_percent_of_a_core} %",
+    "CPU of command and engine": "{command_percent_of_a_core} %, {engine_percent_of_a_core} %",
+    "CPU of the servers: source, target": "{source_percent_of_a_core} %, {target_percent_of_a_core} %",
+    "CPU of the emulator": "{emulator_percent_of_a_core} %",
+    "memory of the site's run": "{site_mib:,} MiB",
+    "memory of command and engine": "{command_mib:,} MiB, {engine_mib:,} MiB",
+    "memory of the servers": "{source_mib:,} MiB, {target_mib:,} MiB",
+    "lag of the watermark: p50, p95, max": "{lag_p50} s, {lag_p95} s, {lag_max} s",
+    "from message to copy": "{copied_p50} s, {copied_p95} s, {copied_max} s",
+    "from event to advisory": "{announced_p50} s, {announced_p95} s, {announced_max} s",
+    "the machine's load": "{machine_percent} %",
+}
 #: Step of a growth curve → its label.
 _STEPS = {
     "run_idle": "run without work",
@@ -102,18 +123,18 @@ def sizing_lines(figures: dict[str, Any]) -> Iterator[str]:
 
 def proof_lines(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the lines between the marks of the proven fleets: a column for each size."""
-    proofs = proven(figures)
+    proofs = _proven(figures)
     yield ""
     yield _measured(figures["machine"])
     yield ""
     yield "| | " + " | ".join(f"{proof['nodes']:,} nodes" for proof in proofs) + " |"
     yield "| --- |" + " ---: |" * len(proofs)
-    for name, cell in PROVEN.items():
+    for name, cell in _PROVEN.items():
         yield f"| {name} | " + " | ".join(cell.format(**proof) for proof in proofs) + " |"
     yield ""
 
 
-def proven(figures: dict[str, Any]) -> list[dict[str, Any]]:
+def _proven(figures: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the proofs, from the smallest fleet to the largest."""
     proofs = [each for name, each in figures.items() if name.startswith("proof_")]
     return sorted(proofs, key=lambda proof: proof["nodes"])
@@ -205,7 +226,7 @@ def _draw_waiting(figures: dict[str, Any]) -> None:
 
 
 def _draw_proof(figures: dict[str, Any]) -> None:
-    proofs = proven(figures)
+    proofs = _proven(figures)
     nodes = [proof["nodes"] / 1_000 for proof in proofs]
     figure, (cpu, delay) = plt.subplots(1, 2, figsize=(8, 3.5), layout="constrained")
     base = [0.0] * len(proofs)

@@ -13,27 +13,6 @@ KINDS = {
     "one_at_a_time_per_second": "one at a time",
 }
 KNOWN = ("tracked_10k", "tracked_100k", "tracked_1m")
-#: The rows of a proven fleet, from its figures.
-PROVEN = {
-    "messages": "{messages:,}",
-    "copies": "{copies:,}",
-    "advisories `new`, `timeout`, `recover`": "{new_advisories:,}, {timeout_advisories:,}, {recover_advisories:,}",
-    "timeouts in the plan": "{planned_timeouts:,}",
-    "**copies missing, wrong**": "{missing_copies}, {wrong_copies}",
-    "**advisories missing, wrong**": "{missing_advisories}, {wrong_advisories}",
-    "**false alarms**": "{false_alarms}",
-    "CPU of the site's run": "{site_percent_of_a_core} %",
-    "CPU of command and engine": "{command_percent_of_a_core} %, {engine_percent_of_a_core} %",
-    "CPU of the servers: source, target": "{source_percent_of_a_core} %, {target_percent_of_a_core} %",
-    "CPU of the emulator": "{emulator_percent_of_a_core} %",
-    "memory of the site's run": "{site_mib:,} MiB",
-    "memory of command and engine": "{command_mib:,} MiB, {engine_mib:,} MiB",
-    "memory of the servers": "{source_mib:,} MiB, {target_mib:,} MiB",
-    "lag of the watermark: p50, p95, max": "{lag_p50} s, {lag_p95} s, {lag_max} s",
-    "from message to copy": "{copied_p50} s, {copied_p95} s, {copied_max} s",
-    "from event to advisory": "{announced_p50} s, {announced_p95} s, {announced_max} s",
-    "the machine's load": "{machine_percent} %",
-}
 _ENDS = {"target": "in the target", "queryable": "queryable"}
 
 
@@ -119,11 +98,13 @@ def _free_cores(figures: Figures | None) -> Iterator[Row]:
         return
     for kind, label in (("plain", "plain copy, 900 B, two lanes"), ("sampled", "sampled, a new fleet, 7 KB, 10% due")):
         for distance in (0, 20):
-            local, one, two = (figures[f"{kind}_{name}_{distance}ms_per_second"] for name in ("local", "one", "two"))
+            local, single, double = (
+                figures[f"{kind}_{name}_{distance}ms_per_second"] for name in ("local", "one", "two")
+            )
             where = f"{label}, slow hosts, target {distance} ms away"
-            rates = f"two workers {two:,}/s, one {one:,}/s, local engine {local:,}/s"
-            yield at_least(f"{where}: two workers compared with one ({rates})", round(two / one, 2), None, " x")
-            yield at_least(f"{where}: two workers compared with the local engine", round(two / local, 2), None, " x")
+            rates = f"two workers {double:,}/s, one {single:,}/s, local engine {local:,}/s"
+            yield at_least(f"{where}: two workers compared with one ({rates})", round(double / single, 2), None, " x")
+            yield at_least(f"{where}: two workers compared with the local engine", round(double / local, 2), None, " x")
 
 
 def _sampled(figures: Figures) -> Iterator[Row]:

@@ -102,7 +102,7 @@ class Copier:
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
         """Yield the messages to send; account for the others."""
-        plan, receipt, found, prepare = self._plan, self._receipt, self._found, sender.prepare
+        plan, receipt, earlier, prepare = self._plan, self._receipt, self._found, sender.prepare
         cutoff_ns = plan.cutoff_ns
         lists = fetch_lane(source, plan) if self._rows is None else fetch(source, plan, list(self._rows))
         for messages, missing in lists:
@@ -116,11 +116,11 @@ class Copier:
                     receipt.too_old += 1
                     receipt.too_old_bytes += len(message.payload)
                     continue
-                if found and self._is_copied(message):
+                if earlier and self._is_copied(message):
                     receipt.count(1, len(message.payload))
                     receipt.found += 1
                     if self._rows is None:
-                        receipt.locate(found[message.sequence][0], message.sequence)
+                        receipt.locate(earlier[message.sequence][0], message.sequence)
                     self._stage([message])
                 elif (outgoing := prepare(message)) is not None:
                     yield outgoing

@@ -23,8 +23,7 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
 from sr_assets.domain.positions import SequenceRange, credible_times
 from sr_assets.domain.senders import needs_payload
-from sr_assets.domain.tracking.class_policies import Limits
-from sr_assets.domain.tracking.columns import deadlines, fold_batch
+from sr_assets.domain.tracking.columns import fold_batch
 from sr_assets.domain.tracking.rows import NODE_SCHEMA
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, Policy
 from sr_assets.domain.tracking.sweep import sweep_nodes
@@ -46,6 +45,7 @@ from sr_assets.stages.tracking.batch_rows import (
     reasons_of,
 )
 from sr_assets.stages.tracking.by_hand import apply_requests
+from sr_assets.stages.tracking.policy_changes import follow_policy
 
 logger = logging.getLogger(__name__)
 
@@ -277,27 +277,3 @@ def sweep_due(
             progress.reached(swept)
     report.swept += swept
     return decide_announcements(store, stream, state) or swept > 0
-
-
-def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
-    """Recompute every class and deadline if the policy's durations or the classes have changed."""
-    classes = stream.node_classes
-    text = f"{policy.interval_ns}/{policy.warning_ns}" + (f"/{classes.text}" if classes else "")
-    if state.policy == text:
-        return
-    nodes = store.nodes(stream.stream)
-    blind = BlindSpans(tuple(nodes.blind_spans()))
-    known = nodes.table() if state.policy else NODE_SCHEMA.empty_table()
-    limits: Policy | Limits = policy
-    names = pa.nulls(known.num_rows, pa.string())
-    if classes is not None:
-        before = zip(known["node"].to_pylist(), known["class"].to_pylist(), strict=True)
-        names = pa.array([classes.classifier.reclassify(*each) for each in before], pa.string())
-        limits = classes.policies.limits(classes.policies.codes(names))
-    deadline = deadlines(limits, blind, known["status"], known["seen_ns"].to_numpy())
-    state.policy = text
-    with store.transaction():
-        store.save_stream(state)
-        if known.num_rows:
-            rest = known.drop(["deadline_ns", "class"])
-            nodes.merge(rest.append_column("deadline_ns", deadline).append_column("class", names))

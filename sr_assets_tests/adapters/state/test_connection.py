@@ -102,9 +102,9 @@ def test_remembered_value_lasts_until_its_table_changes(connection: StateConnect
         connection.begin_snapshot()
         if value is not None:
             connection.remember(("file",), _QUERIES[0], value)
-        found = connection.remembered(("file",), _QUERIES[0])
+        remembered = connection.remembered(("file",), _QUERIES[0])
         connection.rollback()
-        return found
+        return remembered
 
     assert in_snapshot("first") == "first"
     connection.execute("INSERT INTO gaps (stream) VALUES ('S')")

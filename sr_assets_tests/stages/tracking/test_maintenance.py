@@ -163,7 +163,7 @@ def test_cron_windows_cover_their_length_from_each_start(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("window", "problem"),
     (
-        ({"cron": "0 0 31 2 *", "for": "1h"}, "cron: '0 0 31 2 \\*' never fires"),
+        ({"cron": "0 0 31 2 *", "for": "1h"}, "cron: '0 0 31 2 *' never fires"),
         ({"cron": "often", "for": "1h"}, "cron: 'often' is not a cron expression"),
         ({"cron": "0 0 * * *"}, "needs from and to, or cron and for"),
         ({"from": at(0)}, "needs from and to, or cron and for"),
@@ -172,7 +172,7 @@ def test_cron_windows_cover_their_length_from_each_start(tmp_path: Path) -> None
     ),
 )
 def test_maintenance_refuses_a_window_in_one_line(tmp_path: Path, window: dict[str, str], problem: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"maintenance.*{problem}.*;") as raised:
+    with pytest.raises(ConfigurationError, match=f"maintenance.*{re.escape(problem)}.*;") as raised:
         configured(tmp_path, window)
     assert "\n" not in str(raised.value)
 
