@@ -11,7 +11,7 @@ from sr_assets.embedded.nats_server import HOST, NatsServer
 from sr_assets.operate.metrics import Exposition
 from sr_assets.settings import HeartbeatSubject
 from sr_assets.stages.heartbeat_publisher import publish_heartbeat
-from sr_assets_tests.rig import Rig, address
+from sr_assets_tests.rig import Rig, Sent, address
 
 
 class DelayingProxy:
