@@ -16,6 +16,8 @@ NO_RESPONDERS: Final = 503
 
 CONSUMER_NOT_FOUND: Final = 10014
 CONSUMER_EXISTS: Final = 10148
+#: Of a stream with work-queue retention.
+CONSUMER_WITHOUT_ACKS: Final = 10084
 #: A request with a body where the API expects none, such as `STREAM.DELETE`.
 BODY_NOT_EMPTY: Final = 10038
 INVALID_JSON: Final = 10025

@@ -17,6 +17,8 @@ MESSAGE_ID_HEADER: Final = b"Nats-Msg-Id"
 _VERSION: Final = b"NATS/1.0"
 _CRLF: Final = b"\r\n"
 _EMPTY_LINE: Final = 2 * _CRLF
+#: The last time in unix ms of a server: it stores nanoseconds in 64 bits.
+_LAST_MS: Final = (2**63 - 1) // 1_000_000
 _DROPPED: Final = frozenset(
     {
         b"nats-msg-id",
@@ -83,7 +85,7 @@ def parse_origin(value: bytes) -> Origin | None:
         stream, sequence, replicator, name, stored_ms = value.decode().split(" ")
     except ValueError:
         return None
-    if not (_is_number(sequence) and _is_number(stored_ms)):
+    if not (_is_number(sequence) and _is_number(stored_ms)) or int(stored_ms) > _LAST_MS:
         return None
     return Origin(stream, int(sequence), replicator, name, int(stored_ms))
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from sr_assets.domain.target_stream import TargetOptions, shown_setting
 from sr_assets.domain.topology.wanted import OUR_NAMES
@@ -39,7 +39,9 @@ class PlacementBlock(Block):
 class TargetBlock(Block):
     """`target` of a stream: settings of a new target that differ from its source's."""
 
-    subjects: tuple[Filter, ...] | None = file_key("its subjects, which must include those of the copies", None)
+    subjects: Annotated[tuple[Filter, ...], Field(min_length=1)] | None = file_key(
+        "its subjects, which must include those of the copies", None
+    )
     storage: Annotated[Storage, choice(Storage)] | None = file_key("the storage", None)
     retention: Annotated[Retention, choice(Retention)] | None = file_key(
         "the retention policy; without `limits`, consumers delete copies, which an interrupted batch then cannot find and"

@@ -37,6 +37,8 @@ from sr_assets_tests.faults.rig import finish, start_run
 from sr_assets_tests.rig import Rig, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 
+#: A server's own phrase that contains a terminal's codes and the webhook's path.
+PHRASE = b"HTTP/1.1 500 \x1b[31m/services/s3cret\r\n\r\n"
 NIGHT = {"from": "22:00", "to": "07:00"}
 
 
@@ -59,6 +61,7 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Post)
         self.bodies: list[dict[str, Any]] = []
         self.requests, self.code, self.line = 0, 200, b""
+        self.keys: list[str] = []
         self.hangs, self.ended = False, threading.Event()
 
     def handle_error(self, *_: Any) -> None:
@@ -82,6 +85,7 @@ class _Post(BaseHTTPRequestHandler):
         """Receive a notification."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests += 1
+        self.server.keys.append(self.headers["Idempotency-Key"])
         if self.server.hangs:
             self.server.ended.wait(60)
             return
@@ -473,6 +477,81 @@ def test_quiet_hours_cover_the_times_from_begin_to_end(
     assert hours.cover(at) == expected
 
 
+def test_events_that_cannot_be_read_for_a_while_are_sent_once(tmp_path: Path, receiver: Receiver) -> None:
+    settings = notifying(tmp_path, {"name": "ops", "webhook": receiver.url})
+    ids, fleet = publish(tmp_path, "web1", "web2"), tmp_path / "fleet.duckdb"
+    notify_once(settings)
+    published = fleet.read_bytes()
+    fleet.write_bytes(b"of another version" * 1_000)
+    fail(tmp_path, "source stream REG is missing; create it")
+    notify_once(settings)
+    assert receiver.bodies[-1]["event"] == "failed"
+    later_target = [{"name": name, "webhook": receiver.url} for name in ("ops", "later")]
+    both = notifying(tmp_path, *later_target)
+    fleet.unlink()
+    notify_once(settings)
+    fleet.write_bytes(published)
+    notify_once(configured(tmp_path, SITES[1], notify=later_target))
+    notify_once(both)
+    assert [event_id for event_id in receiver.ids if event_id in ids] == ids
+
+
+def test_progress_of_another_shape_starts_anew(tmp_path: Path, receiver: Receiver) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    publish(tmp_path, "web1")
+    (file,) = (tmp_path / "notify").glob("*.json")
+    file.write_text("[]")
+    notify_once(settings)
+    ids = publish(tmp_path, "web2", batch=2)
+    notify_once(settings)
+    assert receiver.ids == ids
+
+
+def test_nodes_after_min_nodes_are_sent_in_the_same_window(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url, "min_nodes": 3})
+    ids = publish(tmp_path, "a", "b", "c")
+    notify_once(settings)
+    ids += publish(tmp_path, "d", batch=2)
+    notify_once(settings)
+    assert receiver.ids == ids
+    later(monkeypatch, minutes=10)
+    publish(tmp_path, "e", batch=600)
+    notify_once(settings)
+    assert receiver.ids == ids
+
+
+def test_repetition_with_other_events_has_another_key(tmp_path: Path, receiver: Receiver, quick: None) -> None:
+    receiver.code = 500
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    ids = publish(tmp_path, *(f"n{n:02}" for n in range(11)))
+    notify_once(settings)
+    assert len(set(receiver.keys)) == 1
+    receiver.code = 200
+    ids += publish(tmp_path, "late", batch=2)
+    notify_once(settings)
+    assert receiver.ids == ids
+    assert len(set(receiver.keys)) == 2, "a receiver that drops repeated keys would lose the late event"
+
+
+def test_response_that_never_ends_counts_as_none(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    monkeypatch.setattr("sr_assets.operate.notify.targets._ANSWER_SECONDS", 0.5)
+
+    def drip(answer: _Post) -> None:
+        with contextlib.suppress(OSError):
+            while not receiver.ended.wait(0.05):
+                answer.wfile.write(b"H")
+
+    monkeypatch.setattr(_Post, "do_POST", drip)
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    publish(tmp_path, "web1")
+    notify_once(settings)
+    assert "no response within 0 s; 1 events are pending" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("code", (301, 302, 303, 307, 308))
 def test_redirect_does_not_count_as_delivery(
     code: int, tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str], quick: None
@@ -489,7 +568,9 @@ def test_redirect_does_not_count_as_delivery(
     assert receiver.ids == numbers
 
 
-@pytest.mark.parametrize("line", (b"hello\r\n\r\n", b"HTTP/1.1 200 " + b"x" * 70_000 + b"\r\n\r\n", b"HTTP/1.1 5\r\n"))
+@pytest.mark.parametrize(
+    "line", (b"hello\r\n\r\n", b"HTTP/1.1 200 " + b"x" * 70_000 + b"\r\n\r\n", b"HTTP/1.1 5\r\n", PHRASE)
+)
 def test_response_that_is_not_http_is_retried(
     line: bytes, tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str], quick: None
 ) -> None:
@@ -500,6 +581,8 @@ def test_response_that_is_not_http_is_retried(
     printed = capsys.readouterr().err
     assert printed.startswith("warning: notify 1 (webhook 127.0.0.1): ")
     assert printed.count("\n") == 1
+    assert "s3cret" not in printed
+    assert "\x1b" not in printed
     receiver.line = b""
     notify_once(settings)
     assert receiver.ids == numbers

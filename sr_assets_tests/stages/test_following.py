@@ -9,7 +9,8 @@ import pytest
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock
-from sr_assets.settings import Settings
+from sr_assets.operate.notify import begin_notifying, notify_once
+from sr_assets.settings import NotifySettings, Settings
 from sr_assets.stages.checkpointing import open_store
 from sr_assets.stages.following import FollowedSite, follow_checkpoints, show_checkpoint
 from sr_assets.stages.leadership import Leadership
@@ -17,6 +18,7 @@ from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 from sr_assets_tests.members import make_bucket, member
+from sr_assets_tests.operate.test_notify import Receiver, receiving
 from sr_assets_tests.rig import SITE, Rig, wait_until
 from sr_assets_tests.stages.test_checkpointing import TRACKED, numbered, numbers
 
@@ -34,6 +36,12 @@ def stream(rig: Rig) -> str:
     rig.add(name, **TRACKED, advisory=advisory, target_stream=target, target_subject_prefix=target)
     rig.publish(name, numbered(1, 20))
     return name
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -86,6 +94,25 @@ def test_follower_shows_the_newest_checkpoint(rig: Rig, homes: tuple[Settings, S
         assert show_checkpoint(second, SITE)
         assert tables(second) == tables(first) != shown
     assert sorted(path.name for path in (second.home / "sites" / SITE).glob("s*")) == []
+
+
+def test_follower_leaves_notifications_to_the_leader(
+    rig: Rig, homes: tuple[Settings, Settings], leader: Leadership, receiver: Receiver
+) -> None:
+    target = NotifySettings.model_validate({"name": "ops", "webhook": receiver.url, "events": ["new"]})
+    first, second = (settings.changed(notify=(target,)) for settings in homes)
+    for settings in (first, second):
+        begin_notifying(settings)
+    drain(first)
+    with Leadership(second, SITE):
+        assert show_checkpoint(second, SITE)
+        for settings in (second, first, second):
+            notify_once(settings)
+    # What the leader has sent, the next leader does not repeat.
+    notify_once(second)
+    nodes = [node for (node,) in ask(first, "SELECT node FROM node_advisories ORDER BY node")]
+    assert sorted(body["node"] for body in receiver.bodies) == nodes
+    assert len(nodes) == 5
 
 
 def test_follower_keeps_its_own_older_state(rig: Rig, stream: str, homes: tuple[Settings, Settings]) -> None:

@@ -6,12 +6,18 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from sr_assets.adapters.jetstream import NO_RESPONDERS, consumer_creation, encode_json, temporary_consumer
+from sr_assets.adapters.jetstream import (
+    CONSUMER_WITHOUT_ACKS,
+    NO_RESPONDERS,
+    consumer_creation,
+    encode_json,
+    temporary_consumer,
+)
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.gets import StreamRead, refused, stored_message
-from sr_assets.adapters.wire.link import WireError
+from sr_assets.adapters.wire.gets import StreamRead, next_message, refused, stored_message
+from sr_assets.adapters.wire.link import RefusedError, WireError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 
@@ -28,7 +34,11 @@ _TOO_LARGE: Final = 409
 
 
 class NoConsumerError(WireError):
-    """The server did not create a consumer: no permission, too many consumers, or no such stream."""
+    """The server did not create a consumer: no permission, too many consumers, or no such stream. `code` is the server's."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool = False) -> Iterator[list[Message]]:
@@ -45,7 +55,13 @@ def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool
         config = temporary_consumer("", cursor, read.filter_subject, CONSUMER_INACTIVE_NS)
         if headers_only:
             config["headers_only"] = True
-        consumer = _create_on_leader(connection, stream, config, deadline)
+        try:
+            consumer = _create_on_leader(connection, stream, config, deadline)
+        except NoConsumerError as error:
+            if error.code != CONSUMER_WITHOUT_ACKS:
+                raise
+            yield from _read_work_queue(read, SequenceRange(cursor, wanted.next), headers_only=headers_only)
+            return
         try:
             for messages in consumer.pull(SequenceRange(cursor, wanted.next), batch_messages, max_bytes):
                 cursor = messages[-1].sequence + 1
@@ -59,6 +75,17 @@ def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool
             max_bytes, batch_messages = max(1, max_bytes * 2 // 3), max(1, batch_messages * 2 // 3)
         finally:
             consumer.delete()
+
+
+def _read_work_queue(read: StreamRead, wanted: SequenceRange, *, headers_only: bool) -> Iterator[list[Message]]:
+    """Read messages one by one: a work queue permits no consumer besides those that take its messages away."""
+    cursor = wanted.first
+    while cursor < wanted.next:
+        message = next_message(read.connection, read.stream, cursor, read.filter_subject)
+        if message is None:
+            return
+        yield [message.without_payload() if headers_only else message]
+        cursor = message.sequence + 1
 
 
 def _with_whole_headers(connection: Connection, stream: str, messages: list[Message]) -> list[Message]:
@@ -97,7 +124,7 @@ def _create(connection: Connection, stream: str, config: dict[str, Any], deadlin
     except SilenceError:
         raise
     except WireError as error:
-        raise NoConsumerError(str(error)) from None
+        raise NoConsumerError(str(error), error.code if isinstance(error, RefusedError) else 0) from None
     return _Consumer(connection, stream, config, answer.get("num_pending"), _server(answer))
 
 

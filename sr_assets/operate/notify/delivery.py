@@ -21,6 +21,7 @@ from sr_assets.operate.notify.events import Sent, SentFile, all_sent, pending
 from sr_assets.operate.notify.messages import Event, Message, messages, summary
 from sr_assets.operate.notify.targets import NotSentError, send
 from sr_assets.settings import NotifySettings, Settings
+from sr_assets.stages.leadership import standby_line
 
 _POLL_SECONDS: Final = 2.0
 #: Polling takes at most this share of a core.
@@ -40,8 +41,8 @@ def begin_notifying(settings: Settings) -> None:
     """Start each new target at this moment: events published earlier are not sent."""
     for target in settings.notify:
         file = SentFile(settings.home, target)
-        if file.load() is None:
-            file.save(all_sent(settings))
+        if file.load() is None and (sent := all_sent(settings)) is not None:
+            file.save(sent)
 
 
 @contextlib.contextmanager
@@ -116,7 +117,9 @@ class _Delivery:
         sent = self._file.load()
         try:
             if sent is None:
-                self._file.save(sent := all_sent(self._settings))
+                if (sent := all_sent(self._settings)) is None:
+                    return True
+                self._file.save(sent)
             before = repr(sent)
             succeeded = self._send(sent, pending(self._settings, self._target, sent))
             if repr(sent) != before:
@@ -128,17 +131,24 @@ class _Delivery:
         return succeeded
 
     def _apply_min_nodes(self, sent: Sent, waiting: list[Event]) -> list[Event]:
-        """Omit node events below `min_nodes`, and discard them after the window has passed."""
-        nodes = {(event.name, event.node) for event in waiting if event.node is not None}
-        if len(nodes) >= self._target.min_nodes:
-            return waiting
+        """Omit node events below `min_nodes`, and discard them after the window has passed.
+
+        Nodes that have reached the number count for the rest of their window.
+        """
         few = [event for event in waiting if event.node is not None]
-        sent.add(event for event in few if event.detected_at < datetime.fromtimestamp(time.time(), UTC) - _TOGETHER)
+        begin = datetime.fromtimestamp(time.time(), UTC) - _TOGETHER
+        sent.together = {node: at for node, at in sent.together.items() if at >= begin.timestamp()}
+        nodes = {f"{event.name}/{event.node}": event.detected_at.timestamp() for event in few}
+        if len(nodes.keys() | sent.together.keys()) >= self._target.min_nodes:
+            sent.together |= nodes if self._target.min_nodes > 1 else {}
+            return waiting
+        sent.add(event for event in few if event.detected_at < begin)
         return [event for event in waiting if event.node is None]
 
     def _send(self, sent: Sent, waiting: list[Event]) -> bool:
         held = {event.id for event in sent.held}
-        fresh = self._apply_min_nodes(sent, [event for event in waiting if event.id not in held])
+        fresh = self._leave_to_leader(sent, [event for event in waiting if event.id not in held])
+        fresh = self._apply_min_nodes(sent, fresh)
         for message in self._messages(sent, fresh):
             if self._must_wait(sent):
                 done = {event_id for ids in sent.ids.values() for event_id in ids}
@@ -155,6 +165,15 @@ class _Delivery:
         sent.failures.clear()
         self._failures = 0
         return True
+
+    def _leave_to_leader(self, sent: Sent, waiting: list[Event]) -> list[Event]:
+        """Omit the events of sites that another member leads, which sends them, unless this home has failed to send."""
+        sites = self._settings.sites.keys() & {event.name for event in waiting}
+        followed = {site for site in sites if standby_line(self._settings, site) is not None}
+        if not followed or sent.failures:
+            return waiting
+        sent.add(event for event in waiting if event.name in followed)
+        return [event for event in waiting if event.name not in followed]
 
     def _messages(self, sent: Sent, fresh: list[Event]) -> list[Message]:
         """Return the messages about fresh events, or one summary if any event was held back."""

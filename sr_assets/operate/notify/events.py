@@ -53,6 +53,7 @@ class Sent:
     Each of `failures` is the time of a failed attempt (unix seconds) and the newest detection time among the events that
     were pending then (unix µs): those events have failed at least since then. `held` are the events that quiet hours or
     the limit hold back since `held_since`, `messages` the times of the last sent messages (both in unix seconds).
+    `together` maps the nodes (`name/node`) that have reached `min_nodes` to the time of their last event (unix seconds).
     """
 
     since: dict[str, int] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Sent:
     held: list[Event] = field(default_factory=list)
     held_since: float | None = None
     messages: list[float] = field(default_factory=list)
+    together: dict[str, float] = field(default_factory=dict)
 
     def hold(self, events: Iterable[Event], at: float) -> None:
         """Keep events for the next summary; a failure before that says nothing about the receiver then."""
@@ -109,8 +111,9 @@ class SentFile:
             failures = [(at, newest) for at, newest in saved.get("failures", ())]
             held = [_held(values) for values in saved.get("held", ())]
             since, times = saved.get("held_since"), list(saved.get("messages", ()))
-            return Sent(saved["since"], saved["ids"], failures, held, since, times)
-        except (OSError, ValueError, TypeError, KeyError):
+            together = dict(saved.get("together", {}))
+            return Sent(dict(saved["since"]), dict(saved["ids"]), failures, held, since, times, together)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def save(self, sent: Sent) -> None:
@@ -124,24 +127,32 @@ def _held(values: dict[str, Any]) -> Event:
     return Event(**{**values, **times})
 
 
-def all_sent(settings: Settings) -> Sent:
-    """Return the progress of a new target: all events published so far count as done."""
-    sent = Sent(_newest(settings))
-    sent.add([*_published(settings, sent.since), *_failures(settings)])
+def all_sent(settings: Settings) -> Sent | None:
+    """Return the progress of a new target: all events published so far count as done. None if they cannot be read now."""
+    sent = Sent()
+    if (settings.home / "fleet.duckdb").exists():
+        newest = _newest(settings)
+        published = None if newest is None else _published(settings, newest)
+        if newest is None or published is None:
+            return None
+        sent.since = newest
+        sent.add(published)
+    sent.add(_failures(settings))
     return sent
 
 
-def _newest(settings: Settings) -> dict[str, int]:
+def _newest(settings: Settings) -> dict[str, int] | None:
     try:
         with open_fleet(settings.home) as connection:
             return dict(connection.execute(_SINCE).fetchall())
     except SrAssetsError:
-        return {}
+        return None
 
 
 def pending(settings: Settings, target: NotifySettings, sent: Sent) -> list[Event]:
     """Return a target's pending events in the order of detection, and drop ids that `sent` no longer needs."""
-    events = [*_published(settings, sent.since), *_failures(settings)]
+    published = _published(settings, sent.since)
+    events = [*(event for event in published or () if event.name in settings.sites), *_failures(settings)]
     waiting: list[Event] = []
     newest = dict(sent.since)
     for event in events:
@@ -150,8 +161,16 @@ def pending(settings: Settings, target: NotifySettings, sent: Sent) -> list[Even
             newest[label] = max(newest.get(label, 0), unix_us(event.detected_at))
         if event.id not in sent.ids.get(label, ()) and target.wants(event.event, event.name, event.node):
             waiting.append(event)
-    _forget(sent, events, {f"{event.name}/{event.stream}" for event in waiting}, newest)
+    if published is not None:
+        # The events of a site that is not configured now may be back later.
+        absent = {label for label in sent.ids if not _is_read(label, settings)}
+        _forget(sent, events, {f"{event.name}/{event.stream}" for event in waiting} | absent, newest)
     return waiting
+
+
+def _is_read(label: str, settings: Settings) -> bool:
+    site, _, stream = label.partition("/")
+    return site in settings.sites or not stream
 
 
 def _forget(sent: Sent, events: list[Event], open_labels: set[str], newest: dict[str, int]) -> None:
@@ -171,16 +190,16 @@ def unix_us(at: datetime) -> int:
     return round(at.timestamp() * 1e6)
 
 
-def _published(settings: Settings, since: dict[str, int]) -> list[Event]:
-    """Return the published transitions of each stream since a time."""
+def _published(settings: Settings, since: dict[str, int]) -> list[Event] | None:
+    """Return the published transitions of each stream since a time, or None if they cannot be read now."""
     try:
         with open_fleet(settings.home) as connection:
             rows = connection.execute(_NEW, [list(since), list(since.values())]).fetchall()
-            events = [Event(*row) for row in rows if row[1] in settings.sites]
+            events = [Event(*row) for row in rows]
             flapping = [event.node for event in events if event.event in ("flapping", "settled")]
             classes = connection.execute(_CLASSES, [flapping]).fetchall() if flapping else []
     except SrAssetsError:
-        return []
+        return None
     known = {(name, stream, node): node_class for name, stream, node, node_class in classes}
     return [
         replace(event, node_class=event.node_class or known.get((event.name, event.stream, event.node)))

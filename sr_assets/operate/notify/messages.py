@@ -1,5 +1,6 @@
 """The content of notifications: JSON for webhooks such as Slack's, with a readable `text`."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,12 @@ class Message:
     subject: str
     body: dict[str, object]
     events: tuple[Event, ...]
+
+    @property
+    def key(self) -> str:
+        """Identifies the message: a repetition about other events too is another message."""
+        ids = [event.id for event in self.events]
+        return ids[0] if len(ids) == 1 else hashlib.sha256(",".join(ids).encode()).hexdigest()[:32]
 
 
 def messages(events: Sequence[Event], *, together: bool) -> list[Message]:

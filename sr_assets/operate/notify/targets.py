@@ -1,10 +1,14 @@
 """One attempt to send a notification by HTTP, command or mail; each ends within seconds."""
 
+import contextlib
 import http.client
 import json
 import smtplib
+import socket
 import ssl
 import subprocess
+import threading
+import time
 import urllib.error
 import urllib.request
 from email.message import EmailMessage
@@ -32,7 +36,9 @@ def send(target: NotifySettings, message: Message) -> None:
             _run(target.command, message)
     except urllib.error.HTTPError as error:
         error.close()
-        raise NotSentError(f"answered {error.code} {error.reason}") from None
+        # The server's own phrase may repeat the URL.
+        phrase = http.client.responses.get(error.code, "")
+        raise NotSentError(f"answered {error.code} {phrase}".rstrip()) from None
     except urllib.error.URLError as error:
         raise NotSentError(_line(error.reason)) from None
     except subprocess.TimeoutExpired:
@@ -60,18 +66,51 @@ class _NoRedirection(urllib.request.HTTPRedirectHandler):
         """Return None, so that the redirect is not followed."""
 
 
-_OPENER: Final = urllib.request.build_opener(_NoRedirection)
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_bounded(http.client.HTTPConnection), request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_bounded(http.client.HTTPSConnection), request)
+
+
+def _bounded(kind: type[http.client.HTTPConnection]) -> type[http.client.HTTPConnection]:
+    """Return a class whose connections end after `_ANSWER_SECONDS`; the limit of urllib is one between two packets."""
+
+    class Bounded(kind):  # type: ignore[misc,valid-type]
+        def connect(self) -> None:
+            super().connect()
+            timer = threading.Timer(_ANSWER_SECONDS, _shut, [self.sock])
+            timer.daemon = True
+            timer.start()
+
+    return Bounded
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirection, _Http, _Https)
 
 
 def _post(url: str, message: Message) -> None:
-    ids = ",".join(event.id for event in message.events[:1])
     request = urllib.request.Request(  # noqa: S310  the settings allow only http and https
         url,
         json.dumps(message.body).encode(),
-        {"Content-Type": "application/json", "User-Agent": "sr-assets", "Idempotency-Key": ids},
+        {"Content-Type": "application/json", "User-Agent": "sr-assets", "Idempotency-Key": message.key},
     )
-    with _OPENER.open(request, timeout=_ANSWER_SECONDS):
-        pass
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    try:
+        with _OPENER.open(request, timeout=_ANSWER_SECONDS):
+            pass
+    except http.client.HTTPException:
+        if time.monotonic() < deadline:
+            raise
+        raise TimeoutError from None
 
 
 def _run(command: tuple[str, ...], message: Message) -> None:
@@ -81,14 +120,15 @@ def _run(command: tuple[str, ...], message: Message) -> None:
     )
     if ended.returncode:
         errors = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise NotSentError(f"ended with exit code {ended.returncode}{f': {errors[-1]}' if errors else ''}")
+        last = f": {''.join(filter(str.isprintable, errors[-1]))}" if errors else ""
+        raise NotSentError(f"ended with exit code {ended.returncode}{last}")
 
 
 def _mail(email: EmailSettings, message: Message) -> None:
     mail = EmailMessage()
     mail["Subject"], mail["From"], mail["To"] = " ".join(message.subject.split()), email.sender, ", ".join(email.to)
     # The same for a repeated message, so that mail servers and readers can drop duplicates.
-    mail["Message-ID"] = f"<{message.events[0].id}.{len(message.events)}@sr-assets>"
+    mail["Message-ID"] = f"<{message.key}@sr-assets>"
     ids = "\n".join(event.id for event in message.events)
     mail.set_content(f"{message.body['text']}\n\nevent ids:\n{ids}\n")
     with _mail_server(email) as server:

@@ -11,7 +11,7 @@ from sr_assets.embedded.nats_server import HOST, NatsServer
 from sr_assets.operate.metrics import Exposition
 from sr_assets.settings import HeartbeatSubject
 from sr_assets.stages.heartbeat_publisher import publish_heartbeat
-from sr_assets_tests.rig import Rig, address
+from sr_assets_tests.rig import Rig, Sent, address
 
 
 class DelayingProxy:
@@ -103,3 +103,12 @@ def test_heartbeat_table_shows_which_hop_of_a_tree_is_delayed(rig: Rig, tmp_path
         for name in ("age_seconds", "latency_seconds"):
             for hop in ("city", "region"):
                 assert f'sr_assets_heartbeat_{name}{{name="{hop}",stream="{stream}",subject="{stream}.beat"' in exposed
+
+
+def test_heartbeat_with_an_impossible_time_is_copied(rig: Rig) -> None:
+    stream = rig.make()
+    forged = b"NATS/1.0\r\nChoria-SR-Subject: hb\r\nChoria-SR-Source: S 5 N C 9223372036854775807\r\n\r\n"
+    rig.publish(stream, [Sent(b"1700000000", headers=forged), Sent(b"last")])
+    rig.add(stream)
+    rig.drain()
+    assert [copy.payload for copy in rig.copies(stream)] == [b"1700000000", b"last"]

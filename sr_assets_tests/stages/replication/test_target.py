@@ -1,5 +1,7 @@
 """Creation of a missing target, and refusal of invalid sources and targets."""
 
+import base64
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from sr_assets.settings import StreamSettings
 from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets.stages.replication.target import create_target, new_target
 from sr_assets_tests.adapters.wire.rig import publish
-from sr_assets_tests.rig import Rig, Sent, address, connection, wait_until
+from sr_assets_tests.rig import SITE, Rig, Sent, address, connection, wait_until
 
 
 def test_missing_target_is_created_with_only_the_source_limits(rig: Rig) -> None:
@@ -360,3 +362,22 @@ def test_advisories_into_the_tracked_stream_are_refused(rig: Rig) -> None:
     assert "advisory.subject" in rig.failure()
     assert rig.info(stream).last_sequence == 1
     assert "advisory.subject" in rig.row("replication")["last_error"]
+
+
+def test_older_state_finds_its_copies_in_a_work_queue(rig: Rig) -> None:
+    """A work queue permits no consumer that only reads."""
+    stream, site = rig.make(), rig.home / "sites" / SITE
+    rig.publish(stream, [Sent(b"1"), Sent(b"2")])
+    rig.add(stream, target={"retention": "workqueue", "duplicate_window": "100ms"})
+    rig.drain()
+    shutil.copytree(site, older := rig.home / "older")
+    rig.publish(stream, [Sent(b"3"), Sent(b"4")])
+    rig.drain()
+    shutil.rmtree(site)
+    older.rename(site)
+    rig.publish(stream, [Sent(b"5")])
+    rig.drain()
+    queued = [rig.api(f"STREAM.MSG.GET.{stream}", {"seq": n}, rig.target)["message"]["data"] for n in range(1, 6)]
+    assert queued == [base64.b64encode(b"%d" % n).decode() for n in range(1, 6)]
+    assert rig.info(stream, rig.target).last_sequence == 5
+    assert [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works] == []
