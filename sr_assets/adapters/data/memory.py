@@ -104,7 +104,7 @@ class FileSource(MappingSource):
             for part in parents:
                 inner = inner.setdefault(part, {})
                 if not isinstance(inner, dict):
-                    raise RunError(f"{self.name}/{key}: {part!r} in {self._file} is not a mapping; put another key")
+                    raise RunError(f"{part!r} in {self._file} is not a mapping; put another key")
             inner[last] = value
             self._write(tree)
 
