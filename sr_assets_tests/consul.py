@@ -112,10 +112,10 @@ class _Store(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def stand_in() -> Iterator[str]:
-    """Serve the stand-in in a thread; yield its URL."""
+def stand_in(port: int = 0) -> Iterator[str]:
+    """Serve the stand-in in a thread, by default on a free port; yield its URL."""
     shared = {"values": {}, "changed": threading.Condition(), "index": [1]}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Store", (_Store,), shared))
+    server = ThreadingHTTPServer(("127.0.0.1", port), type("Store", (_Store,), shared))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

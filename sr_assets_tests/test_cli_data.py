@@ -41,6 +41,7 @@ def test_value_is_put_read_listed_and_deleted(rig: Rig, bucket: str, command: Co
     assert command("data", "delete", "ops/cadence", "--yes") == (0, "ops/cadence: deleted\n", "")
     code, _, error = command("data", "get", "ops/cadence")
     assert (code, error.count("\n")) == (1, 1)
+    assert error.startswith("error: ops/cadence: bucket ")
     assert "has no key 'cadence'" in error
     assert actions(rig) == [
         ("data put", "ops/cadence", "1h"),
@@ -86,6 +87,19 @@ def test_put_repairs_a_configuration_that_waits_for_its_value(rig: Rig, bucket: 
     assert command("data", "put", "ops/linger", "3s", "--yes")[0] == 0
     assert command("check")[0] == 0
     assert actions(rig) == [("data put", "ops/linger", "3s")]
+
+
+@pytest.mark.parametrize("words", (["get"], ["get", "--history"], ["list"], ["watch"], ["put", "1", "--yes"]))
+def test_unavailable_source_is_one_line_with_the_remedy(
+    rig: Rig, bucket: str, command: Command, words: list[str]
+) -> None:
+    data = {"ops": {"type": "kv", "url": "nats://127.0.0.1:1", "bucket": bucket}}
+    rig.settings(data=data)
+    operation, *options = words
+    code, output, error = command("data", operation, "ops/cadence", *options)
+    assert (code, output, error.count("\n")) == (1, "", 1)
+    assert error.startswith(f"error: ops/cadence: bucket {bucket} on 127.0.0.1:1 is unavailable: ")
+    assert error.endswith("; start or repair the source\n")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import yaml
 
 from sr_assets.adapters.data import current_settings, keep_values
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
+from sr_assets.operate.static_values import warn_of_changes
 from sr_assets.settings import Settings, load_settings
-from sr_assets.settings.loading import VALUES_VARIABLE, changed_static, hand_down, load_sources
+from sr_assets.settings.loading import VALUES_VARIABLE, hand_down, load_sources, reread_static
 
 ENTRY = {"stream": "S", "source_url": "a:1", "target_url": "b:1"}
 NOBODY = {"type": "kv", "url": "nats://user:secret-word@127.0.0.1:1", "bucket": "OPS"}
@@ -224,7 +225,20 @@ def test_children_use_the_static_values_of_their_parent(home: Path, values: Path
     assert (child.sensor.interval_ns, child.sensor.lag_messages) == (5 * 10**9, 4)
     assert child.digest == parent.digest
     assert load_settings(file, {}).sensor.interval_ns == 6 * 10**9
-    assert changed_static(parent) == {"rules/cadence": ("5s", "6s")}
+    assert reread_static(parent) == {"rules/cadence": ("5s", "6s"), "rules/lag": (4, 4)}
+
+
+def test_changed_static_value_is_announced_once_despite_an_outage(
+    home: Path, values: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sr_assets.adapters.data._UNAVAILABLE_SECONDS", 0)
+    settings = load(home, rules(values, cadence="5s"), sensor={"interval": {"data": "rules/cadence"}})
+    seen: dict[str, object] = {}
+    for content in ("cadence: 6s", "cadence: {", "cadence: 6s", "cadence: 5s", "cadence: 6s"):
+        values.write_text(content)
+        warn_of_changes(settings, seen)
+    line = "warning: data rules/cadence: changed from '5s' to '6s' since the start; restart to use it"
+    assert capsys.readouterr().err.splitlines() == [line, line]
 
 
 def dynamic(home: Path, values: Path, **content: Any) -> Settings:

@@ -1,6 +1,8 @@
 """The commands `data get`, `put`, `delete`, `watch` and `list`."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -8,7 +10,7 @@ import click
 
 from sr_assets.cli.base import cli, form_option, note_action
 from sr_assets.cli.render import Format, show
-from sr_assets.domain.errors import ConfigurationError, SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError, TransientError
 from sr_assets.domain.secrets import as_text, masked
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def data() -> None:
 def get(label: str, history: bool, reveal: bool, form: Format) -> None:
     """Print a value."""
     source, key = _opened(label)
-    with source:
+    with _naming(label), source:
         if not history:
             click.echo(_shown(label, source.get(key), reveal=reveal))
             return
@@ -50,7 +52,7 @@ def list_keys(label: str, reveal: bool, form: Format) -> None:
 
     name, _, prefix = label.partition("/")
     rows = []
-    with source_named(load_sources().data, name) as source:
+    with _naming(label), source_named(load_sources().data, name) as source:
         for key in source.keys(prefix):
             try:
                 rows.append((f"{name}/{key}", _shown(f"{name}/{key}", source.get(key), reveal=reveal)))
@@ -65,7 +67,7 @@ def list_keys(label: str, reveal: bool, form: Format) -> None:
 def watch(label: str, reveal: bool) -> None:
     """Print a value and each change of it, until Ctrl-C."""
     source, key = _opened(label)
-    with source:
+    with _naming(label), source:
         for change in source.watch(key):
             text = "deleted" if change.deleted else _shown(label, change.value, reveal=reveal)
             click.echo(f"{_time(change).isoformat(timespec='milliseconds')} {label} {text}")
@@ -82,7 +84,7 @@ def put(label: str, value: str, yes: bool) -> None:
     _refuse_memory(source, label)
     if value != value.encode(errors="replace").decode():
         raise click.UsageError(f"{label}: the value is not UTF-8 text")
-    with source:
+    with _naming(label), source:
         present, new = source.get(key, None), _shown(label, value)
         before = None if present is None else _shown(label, present)
         _confirm(f"{label}: write {new!r}?" if before is None else f"{label}: replace {before!r} by {new!r}?", yes=yes)
@@ -98,7 +100,7 @@ def delete(label: str, yes: bool) -> None:
     """Delete a key."""
     source, key = _opened(label)
     _refuse_memory(source, label)
-    with source:
+    with _naming(label), source:
         before = _shown(label, source.get(key))
         _confirm(f"{label}: delete {before!r}?", yes=yes)
         source.delete(key)
@@ -117,6 +119,17 @@ def _opened(label: str) -> "tuple[Source, str]":
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     return source_named(load_sources().data, name), key
+
+
+@contextlib.contextmanager
+def _naming(label: str) -> Iterator[None]:
+    """Name `source/key` in the errors of its source, and the remedy of an outage."""
+    try:
+        yield
+    except TransientError as error:
+        raise TransientError(f"{label}: {error}; start or repair the source") from None
+    except RunError as error:
+        raise type(error)(f"{label}: {error}") from None
 
 
 def _note(action: str, label: str, detail: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from sr_assets.adapters.logs import print_warning
 from sr_assets.domain.secrets import quoted
 from sr_assets.settings import Settings
-from sr_assets.settings.loading import changed_static
+from sr_assets.settings.loading import reread_static
 
 _POLL_SECONDS: Final = 5.0
 
@@ -28,11 +28,15 @@ def static_values_watched(settings: Settings) -> Iterator[None]:
 
 
 def _watch(settings: Settings, ended: threading.Event) -> None:
-    warned: dict[str, object] = {}
+    seen: dict[str, object] = {}
     while not ended.wait(_POLL_SECONDS):
-        changed = changed_static(settings)
-        for label, (before, now) in changed.items():
-            if label not in warned or warned[label] != now:
-                texts = f"from {quoted(label, before)} to {quoted(label, now)}"
-                print_warning(f"data {label}: changed {texts} since the start; restart to use it")
-        warned = {label: now for label, (_, now) in changed.items()}
+        warn_of_changes(settings, seen)
+
+
+def warn_of_changes(settings: Settings, seen: dict[str, object]) -> None:
+    """Warn of each static value that differs from the start's and from `seen`, the last one read; update `seen`."""
+    for label, (before, now) in reread_static(settings).items():
+        if now not in (before, seen.get(label, before)):
+            texts = f"from {quoted(label, before)} to {quoted(label, now)}"
+            print_warning(f"data {label}: changed {texts} since the start; restart to use it")
+        seen[label] = now

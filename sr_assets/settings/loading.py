@@ -71,26 +71,22 @@ def reload_dynamic(settings: Settings) -> Settings:
     return _load(loaded.path, loaded.written, loaded.tree, str(settings.home), fixed, latest)
 
 
-def changed_static(settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the old and the new value of each static value, by `source/key`, that its source now holds differently.
-
-    A value that cannot be read now has not changed.
-    """
+def reread_static(settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the value at the start and the present one of each static value, by `source/key`, that can be read now."""
     loaded = settings.loaded
     if loaded is None:
         return {}
     refuse_at = partial(refuse, loaded.path, loaded.written)
     resolver = Resolver(sources_of(loaded.tree, refuse_at), _reader(), refuse_at, {})
-    changed = {}
+    values = {}
     for loc, origin in loaded.origins.items():
         reference = origin.reference
         if reference.dynamic:
             continue
         written = {"data": reference.label} | ({} if reference.default is MISSING else {"default": reference.default})
         with contextlib.suppress(ConfigurationError, RunError):
-            if (now := resolver.filled(written, loc)) != origin.value:
-                changed[reference.label] = origin.value, now
-    return changed
+            values[reference.label] = origin.value, resolver.filled(written, loc)
+    return values
 
 
 def value_of(origin: Origin) -> Any:

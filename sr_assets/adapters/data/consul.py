@@ -71,16 +71,17 @@ class ConsulSource(Source):
 
     def watch(self, key: str) -> Iterator[Change]:
         """Yield the value of a key, and each later change, by Consul's blocking queries."""
-        index, before = 0, None
+        index, before, responded = 0, None, False
         while True:
             query = f"raw&index={index}&wait={_WAIT_SECONDS}s" if index else "raw"
             try:
                 request = partial(self._request, "GET", key, query)
-                body, index = self._until_available(request) if before is not None else request()
+                body, index = self._until_available(request) if responded else request()
                 value: str | None = body.decode("utf-8", "replace")
             except MissingValueError:
                 value, index = None, 0
                 time.sleep(_PAUSE_SECONDS)
+            responded = True
             if value != before:
                 before = value
                 yield Change(key, value, time.time_ns(), deleted=value is None)

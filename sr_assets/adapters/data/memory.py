@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters.data.source import Change, Json, Source
 from sr_assets.adapters.locking import locked_folder
 from sr_assets.adapters.private import write_private
-from sr_assets.domain.errors import ConfigurationError, RunError, cannot_write
+from sr_assets.domain.errors import ConfigurationError, RunError, TransientError, cannot_write
 from sr_assets.settings.document import read_values
 from sr_assets.settings.references import MissingValueError
 
@@ -39,9 +40,10 @@ class MappingSource(Source):
 
     def watch(self, key: str) -> Iterator[Change]:
         """Yield the value, and each change of it, by comparing it twice a second."""
+        self._values()
         before: object = self
         while True:
-            value = self._values().get(key)
+            value = self._until_available(partial(self.get, key, None))
             if value != before:
                 before = value
                 yield Change(key, value, time.time_ns(), deleted=value is None)
@@ -102,7 +104,7 @@ class FileSource(MappingSource):
             for part in parents:
                 inner = inner.setdefault(part, {})
                 if not isinstance(inner, dict):
-                    raise RunError(f"{self.name}/{key}: {part!r} in {self._file} is not a mapping; put another key")
+                    raise RunError(f"{part!r} in {self._file} is not a mapping; put another key")
             inner[last] = value
             self._write(tree)
 
@@ -140,7 +142,8 @@ class FileSource(MappingSource):
         try:
             return read_values(self._file)
         except ConfigurationError as error:
-            raise RunError(str(error)) from None
+            # Another program may be writing it.
+            raise TransientError(str(error)) from None
 
     def _write(self, tree: dict[str, Any]) -> None:
         import yaml

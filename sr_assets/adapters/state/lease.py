@@ -91,13 +91,15 @@ def guard_of(folder: Path) -> Guard:
     def ensure() -> None:
         lease = Lease.read(folder)
         if not lease.holds:
+            # The campaign of a process that was suspended has not found the new holder yet.
+            reason = "not renewed in time" if lease.deadline else lease.line
             if lease.locks:
                 raise LeadershipLostError(
-                    f"{folder.parent.name}: the run lost its lock ({lease.line}) and stops before its next commit; the next run"
+                    f"{folder.parent.name}: the run lost its lock ({reason}) and stops before its next commit; the next run"
                     " continues"
                 )
             raise LeadershipLostError(
-                f"{folder.name}: this member no longer leads ({lease.line}); it stops, and the next leader continues"
+                f"{folder.name}: this member no longer leads ({reason}); it stops, and the next leader continues"
             )
 
     return ensure

@@ -151,6 +151,49 @@ def test_watch_continues_after_an_outage(tmp_path: Path, opened: Opened, monkeyp
     assert "the watch continues when it responds" in warning
 
 
+def test_watch_of_a_deleted_consul_key_continues_after_an_outage(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as servers:
+        first = servers.enter_context(contextlib.ExitStack())
+        url = first.enter_context(stand_in())
+        source = opened(type="consul", url=url)
+
+        def restart(_: str) -> None:
+            servers.enter_context(stand_in(int(url.rpartition(":")[2])))
+            source.put("x", "2")
+
+        monkeypatch.setattr("sr_assets.adapters.data.source.print_warning", restart)
+        source.put("x", "1")
+        changes = source.watch("x")
+        assert next(changes).value == "1"
+        source.delete("x")
+        assert next(changes).deleted
+        first.close()
+        assert next(changes).value == "2"
+
+
+def test_watch_of_a_file_continues_after_a_half_written_one(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, warnings = tmp_path / "values.json", []
+
+    def complete(line: str) -> None:
+        warnings.append(line)
+        file.write_text('{"a": {"x": 2}}')
+
+    monkeypatch.setattr("sr_assets.adapters.data.source.print_warning", complete)
+    file.write_text('{"a": {"x": 1}}')
+    changes = opened(type="file", path=str(file)).watch("a")
+    assert next(changes).value == {"x": 1}
+    file.write_text('{"a": {"x": ')
+    assert next(changes).value == {"x": 2}
+    file.unlink()
+    assert next(changes).deleted
+    (warning,) = warnings
+    assert "values.json: is not valid YAML" in warning
+
+
 def test_kv_leaves_no_connection_open_outside_with(rig: Rig) -> None:
     source = open_source("ops", SourceSettings.model_validate(kv(rig, make_data_bucket(rig))))
     source.put("x", "1")
