@@ -1,8 +1,10 @@
 """Helpers: a configuration in a folder, `sr-assets run` and `sr-assets up` as processes, decoy modules."""
 
+import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -45,6 +47,14 @@ def run(*arguments: str, due_work: bool = False) -> subprocess.CompletedProcess[
     )
 
 
+def unused_port() -> int:
+    """Return a free port below those that the system gives to other servers while the UI starts."""
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+            return int(probe.getsockname()[1])
+
+
 def imported_from(folder: Path) -> list[str]:
     """Return the imported modules of a folder made by `planted`."""
     return [trace.name for trace in folder.glob("*.imported")]
@@ -54,9 +64,7 @@ class Up:
     """`sr-assets up` as a process; a context manager that waits until the UI responds."""
 
     def __init__(self, *options: str, folder: Path | None = None, errors: Path | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = unused_port()
         self.command = [sys.executable, "-m", "sr_assets", "up", "--port", str(self.port), *options]
         self._folder, self._errors = folder, errors
 

@@ -84,7 +84,7 @@ def test_follow_obeys_a_dynamic_pause(rig: Rig, ops: Source, data_bucket: str, s
         stop(following)
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log
-    assert log.count("data ops/paused: changed: true -> false") == 1
+    assert log.count("data ops/paused: changed: 'true' -> 'false'") == 1
 
 
 def test_up_announces_a_changed_static_value(

@@ -47,11 +47,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WrongClock:
         real_ns = parse(text)
         return None if real_ns is None else clock.reported(real_ns)
 
-    def message(sequence: int, stored_ns: int, *rest: Any) -> Message:
-        return Message(sequence, clock.reported(stored_ns), *rest)
+    class Reported(Message):
+        def __new__(cls, sequence: int, stored_ns: int, *rest: Any) -> Message:  # type: ignore[misc]
+            return Message(sequence, clock.reported(stored_ns), *rest)
+
+    def collect(parser: frames.DirectParser) -> None:
+        # The parser avoids the constructor.
+        parser.messages += [Reported(*message) for message in parser.take()]
 
     monkeypatch.setattr(stream_info, "_time_ns", time_ns)
-    monkeypatch.setattr(frames, "Message", message)
+    monkeypatch.setattr(frames, "Message", Reported)
+    monkeypatch.setattr(frames.DirectParser, "collect", collect)
     for module in (fetching, jetstream):
         monkeypatch.setattr(module, "parse_rfc3339_ns", lambda text: clock.reported(parse_rfc3339_ns(text)))
     return clock
