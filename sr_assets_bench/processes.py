@@ -45,14 +45,17 @@ class Processes:
 
     def figures(self) -> dict[str, Any]:
         """Return the percentages of a core, the MiB of each process, and the machine's whole load in percent."""
-        elapsed = time.monotonic() - self._began
+        elapsed, names, used = (
+            time.monotonic() - self._began,
+            ("command", "site", "engine", *self._others),
+            self._sums(),
+        )
         shares = {
-            f"{name}_percent_of_a_core": round(100 * (used - self._before[name]) / elapsed, 1)
-            for name, used in self._sums().items()
+            f"{name}_percent_of_a_core": round(100 * (used[name] - self._before[name]) / elapsed, 1) for name in names
         }
         now, then = psutil.cpu_times(), self._machine
         idle = (now.idle + now.iowait - then.idle - then.iowait) / (psutil.cpu_count() or 1)
-        memory = {f"{name}_mib": used // _MIB for name, used in self._memory.items()}
+        memory = {f"{name}_mib": self._memory[name] // _MIB for name in names}
         return {**shares, **memory, "machine_percent": round(100 * (1 - idle / elapsed), 1)}
 
     def _sums(self) -> defaultdict[str, float]:
