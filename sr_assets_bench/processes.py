@@ -45,11 +45,8 @@ class Processes:
 
     def figures(self) -> dict[str, Any]:
         """Return the percentages of a core, the MiB of each process, and the machine's whole load in percent."""
-        elapsed, names, used = (
-            time.monotonic() - self._began,
-            ("command", "site", "engine", *self._others),
-            self._sums(),
-        )
+        names = ("command", "site", "engine", *self._others)
+        elapsed, used = time.monotonic() - self._began, self._sums()
         shares = {
             f"{name}_percent_of_a_core": round(100 * (used[name] - self._before[name]) / elapsed, 1) for name in names
         }
