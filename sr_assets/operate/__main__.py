@@ -45,10 +45,13 @@ def _bars() -> AbstractContextManager[None]:
 
 
 def _leave_errors_to_the_report() -> None:
-    """Keep errors out of the log on stderr: the report at the end prints each stream's failure once."""
+    """Keep errors out of the log on stderr: the report at the end prints each stream's failure once.
+
+    A defect's traceback stays, because the report does not print it.
+    """
     for handler in logging.getLogger("sr_assets").handlers:
         if not isinstance(handler, logging.FileHandler):
-            handler.addFilter(lambda record: record.levelno < logging.ERROR)
+            handler.addFilter(lambda record: record.levelno < logging.ERROR or record.exc_info is not None)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class RuledStream:
                 body["transitions"] if "value" in body else body["silent"],
             )
             for body in self.bodies
-            if body["event"] not in (*_TRANSITIONS, "observer_alive")
+            if body["event"] not in (*_TRANSITIONS, "observer_alive", "unretired")
         )
         for event in sent.keys() | set(self.events):
             if sent[event] != (event in self.events):
@@ -126,7 +126,7 @@ class RuledStream:
             "SELECT event, '' AS node, epoch_us(event_time) AS us, silent AS count FROM site_events"
             f" WHERE stream = '{self.stream}'"
             " UNION ALL SELECT event, node, epoch_us(event_time), transitions FROM node_events"
-            f" WHERE stream = '{self.stream}'"
+            f" WHERE stream = '{self.stream}' AND event <> 'unretired'"
         )
         published = sorted(tuple(row.values()) for row in tables)
         demanded = sorted((event, node, ns // 1000, count) for event, node, ns, count in self.events)
@@ -175,7 +175,12 @@ def _fold_windows_and_flapping(ruled: RuledStream, windows: Sequence[tuple[str, 
 
 
 def _by_hand(ruled: RuledStream, troupe: Troupe) -> Iterator[Difference]:
-    """Compare the nodes that were retired by hand: one `expire`, whatever was killed meanwhile, and their status."""
+    """Compare the nodes that were retired by hand: one `expire` and one `unretired`, whatever was killed meanwhile, and
+    their status.
+    """
+    undone = Counter(body["value"] for body in ruled.bodies if body["event"] == "unretired")
+    if undone != Counter(node for node, role in troupe.retired.items() if role == "restored"):
+        yield Difference(Kind.RULES_WRONG, f"unretired: announced {undone}")
     sent: dict[str, list[tuple[str, bool]]] = defaultdict(list)
     for body in ruled.bodies:
         if body["event"] in _TRANSITIONS and not ruled.expects(body):

@@ -93,7 +93,7 @@ class StateConnection:
         """Begin a transaction that reads the state as it is now."""
         with self._memory.lock:
             self.raw.execute("BEGIN TRANSACTION")
-            self.raw.execute("FROM about LIMIT 0")  # DuckDB begins it with the first use of the file
+            self.raw.execute("FROM about LIMIT 0").fetchall()  # DuckDB begins it with the first use of the file
             self._snapshot = self._memory.commits
 
     def commit(self) -> None:

@@ -154,12 +154,12 @@ class GlobalTables:
         """Fold a batch into the nodes, the history, each site's last advisory, and the rejected messages."""
         self._connection.register("advisories", advisories)
         try:
-            span = self._connection.execute(
+            ((first_ns, last_ns),) = self._connection.execute(
                 "SELECT min(event_ns), max(event_ns) FROM advisories WHERE kind = 'advisory'"
-            ).fetchone()
-            if span is not None and span[0] is not None:
+            ).fetchall()
+            if first_ns is not None:
                 self._connection.execute(_FOLD_NODES, {"feed": feed})
-                self._connection.execute(_ADD_HISTORY, {"feed": feed, "first_ns": span[0], "last_ns": span[1]})
+                self._connection.execute(_ADD_HISTORY, {"feed": feed, "first_ns": first_ns, "last_ns": last_ns})
                 self._connection.execute(_NOTE_SITES, {"feed": feed})
             self._connection.execute(_ADD_REJECTS, {"feed": feed, "most": MAX_REJECTS})
         finally:
@@ -217,15 +217,15 @@ class GlobalTables:
 
     def rejects_since(self, feed: str, time_ns: int) -> int:
         """Return the number of a feed's stored messages that were rejected since a time."""
-        row = self._connection.execute(
+        ((count,),) = self._connection.execute(
             "SELECT count(*) FROM global_rejects WHERE feed = ? AND received_ns > ?", [feed, time_ns]
-        ).fetchone()
-        return int(row[0]) if row else 0
+        ).fetchall()
+        return int(count)
 
     def next_silence(self, feed: str, after_ns: int | None) -> int | None:
         """Return the time when the next heartbeat becomes overdue, among sites whose heartbeat is not overdue."""
-        row = self._connection.execute(_NEXT_SILENCE, [feed, after_ns or 0]).fetchone()
-        return None if row is None else row[0]
+        rows = self._connection.execute(_NEXT_SILENCE, [feed, after_ns or 0]).fetchall()
+        return rows[0][0] if rows else None
 
     def blind_sites(self, feed: str, now_ns: int | None) -> list[tuple[str, int]]:
         """Return the blind sites, by name and stream, and the time of each one's last heartbeat."""
