@@ -160,7 +160,7 @@ def _latency(latency: Figures) -> Iterator[Row]:
 
 
 def _start(start: Figures) -> Iterator[Row]:
-    phases = f"process {start['process_seconds']} s, step {start['step_seconds']} s, CPU {start['cpu_seconds']} s"
+    phases = f"process {start['process_seconds']} s, step {start['step_seconds']} s"
     yield at_most(f"a sensor's run: requested → first read ({phases})", start["read_seconds"], 2.5, " s", "p50 ")
 
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import nats
-import psutil
 
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.operate.instance import open_instance
@@ -29,8 +28,8 @@ _NODES: Final = 100
 
 
 def measure_start(bench: Bench) -> dict[str, Any]:
-    """Measure some runs of a sensor, one after the other: the seconds and the CPU seconds of the run's process from its
-    request to its first read, and the seconds from its request to its process's first event and to its step.
+    """Measure some runs of a sensor, one after the other: the seconds from the request of a run to its process's first
+    event, to its step, and to its first read.
     """
     entry = {"stream": PROBED, "target_stream": ARRIVED, "target_subject_prefix": "probe"}
     entries = [{**entry, "inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "30m"}]
@@ -48,16 +47,15 @@ def measure_start(bench: Bench) -> dict[str, Any]:
             while not reads:
                 time.sleep(_LOOK_SECONDS)
             runs.append(_phases(reads[0]))
-    names = ("process", "step", "read", "cpu")
+    names = ("process", "step", "read")
     return {
         f"{name}_seconds": round(statistics.median(values), 2)
         for name, values in zip(names, zip(*runs, strict=True), strict=True)
     }
 
 
-def _phases(read_at: tuple[float, float]) -> tuple[float, float, float, float]:
-    """Return the seconds from the request of the newest run to its process, step and first read, and its CPU seconds."""
-    at, cpu_seconds = read_at
+def _phases(read_at: float) -> tuple[float, float, float]:
+    """Return the seconds from the request of the newest run to its process, step and first read, which was at `read_at`."""
     os.environ.setdefault("DAGSTER_HOME", "")
     with open_instance() as instance:
         (record,) = instance.get_run_records(limit=1)
@@ -67,22 +65,18 @@ def _phases(read_at: tuple[float, float]) -> tuple[float, float, float, float]:
             for entry in reversed(instance.all_logs(record.dagster_run.run_id))
             if entry.dagster_event is not None
         }
-    return events["PIPELINE_START"] - requested, events["STEP_START"] - requested, at - requested, cpu_seconds
+    return events["PIPELINE_START"] - requested, events["STEP_START"] - requested, read_at - requested
 
 
 @contextmanager
-def _reads(bench: Bench) -> Iterator[list[tuple[float, float]]]:
-    """Yield a list to which each request for messages of the stream adds its time, and the CPU time of the newest process."""
-    reads: list[tuple[float, float]] = []
+def _reads(bench: Bench) -> Iterator[list[float]]:
+    """Yield a list to which each request for messages of the stream adds its time (unix seconds)."""
+    reads: list[float] = []
     loop, ended = asyncio.new_event_loop(), asyncio.Event()
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
 
     async def watch() -> None:
         async def note(_: object) -> None:
-            at = time.time()
-            newest = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-            newest.sort(key=psutil.Process.create_time)
-            reads.append((at, sum(newest[-1].cpu_times()[:2]) if newest else 0.0))
+            reads.append(time.time())
 
         client = await nats.connect(bench.source.url)
         for subject in (
