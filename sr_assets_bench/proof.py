@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -23,8 +23,6 @@ import numpy as np
 import psutil
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet, read_rows
-from sr_assets.domain.errors import RunError
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.received import LIFE_CYCLE, Advisory, read_message
 from sr_assets.embedded.fleet_plan import FleetPlan, Window
@@ -33,6 +31,7 @@ from sr_assets.measure.stream_log import StreamLog
 from sr_assets_bench.__main__ import describe_machine
 from sr_assets_bench.processes import Processes
 from sr_assets_bench.rig import cluster_of, open_bench
+from sr_assets_bench.sizing import await_condition, replication_value
 from sr_assets_bench.trickle import following
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def measure_proof(bench: Bench, nodes: int, interval_seconds: int = 300) -> dict
     # The outsider's message, because a run without messages publishes nothing.
     bench.publish(_STREAM, 1, 1, 500)
     with following(bench, bench.home / "proof.log", "--stream", _STREAM) as run:
-        _await_first(bench)
+        await_condition(lambda: replication_value(bench, _STREAM, "seen_messages") > 0, "the run's first message")
         with _reporting(bench, fleet) as emulator:
             others = {"source": bench.source.pid, "target": bench.target.pid, "emulator": emulator.pid}
             watched = Processes(bench, run, {name: psutil.Process(pid) for name, pid in others.items()})
@@ -135,23 +134,15 @@ def _reporting(bench: Bench, fleet: _Fleet) -> Iterator[subprocess.Popen[bytes]]
             emulator.terminate()
 
 
-def _await_first(bench: Bench) -> None:
-    """Wait for the run's first publication; the start of its processes is not part of the proof."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        with suppress(RunError):
-            if _replication(bench, "seen_messages"):
-                return
-        if time.monotonic() > deadline:
-            raise SystemExit(f"the run published nothing within {_PATIENCE_SECONDS:.0f} s")
-        time.sleep(_LOOK_SECONDS)
-
-
 def _follow(bench: Bench, watched: Processes, emulator: subprocess.Popen[bytes]) -> list[float]:
     """Watch until the fleet has ended and everything is processed; return the run's lag in seconds, every 2 s."""
     lags: list[float] = []
     deadline, stored = float("inf"), 0
-    while not stored or _replication(bench, "seen_messages") < stored or _replication(bench, "queued_messages"):
+    while (
+        not stored
+        or replication_value(bench, _STREAM, "seen_messages") < stored
+        or replication_value(bench, _STREAM, "queued_messages")
+    ):
         if time.monotonic() > deadline:
             raise SystemExit(f"the run did not process {stored} messages within {_PATIENCE_SECONDS:.0f} s of the last")
         if not stored and emulator.poll() is not None:
@@ -160,12 +151,12 @@ def _follow(bench: Bench, watched: Processes, emulator: subprocess.Popen[bytes])
                 stored = source.stream_info(_STREAM).last_sequence
         time.sleep(_LOOK_SECONDS)
         watched.look()
-        lags.append(_replication(bench, "coalesce(epoch(now() - watermark), 0)"))
+        lags.append(replication_value(bench, _STREAM, "epoch(now() - watermark)"))
     return lags
 
 
 def _verdict(entry: StreamSettings, fleet: _Fleet) -> dict[str, Any]:
-    """Compare the copies with those that the rules require, the advisories with the times of each node's messages."""
+    """Compare the copies with the rules, and the advisories with the times of each node's messages."""
     required = Expectation(entry, {f"{_STREAM}.{node}": node for node in fleet.plan.senders()})
     for message in _stored(entry.source, _STREAM, headers_only=True):
         required.add(message)
@@ -236,13 +227,6 @@ def _stored(cluster: ClusterSettings, stream: str, *, headers_only: bool = False
 def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
     p50, p95, most = np.percentile(seconds, (50, 95, 100)) if seconds else (0.0, 0.0, 0.0)
     return {f"{name}_p50": round(p50, 2), f"{name}_p95": round(p95, 2), f"{name}_max": round(most, 2)}
-
-
-def _replication(bench: Bench, column: str) -> float:
-    """Return a value of the fleet's row in the published table."""
-    with open_fleet(bench.home) as connection:
-        rows = read_rows(connection, f"SELECT {column} FROM replication WHERE stream = '{_STREAM}'").values
-    return float(rows[0][0]) if rows else 0.0
 
 
 def main() -> None:

@@ -230,7 +230,7 @@ def _draw_proof(figures: dict[str, Any]) -> None:
     nodes = [proof["nodes"] / 1_000 for proof in proofs]
     figure, (cpu, delay) = plt.subplots(1, 2, figsize=(8, 3.5), layout="constrained")
     base = [0.0] * len(proofs)
-    for name in ("site", "source", "target"):
+    for name in ("site", "engine", "source", "target"):
         shares = [proof[f"{name}_percent_of_a_core"] for proof in proofs]
         top = [low + share for low, share in zip(base, shares, strict=True)]
         cpu.fill_between(nodes, base, top, label=name, alpha=0.7)

@@ -75,7 +75,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """Return a value whose keys are text: those that YAML reads as a number, flag or null, too."""
+    """Return a value whose keys are text, also if YAML reads them as numbers, flags or null."""
     if isinstance(value, list):
         return [_with_text_keys(item) for item in value]
     if not isinstance(value, dict):

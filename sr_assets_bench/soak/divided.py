@@ -87,7 +87,7 @@ class DividedStreams:
             operator.end()
 
     def stop(self) -> None:
-        """Publish no more messages."""
+        """Stop publishing."""
         self._ended.set()
         self._thread.join()
 

@@ -48,7 +48,7 @@ def run(*arguments: str, due_work: bool = False) -> subprocess.CompletedProcess[
 
 
 def unused_port() -> int:
-    """Return a free port below those that the system gives to other servers while the UI starts."""
+    """Return a free port outside the range from which the system gives ports to other servers."""
     while True:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", random.randrange(20_000, 32_000)))

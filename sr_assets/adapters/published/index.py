@@ -108,7 +108,7 @@ def _publish(
 
 
 def _is_reusable(home: Path, manifest: Manifest) -> bool:
-    """Return whether `fleet.duckdb` is as the manifest says: nobody has changed it, and its paths are still right."""
+    """Return whether `fleet.duckdb` is the file of the manifest, unchanged, and its paths are still right."""
     file = home / "fleet.duckdb"
     return bool(manifest.file) and (
         (manifest.home, manifest.file) == (str(home.resolve()), identity(file)) and not _wal(file).exists()

@@ -78,7 +78,7 @@ def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool
 
 
 def _read_work_queue(read: StreamRead, wanted: SequenceRange, *, headers_only: bool) -> Iterator[list[Message]]:
-    """Read messages one by one: a work queue permits no consumer besides those that take its messages away."""
+    """Read messages one by one: a work queue permits only consumers that delete its messages."""
     cursor = wanted.first
     while cursor < wanted.next:
         message = next_message(read.connection, read.stream, cursor, read.filter_subject)
