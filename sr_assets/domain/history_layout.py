@@ -100,15 +100,15 @@ def _plan_day(files: Sequence[HistoryFile]) -> Iterator[Merge]:
 
 def _plan_present_hour(files: Sequence[HistoryFile], *, ending: bool) -> Iterator[Merge]:
     """Yield the merges of files within an hour that is not closed."""
-    small = [file for file in files if file.rows < LARGE_ROWS]
-    fresh = [file for file in small if file.level == 0]
-    merged = [file for file in small if file.level == 1]
-    rows = sum(file.rows for file in fresh)
+    fresh = [file for file in files if file.level == 0 and file.rows < LARGE_ROWS]
+    merged = [file for file in files if file.level == 1 and file.rows < LARGE_ROWS]
+    small = [file for file in fresh if file.rows < GROUP_ROWS]
     # A share of the hour's rows, so that the number of merged files grows with the logarithm of the rows.
-    enough = rows >= max(GROUP_ROWS, sum(file.rows for file in files) // 12)
-    most = max(4, len(merged) // 2) if ending else max(_FILES - len(merged), 6 + len(merged))
-    if len(fresh) > 1 and (len(fresh) >= most or (enough and any(file.rows < GROUP_ROWS for file in fresh))):
+    enough = sum(file.rows for file in small) >= max(GROUP_ROWS, sum(file.rows for file in files) // 12)
+    if len(fresh) >= max(_FILES - len(merged), 6 + len(merged)):
         yield Merge(tuple(fresh))
+    elif len(small) > 1 and (enough or (ending and len(small) >= max(4, len(merged) // 2))):
+        yield Merge(tuple(small))
     # At least the rows of another large file are left: a small rest could not be merged with a file of the day's level.
     left, parts = sum(file.rows for file in merged), list[HistoryFile]()
     for file in merged:

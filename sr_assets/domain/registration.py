@@ -3,12 +3,22 @@
 Other payloads are valid; they have no metadata.
 """
 
-import base64
+import contextlib
 import json
-import zlib
 from typing import Any, Final
 
 import orjson
+
+# An executor of a cluster may lack the faster modules: the slower ones return the same.
+try:
+    import pybase64 as base64
+    import simdjson
+    from isal import isal_zlib as zlib
+except ImportError:
+    import base64  # type: ignore[no-redef]
+    import zlib  # type: ignore[no-redef]
+
+    simdjson = None  # type: ignore[assignment]
 
 MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
 ADAPTER_PROTOCOLS: Final = frozenset(
@@ -56,7 +66,7 @@ def inflate(packed: bytes, limit_bytes: int = MAX_INFLATED_BYTES) -> bytes | Non
         stream = zlib.decompressobj(_GZIP_OR_ZLIB)
         try:
             unpacked += stream.decompress(packed, limit_bytes + 1 - len(unpacked))
-        except zlib.error:
+        except zlib.error:  # type: ignore[misc]
             return None
         if len(unpacked) > limit_bytes or not stream.eof:
             return None
@@ -106,8 +116,14 @@ def _object(document: str) -> dict[str, Any] | None:
 def is_json(text: str) -> bool:
     """Return whether every JSON reader accepts this text.
 
-    NaN, infinities, numbers that overflow to infinity, unpaired surrogates and more than 1,024 levels are refused.
+    NaN, infinities, numbers that overflow to infinity, unpaired surrogates, a byte order mark and more than 1,024 levels are
+    refused.
     """
+    if simdjson is not None and not text.startswith("\ufeff"):
+        # It also refuses integers of more than 64 bits.
+        with contextlib.suppress(ValueError, RuntimeError):
+            simdjson.Parser().parse(text)
+            return True
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -133,8 +133,9 @@ class StreamSettings(ParallelKeys):
         "the maximum number of messages in a batch; of a tracked stream at most 500,000", 50_000
     )
     named_catch_up: CatchUp | None = file_key(
-        "limits the batches of a tracked stream that is four or more batches behind. Such a batch has at most 250,000"
-        " messages or 512 MiB per core of the engine, whichever is less",
+        "limits the batches of a stream that is behind. A tracked stream that is four or more batches behind reads at most"
+        " 250,000 messages or 512 MiB per core of the engine, whichever is less. A plain stream first copies at most 200,000"
+        " messages, then the messages that take 5 s at the rate of its last batch",
         None,
         name="catch_up_messages",
         default_text="500,000; `batch_messages` if set",

@@ -162,6 +162,19 @@ def test_minute_of_small_batches_is_few_files(rows: int) -> None:
         assert sum(file.rows for file in day.files) >= 4_000 * len(day.files)
 
 
+def test_end_of_a_run_leaves_files_with_enough_rows() -> None:
+    day = Day()
+    for rows in (20_000, 100, 20_000, 100, 4_000, 100, 4_000, 100):
+        day.add({5: rows})
+    (planned,) = day.compact(5, ending=True)
+    assert [part.rows for part in planned.parts] == [100] * 4
+    for _ in range(200):
+        day.add({5: 20_000})
+        day.compact(5, ending=True)
+        assert len(day.files) <= 100
+    day.check_rows()
+
+
 def test_hour_of_tiny_batches_has_a_limited_number_of_files() -> None:
     day = Day()
     for _ in range(2_400):

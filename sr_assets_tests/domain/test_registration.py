@@ -3,8 +3,12 @@
 import base64
 import gzip
 import json
+import sys
 import zlib
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +20,7 @@ from sr_assets.domain.registration import (
     MAX_INFLATED_BYTES,
     decode_payload,
     inflate,
+    is_json,
 )
 
 JSON_OBJECTS = st.dictionaries(
@@ -136,3 +141,65 @@ def test_oversized_compressed_content_is_refused() -> None:
 def test_trailing_bytes_after_compressed_content_are_refused() -> None:
     assert inflate(gzip.compress(b"{}") + b"rubbish") is None
     assert inflate(b"") == b""
+
+
+#: Pieces of JSON and of almost JSON, such as numbers beyond 64 bits and beyond a double.
+PIECES = (
+    *('{"a":', "}", "[", "]", ",", ":", " ", "\n", "0", "-0", "01", "1.5", "1e400", "1e-400", "NaN", "true", "null"),
+    *(
+        str(1 << 63),
+        str(1 << 64),
+        '"',
+        '"a"',
+        "\\ud800",
+        '"\\ud800"',
+        '"\\ud83d\\ude00"',
+        "\ufeff",
+        "\x00",
+        '"\x01"',
+        "é",
+    ),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES)).map("".join) | st.builds(json.dumps, JSON_OBJECTS) | st.text())
+def test_text_is_json_exactly_if_the_strict_parser_accepts_it(text: str) -> None:
+    try:
+        orjson.loads(text)
+        accepted = True
+    except orjson.JSONDecodeError:
+        accepted = False
+    assert is_json(text) is accepted
+
+
+@pytest.fixture(scope="module")
+def slow() -> ModuleType:
+    """The module as an executor without the faster modules imports it."""
+    spec = find_spec("sr_assets.domain.registration")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("isal", "pybase64", "simdjson"):
+            patch.setitem(sys.modules, name, None)
+        spec.loader.exec_module(module)
+    return module
+
+
+@given(
+    st.binary()
+    | st.binary().map(gzip.compress)
+    | st.binary().map(zlib.compress)
+    | st.builds(lambda content, cut: gzip.compress(content)[:-cut], st.binary(), st.integers(1, 20))
+)
+def test_slow_modules_unpack_the_same(slow: ModuleType, packed: bytes) -> None:
+    assert slow.zlib is zlib
+    assert slow.inflate(packed) == inflate(packed)
+    payload = wrapped({"protocol": FILE_PROTOCOL, "zcontent": as_base64(packed)})
+    assert slow.decode_payload(payload) == decode_payload(payload)
+
+
+@given(st.text() | st.text("Aa+/= \n-_") | st.binary().map(as_base64))
+def test_slow_modules_decode_the_same_base64(slow: ModuleType, text: str) -> None:
+    payload = wrapped(json.dumps({"protocol": FILE_PROTOCOL, "zcontent": text}))
+    assert slow.decode_payload(payload) == decode_payload(payload)

@@ -8,6 +8,7 @@ from sr_assets.domain.sizing import (
     FROM_MESSAGES,
     MAX_FOLD_MESSAGES,
     catch_up_size,
+    copying_size,
     is_far,
     needs_spark,
     partitions,
@@ -93,3 +94,20 @@ def test_a_stream_is_far_behind_from_four_batches_on() -> None:
 @pytest.mark.parametrize(("messages", "cores", "expected"), ((1, 8, 1), (2_500, 8, 2), (50_000, 8, 8), (50_000, 1, 1)))
 def test_each_core_reads_a_part_unless_there_is_little(messages: int, cores: int, expected: int) -> None:
     assert partitions(messages, cores) == expected
+
+
+@pytest.mark.parametrize(
+    ("per_second", "steady", "largest", "expected"),
+    (
+        (None, 50_000, 500_000, 200_000),
+        (None, 50_000, 50_000, 50_000),
+        (60_000.0, 50_000, 500_000, 300_000),
+        (2_000.0, 50_000, 500_000, 50_000),
+        (1e9, 50_000, 500_000, 500_000),
+        (0.0, 1, 1, 1),
+    ),
+)
+def test_plain_stream_that_is_behind_copies_some_seconds_at_once(
+    per_second: float | None, steady: int, largest: int, expected: int
+) -> None:
+    assert copying_size(per_second, steady, largest) == expected

@@ -4,13 +4,13 @@ A message that the source has lost since it was copied is staged from the target
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.connection_file import open_connection
-from sr_assets.adapters.copying.fetching import fetch, fetch_lane
+from sr_assets.adapters.copying.fetching import ahead, fetch, fetch_lane
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.copying.sending import Sender, StopError
@@ -69,8 +69,10 @@ class Copier:
             outside = [sequence for sequence in self._found if not plan.first <= sequence < plan.next]
             if outside:
                 raise RunError(other_writer_text(plan.stream, plan.identity, min(outside)))
+            # Closed before the connections, because a thread may be fetching.
+            outgoing = stack.enter_context(contextlib.closing(self._prepare(source, sender)))
             try:
-                sender.send(self._prepare(source, sender))
+                sender.send(outgoing)
             except StopError as stop:
                 self._receipt.failure = str(stop)
             self._take_orphans(target)
@@ -100,12 +102,12 @@ class Copier:
             if self._rows is not None:
                 self._receipt.locate(target_sequence, copy.sequence)
 
-    def _prepare(self, source: wire.Connection, sender: Sender) -> Iterator[wire.Outgoing]:
+    def _prepare(self, source: wire.Connection, sender: Sender) -> Generator[wire.Outgoing]:
         """Yield the messages to send; account for the others."""
         plan, receipt, earlier, prepare = self._plan, self._receipt, self._found, sender.prepare
         cutoff_ns = plan.cutoff_ns
         lists = fetch_lane(source, plan) if self._rows is None else fetch(source, plan, list(self._rows))
-        for messages, missing in lists:
+        for messages, missing in ahead(lists):
             if self._rows is None:
                 receipt.hold([message.sequence for message in messages])
             self._check(messages)

@@ -2,6 +2,8 @@
 
 import bisect
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.copying.plan import CopyPlan
@@ -9,6 +11,20 @@ from sr_assets.adapters.jetstream import ApiError
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, parse_rfc3339_ns
+
+T = TypeVar("T")
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield items, which are not None, while a thread gets the next one, so that the source works during the sending.
+
+    An error of `items` is raised in its place.
+    """
+    with ThreadPoolExecutor(1, "fetching") as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
 
 
 def fetch_lane(source: wire.Connection, plan: CopyPlan) -> Iterator[tuple[list[Message], list[int]]]:

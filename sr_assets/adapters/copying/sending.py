@@ -273,9 +273,9 @@ class Sender:
         """Return the copy: its subject, headers and payload."""
         sequence, stored_ns, subject, headers, payload, _ = message
         resend = self._resends.get(sequence, self._resend) if self._resends else self._resend
-        return wire.Outgoing(
-            sequence, self._subject(subject), self._headers(headers, sequence, stored_ns, resend), payload
-        )
+        copy = (sequence, self._subject(subject), self._headers(headers, sequence, stored_ns, resend), payload)
+        # Half the time of the constructor.
+        return tuple.__new__(wire.Outgoing, copy)
 
     def _unsettled(self) -> list[wire.Outgoing]:
         """Return the messages that the target is not known to have stored, in order."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Large rows make smaller row groups, because one group is in memory at a time.
 _GROUP_BYTES: Final = 64 << 20
+#: Up to this size rows are spread uncompressed, in half the time: the kernel keeps such files in memory for a while.
+_SCRATCH_BYTES: Final = 2 << 30
 _ORDER: Final = [("node", "ascending"), ("sequence", "ascending")]
 _PARTS: Final = "sr_assets.parts"
 _LEVEL: Final = "sr_assets.level"
@@ -64,7 +66,7 @@ def merge(planned: Merge, scratch: Path) -> list[HistoryFile]:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        groups = _spread(parts, of_rows, scratch)
+        groups = _spread(parts, of_rows, scratch, "zstd" if size_bytes > _SCRATCH_BYTES else None)
         return [
             _write(planned, itertools.islice(groups, count), later=bool(number))
             for number, count in enumerate(counts)
@@ -178,14 +180,16 @@ def _group(keys: pa.Table, cut_hour: int | None, size_bytes: int) -> tuple[NDArr
     return of_rows, counts
 
 
-def _spread(parts: Sequence[Path], groups: NDArray[np.int32], scratch: Path) -> Iterator[pa.Table]:
+def _spread(
+    parts: Sequence[Path], groups: NDArray[np.int32], scratch: Path, compression: str | None
+) -> Iterator[pa.Table]:
     """Yield the sorted rows of each group, which are first written to a scratch file each."""
     writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
     try:
         for rows, numbers in _read(parts, groups):
             for number in np.unique(numbers[numbers != _DUPLICATE]).tolist():
                 if number not in writers:
-                    options = pa.ipc.IpcWriteOptions(compression="zstd")
+                    options = pa.ipc.IpcWriteOptions(compression=compression)
                     writers[number] = pa.ipc.new_file(str(scratch / f"{number}"), rows.schema, options=options)
                 writers[number].write_table(rows.filter(pa.array(numbers == number)))
     finally:

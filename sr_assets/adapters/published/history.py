@@ -27,7 +27,7 @@ from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.subjects import printable
 
 _CHUNK: Final = 500
-_MOST_CHUNKS: Final = 4
+_MOST_CHUNKS: Final = 8
 #: Rows of a row group, unless their payloads are large.
 GROUP_ROWS: Final = 50_000
 _GROUP_BYTES: Final = 32 << 20
@@ -81,8 +81,8 @@ def open_writer(file: Path, about: Mapping[str, str] | None = None) -> parquet.P
 class StagedFiles:
     """One writer's rows of a batch as a context manager: one file per UTC date of the stored time.
 
-    `<folder>/date=YYYY-MM-DD/<partition>.parquet` is complete or absent. One thread unpacks payloads while the copying
-    waits for servers; half of that work, and the writing, releases the GIL. A second thread gains nothing.
+    `<folder>/date=YYYY-MM-DD/<partition>.parquet` is complete or absent. One thread unpacks and writes payloads beside the
+    copying; most of its work releases the GIL.
     """
 
     def __init__(self, folder: Path, partition: int) -> None:
@@ -91,7 +91,7 @@ class StagedFiles:
         self._writers: dict[str, parquet.ParquetWriter] = {}
         # The open row group of each date.
         self._rows: dict[str, list[pa.Table]] = defaultdict(list)
-        self._unpacking: deque[tuple[str, Future[pa.Table]]] = deque()
+        self._staging: deque[Future[None]] = deque()
         self._pool = ThreadPoolExecutor(1, "staging")
 
     def __enter__(self) -> Self:
@@ -101,11 +101,11 @@ class StagedFiles:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the files, and move them to their final names unless the block failed."""
         with self._pool:
-            while self._unpacking and kind is None:
-                self._take_next()
-            for date in [*self._rows] if kind is None else ():
-                self._write(date)
+            while self._staging and kind is None:
+                self._staging.popleft().result()
             self._pool.shutdown(cancel_futures=True)
+        for date in [*self._rows] if kind is None else ():
+            self._write(date)
         for date, writer in self._writers.items():
             writer.close()
             folder = self._folder / f"date={date}"
@@ -113,21 +113,21 @@ class StagedFiles:
                 (folder / f".{self._name}").replace(folder / self._name)
 
     def add(self, messages: Iterable[Message], nodes: Mapping[int, str | None]) -> None:
-        """Add one row per message; `nodes` maps sequences to senders."""
+        """Add one row per message; `nodes` maps sequences to senders. Raises OSError for an earlier row."""
         by_date: dict[str, list[Message]] = defaultdict(list)
         for message in messages:
             by_date[datetime.fromtimestamp(message.stored_ns // 1_000_000_000, UTC).date().isoformat()].append(message)
         for date, of_date in by_date.items():
             for first in range(0, len(of_date), _CHUNK):
                 chunk = of_date[first : first + _CHUNK]
-                self._unpacking.append((date, self._pool.submit(snapshot_rows, chunk, nodes)))
-        while len(self._unpacking) > _MOST_CHUNKS:
-            self._take_next()
+                self._staging.append(self._pool.submit(self._stage, date, chunk, nodes))
+        while len(self._staging) > _MOST_CHUNKS:
+            self._staging.popleft().result()
 
-    def _take_next(self) -> None:
-        date, unpacked = self._unpacking.popleft()
+    def _stage(self, date: str, messages: Sequence[Message], nodes: Mapping[int, str | None]) -> None:
+        """Unpack the rows of a date, and write them once they fill a row group."""
         rows = self._rows[date]
-        rows.append(unpacked.result())
+        rows.append(snapshot_rows(messages, nodes))
         if len(rows) * _CHUNK >= GROUP_ROWS or sum(chunk.nbytes for chunk in rows) >= _GROUP_BYTES:
             self._write(date)
 

@@ -26,6 +26,7 @@ from sr_assets.stages.replication.lost_source import settle_abandoned_batch, set
 from sr_assets.stages.replication.lost_state import refuse_lost_copies
 from sr_assets.stages.replication.target import prepare_target, target_drift
 from sr_assets.stages.replication.target_history import TargetReview
+from sr_assets.stages.source.holes import without_hole
 from sr_assets.stages.source.position import (
     advance,
     another_source,
@@ -39,12 +40,10 @@ from sr_assets.stages.source.suitability import check_source
 if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext
 
-#: The 32 MiB window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
+#: The window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
 _BYTES_FACTOR: Final = 10
 #: An idle stream compares its target with the state at least this often.
 _COMPARE_SECONDS: Final = 30.0
-#: Maximum number of sequences in a sparse batch.
-_WIDEST: Final = 500_000
 
 
 class _Due(NamedTuple):
@@ -66,6 +65,8 @@ class ReplicaStage:
         #: Copies that a later state has made, if this one is older.
         self._adopted: FoundCopies | None = None
         self._progress = Progress(self._stream.label, "copied")
+        #: The source's messages that the last batch copied per second.
+        self._per_second: float | None = None
         #: Whether a batch is being made, as opposed to a check for work.
         self.batch_active = False
         #: Whether the last step left nothing to copy.
@@ -154,10 +155,12 @@ class ReplicaStage:
         queued = self._store.copy_queue(stream.stream).size()
         behind = max(0, source.last_sequence + 1 - state.next_sequence)
         self.caught_up = not queued and (stream.tracked or not behind)
-        batched = report.batched - batched_before
-        text = f"{queued} queued, {behind} behind" + (f", {batched} in fast-ingest batches" if batched else "")
+        text = f"{queued} queued, {behind} behind"
+        if batched := report.batched - batched_before:
+            text += f", {batched} in fast-ingest batches"
         covered = SequenceRange(intent.first, intent.next)
         done, left = (copied, queued) if stream.tracked else (len(covered), behind)
+        self._per_second = done / max(seconds, 0.001)
         self._progress.note(covered, copied, seconds, text, caught_up=self.caught_up, done=done, left=left)
         return True
 
@@ -275,23 +278,13 @@ class ReplicaStage:
             return None
         available = first_available(source, covered)
         if not resends and not queued:
-            covered, available = self._without_holes(covered, available)
+            covered, available = without_hole(stream, self._context.clusters.connect(stream.source), covered, available)
         return _Due(covered, available, bool(resends), queued is not None)
 
     def _next_range(self, source: StreamInfo, state: StreamState, ends: Ends) -> SequenceRange | None:
-        cluster = self._context.clusters.connect(self._stream.source)
+        stream, cluster = self._stream, self._context.clusters.connect(self._stream.source)
         end = reading_end(ends, state, source, self._store.partitions(state.stream).begins())
-        return next_range(self._stream, state.next_sequence, source, end, cluster)
-
-    def _without_holes(self, covered: SequenceRange, available: int) -> tuple[SequenceRange, int]:
-        """Shorten a sparse range, and return it with its first message, because a writer gets a row per sequence."""
-        stream = self._stream
-        if covered.next - available <= stream.batch_messages:
-            return covered, available
-        cluster = self._context.clusters.connect(stream.source)
-        message = cluster.next_message(stream.stream, available, stream.filter_subject or ">")
-        first = covered.next if message is None else min(message.sequence, covered.next)
-        return SequenceRange(covered.first, min(covered.next, first + max(_WIDEST, stream.batch_messages))), first
+        return next_range(stream, state.next_sequence, source, end, cluster, copied=lambda: self._per_second)
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Advance watermark and lag without a copy; the end of the run commits them."""

@@ -13,11 +13,13 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.gaps import Gap, gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
-from sr_assets.settings import Entry
+from sr_assets.settings import Entry, StreamSettings
 
 FILTERED: Final = "filtered"
 DELETED: Final = "deleted"
 _MAX_GAP_ROWS: Final = 1_000
+#: Maximum number of sequences in a sparse batch.
+_WIDEST: Final = 500_000
 #: The server lists up to this many deleted sequences of a stream without a check whether the range has any.
 _FEW: Final = 10_000
 #: The server is never made to list more: ten bytes each.
@@ -47,6 +49,20 @@ def find_holes(entry: Entry, cluster: Cluster, source: StreamInfo, absent: Itera
     if deleted is None:
         return [Hole(hole, lost) for hole in ranges]
     return [part for hole in ranges for part in _split(hole, first, deleted, lost)]
+
+
+def without_hole(
+    stream: StreamSettings, cluster: Cluster, covered: SequenceRange, available: int
+) -> tuple[SequenceRange, int]:
+    """Return a range and its first available sequence, after a hole at its start; a sparse range is shortened.
+
+    A writer gets a row per sequence.
+    """
+    if covered.next - available <= stream.batch_messages:
+        return covered, available
+    message = cluster.next_message(stream.stream, available, stream.filter_subject or ">")
+    first = covered.next if message is None else min(message.sequence, covered.next)
+    return SequenceRange(covered.first, min(covered.next, first + max(_WIDEST, stream.batch_messages))), first
 
 
 def _split(hole: SequenceRange, first: int, deleted: Sequence[int], lost: str) -> list[Hole]:

@@ -14,7 +14,14 @@ from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.sizing import MAX_FOLD_MESSAGES, catch_up_size, is_far, partitions, reads_headers_only
+from sr_assets.domain.sizing import (
+    MAX_FOLD_MESSAGES,
+    catch_up_size,
+    copying_size,
+    is_far,
+    partitions,
+    reads_headers_only,
+)
 from sr_assets.settings import Entry
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import ConnectionFiles, SparkConnection
@@ -47,22 +54,27 @@ def next_range(
     *,
     payloads: bool = True,
     cores: Callable[[], int] | None = None,
+    copied: Callable[[], float | None] | None = None,
 ) -> SequenceRange | None:
     """Plan the next range from a position up to `end`, bounded by messages and bytes.
 
     The bound on bytes, at the source's average size, limits memory: a sampled stream and a feed hold narrow rows and a
     tenth of the payloads, a plain copy its window of unacknowledged messages. Without `payloads` only messages count.
-    A tracked stream passes the engine's `cores`: its range grows with them when it is far behind, up to the fold's limit.
+    A stream that is behind gets a larger range. A tracked one passes the engine's `cores`: its range grows with them when it
+    is far behind, up to the fold's limit. A plain one passes `copied`, the messages that it copies per second.
 
     With the source's `cluster`, a hole at the start is skipped immediately, and a sparse source gets a wider range.
     """
     held_bytes = average_bytes(source) if payloads else 1
-    count = min(entry.batch_messages, max(1, _READ_FACTOR * entry.batch_bytes // held_bytes))
+    most = max(1, _READ_FACTOR * entry.batch_bytes // held_bytes)
+    count = min(entry.batch_messages, most)
     begin = max(next_sequence, source.first_sequence)
     if cores is not None:
         count = min(count, MAX_FOLD_MESSAGES)
         if count < entry.catch_up_messages and is_far(end + 1 - begin, count):
             count = catch_up_size(held_bytes, cores(), count, entry.catch_up_messages)
+    elif copied is not None:
+        count = min(most, copying_size(copied(), count, entry.catch_up_messages))
     after = min(end + 1, begin + count)
     if after <= next_sequence:
         return None

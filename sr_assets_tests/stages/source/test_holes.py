@@ -80,7 +80,7 @@ def test_wide_gap_between_two_messages_is_skipped(
     rig.publish(stream, [Sent(forced(0, 1)[0].payload, "first")])
     rig.publish(stream, (Sent(b"{}", "replaced") for _ in range(5_000)))
     rig.publish(stream, [Sent(forced(1, 2)[0].payload, "replaced")])
-    monkeypatch.setattr("sr_assets.stages.replication.replica._WIDEST", 1_000)
+    monkeypatch.setattr("sr_assets.stages.source.holes._WIDEST", 1_000)
     rig.add(stream, batch_messages=10, **entry)
     (report,) = rig.drain().values()
     assert report.batches <= 2
