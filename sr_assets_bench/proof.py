@@ -49,6 +49,7 @@ _OUTSIDER: Final = "node0.example.net"
 _SHARE: Final = 0.15
 _LOOK_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 300.0
+_UNANNOUNCED: Final = "(SELECT count(*) FROM node_advisories WHERE published_at IS NULL)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ def measure_proof(bench: Bench, nodes: int, interval_seconds: int = 300) -> dict
             watched = Processes(bench, run, {name: psutil.Process(pid) for name, pid in others.items()})
             lags = _follow(bench, watched, emulator)
         figures = watched.figures()
-    return {"nodes": nodes, **figures, **_percentiles("lag", lags), **_verdict(settings.streams[0], fleet)}
+    rate = {"nodes": nodes, "interval_seconds": interval_seconds}
+    return {**rate, **figures, **_percentiles("lag", lags), **_verdict(settings.streams[0], fleet)}
 
 
 @contextmanager
@@ -142,6 +144,7 @@ def _follow(bench: Bench, watched: Processes, emulator: subprocess.Popen[bytes])
         not stored
         or replication_value(bench, _STREAM, "seen_messages") < stored
         or replication_value(bench, _STREAM, "queued_messages")
+        or replication_value(bench, _STREAM, _UNANNOUNCED)
     ):
         if time.monotonic() > deadline:
             raise SystemExit(f"the run did not process {stored} messages within {_PATIENCE_SECONDS:.0f} s of the last")
@@ -194,7 +197,7 @@ def _advisories(entry: StreamSettings, required: Expectation, fleet: _Fleet) -> 
     expected = Counter(
         (node, event, at_ns)
         for node, sequences in required.sequences.items()
-        for event, at_ns in _life([required.stored_ns[sequence] for sequence in sequences], fleet.warning * 10**9)
+        for event, at_ns in _life([required.stored_ns[seen] for seen in sequences], end_ns, fleet.warning * 10**9)
     )
     events = Counter(event for _, event, _ in announced.elements())
     silenced = fleet.silenced
@@ -208,13 +211,14 @@ def _advisories(entry: StreamSettings, required: Expectation, fleet: _Fleet) -> 
     }
 
 
-def _life(times_ns: Sequence[int], warning_ns: int) -> Iterator[tuple[str, int]]:
-    """Yield the transitions of a node that reported at these times: the naive fold of the rules."""
+def _life(times_ns: Sequence[int], end_ns: int, warning_ns: int) -> Iterator[tuple[str, int]]:
+    """Yield the transitions until `end_ns` of a node that reported at these times: the naive fold of the rules."""
     yield "new", times_ns[0]
-    for last_ns, next_ns in pairwise(times_ns):
+    for last_ns, next_ns in pairwise([*times_ns, end_ns + 1]):
         if next_ns - last_ns > warning_ns:
             yield "timeout", last_ns + warning_ns
-            yield "recover", next_ns
+            if next_ns <= end_ns:
+                yield "recover", next_ns
 
 
 def _stored(cluster: ClusterSettings, stream: str, *, headers_only: bool = False) -> Iterator[Message]:
@@ -242,7 +246,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(figures) + "\n")
         if arguments.json:
             earlier = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
-            kept = {**earlier, "machine": describe_machine(), f"proof_{nodes}": figures}
+            kept = {**earlier, "machine": describe_machine(), f"proof_{nodes}_{arguments.interval}s": figures}
             arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
 
 

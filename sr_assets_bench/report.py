@@ -32,6 +32,8 @@ SCALE_FIGURES = _ROOT / "docs" / "scale.json"
 GROWTH_FIGURES = _ROOT / "docs" / "growth.json"
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 GROWTH_BEGIN, GROWTH_END = "<!-- growth: begin -->\n", "<!-- growth: end -->\n"
+FASTEST_BEGIN, FASTEST_END = "<!-- fastest: begin -->\n", "<!-- fastest: end -->\n"
+_INTERVAL_SECONDS = 300
 #: The rows of a proven fleet, from its figures.
 _PROVEN = {
     "messages": "{messages:,}",
@@ -72,6 +74,7 @@ def main(source: Path) -> None:
     _put(SIZING_FILE, sizing_lines(json.loads(SIZES_FIGURES.read_text())))
     scale = json.loads(SCALE_FIGURES.read_text())
     _put(SCALE_FILE, proof_lines(scale))
+    _put(SCALE_FILE, fastest_lines(scale), FASTEST_BEGIN, FASTEST_END)
     _draw_proof(scale)
     _draw_copies(figures)
     _draw_waiting(figures)
@@ -123,21 +126,32 @@ def sizing_lines(figures: dict[str, Any]) -> Iterator[str]:
 
 def proof_lines(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the lines between the marks of the proven fleets: a column for each size."""
-    proofs = _proven(figures)
     yield ""
     yield _measured(figures["machine"])
     yield ""
-    yield "| | " + " | ".join(f"{proof['nodes']:,} nodes" for proof in proofs) + " |"
+    yield from _proof_table(_proven(figures))
+
+
+def fastest_lines(figures: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines between the marks of the fleets that report often: a column for each rate."""
+    yield ""
+    yield from _proof_table(_proven(figures, often=True))
+
+
+def _proof_table(proofs: list[dict[str, Any]]) -> Iterator[str]:
+    heads = [f"{proof['nodes']:,} nodes, {proof['nodes'] // proof['interval_seconds']:,}/s" for proof in proofs]
+    yield "| | " + " | ".join(heads) + " |"
     yield "| --- |" + " ---: |" * len(proofs)
     for name, cell in _PROVEN.items():
         yield f"| {name} | " + " | ".join(cell.format(**proof) for proof in proofs) + " |"
     yield ""
 
 
-def _proven(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the proofs, from the smallest fleet to the largest."""
+def _proven(figures: dict[str, Any], *, often: bool = False) -> list[dict[str, Any]]:
+    """Return the proofs, from the smallest fleet to the largest: those at 300 s, or `often` the others."""
     proofs = [each for name, each in figures.items() if name.startswith("proof_")]
-    return sorted(proofs, key=lambda proof: proof["nodes"])
+    chosen = [proof for proof in proofs if (proof["interval_seconds"] != _INTERVAL_SECONDS) == often]
+    return sorted(chosen, key=lambda proof: proof["nodes"])
 
 
 def growth_lines(figures: dict[str, Any]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Reading of a batch's messages from the source, and detection of messages that it no longer holds."""
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from sr_assets.domain.positions import SequenceRange, parse_rfc3339_ns
 T = TypeVar("T")
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def ahead(items: Iterator[T]) -> Generator[T]:
     """Yield items, which are not None, while a thread gets the next one, so that the source works during the sending.
 
     An error of `items` is raised in its place.
