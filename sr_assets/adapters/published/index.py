@@ -18,7 +18,7 @@ import duckdb
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import write_private
-from sr_assets.adapters.published.leaders import Leader, common_leader, read_leaders, write_leaders
+from sr_assets.adapters.published.leaders import LEADERS, Leader, common_leader, read_leaders, write_leaders
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
     Manifest,
@@ -213,14 +213,15 @@ def _write_draft(
     for leftover in (draft, _wal(draft)):
         leftover.unlink(missing_ok=True)
     views, leaders = list(fleet_views(connection, home, publications, mode)), read_leaders(home, sites)
-    parts = {view.name: _checksum(view) for view in views}
+    parts = {view.name: _checksum(view) for view in views} | {LEADERS: _checksum(leaders)}
     if known.keys() == parts.keys():
         shutil.copyfile(home / "fleet.duckdb", draft)
     else:
         known = {}
     try:
         connection.execute(f"ATTACH {literal(str(draft.resolve()))} AS fleet (STORAGE_VERSION '{STORAGE_VERSION}')")
-        _replace_parts(connection, run, leaders, [view for view in views if known.get(view.name) != parts[view.name]])
+        changed = {name for name, checksum in parts.items() if known.get(name) != checksum}
+        _replace_parts(connection, run, leaders, views, changed)
         # Detaching would do so too, but without a reason on failure. FORCE waits for DuckDB's own transactions after the
         # commit; nobody else knows the draft.
         connection.execute("FORCE CHECKPOINT fleet")
@@ -236,17 +237,18 @@ def _write_draft(
 
 
 def _replace_parts(
-    connection: duckdb.DuckDBPyConnection, run: Run, leaders: Sequence[Leader], views: Sequence[View]
+    connection: duckdb.DuckDBPyConnection, run: Run, leaders: Sequence[Leader], views: Sequence[View], changed: set[str]
 ) -> None:
-    """Write the tables and some views of the attached file `fleet`, in one transaction."""
+    """Write the changed tables and views of the attached file `fleet`, and `snapshot_info`, in one transaction."""
     connection.execute("BEGIN TRANSACTION")
     connection.execute(f"CREATE OR REPLACE TABLE fleet.snapshot_info ({SNAPSHOT_INFO})")
     connection.execute(
         "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?, ?, ?)",
         [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex, *common_leader(leaders)],
     )
-    write_leaders(connection, leaders)
-    for view in views:
+    if LEADERS in changed:
+        write_leaders(connection, leaders)
+    for view in (view for view in views if view.name in changed):
         connection.execute(f"CREATE OR REPLACE VIEW fleet.{view.name} AS {view.query}")
     connection.execute("COMMIT")
 

@@ -17,6 +17,7 @@ from sr_assets.adapters.state.lease import Lease
 if TYPE_CHECKING:
     import duckdb
 
+LEADERS: Final = "site_leaders"
 SITE_LEADERS: Final = (
     "name VARCHAR, role VARCHAR, leader VARCHAR, leader_host VARCHAR, since TIMESTAMPTZ, checkpoint_at TIMESTAMPTZ"
 )
@@ -47,9 +48,9 @@ def common_leader(rows: Iterable[Leader]) -> tuple[str, str | None]:
 
 def write_leaders(connection: duckdb.DuckDBPyConnection, rows: Sequence[Leader]) -> None:
     """Create or replace `fleet.site_leaders`."""
-    connection.execute(f"CREATE OR REPLACE TABLE fleet.site_leaders ({SITE_LEADERS})")
+    connection.execute(f"CREATE OR REPLACE TABLE fleet.{LEADERS} ({SITE_LEADERS})")
     if rows:
-        insert = f"INSERT INTO fleet.site_leaders SELECT $1, $2, $3, $4, {at('$5::BIGINT')}, {at('$6::BIGINT')}"
+        insert = f"INSERT INTO fleet.{LEADERS} SELECT $1, $2, $3, $4, {at('$5::BIGINT')}, {at('$6::BIGINT')}"
         connection.executemany(insert, rows)
 
 

@@ -43,7 +43,7 @@ class Manifest:
     """Content of `fleet.json`: the file's identity, the home in its views, and the publications that they show.
 
     Each `fleet.duckdb` has a number, higher than all before. `opened` are the files that may be open, including the
-    current one. `parts` has a checksum for each view of the file, by name.
+    current one. `parts` has a checksum for each view of the file and for `site_leaders`, by name.
     """
 
     home: str = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import duckdb
 import pyarrow as pa
@@ -119,10 +119,11 @@ def _write_site(
     `fleet.duckdb`. Rows of a stream or feed that is in the state but not in `streams` stay: a mistake in the
     configuration empties no table. Raises RunError if a file cannot be written.
     """
-    connection, shown = state.connection.raw, [*streams, *_unnamed(state, streams)]
-    names = [stream.stream for stream in shown]
+    connection = state.connection.raw
     # One snapshot for all tables: copying commits concurrently, and its rows belong to counters in another table.
     with state.read_snapshot(), Files(connection, folder, mode) as files:
+        shown = [*streams, *_unnamed(state, streams)]
+        names = [stream.stream for stream in shown]
         publication = Publication(site, files.token, since, {}, _history(state, names))
         # The end of the snapshot forgets the name.
         connection.register("progress", progress(state, site, shown))
@@ -181,10 +182,18 @@ def _history(state: SiteState, streams: Sequence[str]) -> list[str]:
 
 
 def _unnamed(state: SiteState, streams: Sequence[PublishedStream]) -> list[PublishedStream]:
-    """Return the streams and feeds in the state that are not configured."""
-    named = {stream.stream for stream in streams}
-    return [
-        PublishedStream(stream, state.load_copying(stream).target_stream, tracked=state.nodes(stream).any())
-        for stream in state.known_streams()
-        if stream not in named
-    ]
+    """Return the streams and feeds in the state that are not configured; call it inside a snapshot.
+
+    A run changes only rows of configured ones, so the first list of a run is remembered.
+    """
+    named = frozenset(stream.stream for stream in streams)
+    key, of_no_table = ("unnamed", named), ""
+    unnamed = cast("list[PublishedStream] | None", state.connection.remembered(key, of_no_table))
+    if unnamed is None:
+        unnamed = [
+            PublishedStream(stream, state.load_copying(stream).target_stream, tracked=state.nodes(stream).any())
+            for stream in state.known_streams()
+            if stream not in named
+        ]
+        state.connection.remember(key, of_no_table, unnamed)
+    return unnamed
