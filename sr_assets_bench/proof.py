@@ -1,4 +1,4 @@
-"""The proof of a size: a whole fleet reports every 5 minutes; its copies and advisories are compared with its messages.
+"""The proof of a size: a whole fleet reports at an interval; its copies and advisories are compared with its messages.
 
 `python -m sr_assets_bench.proof 10000 300000 --json docs/scale.json` proves one size after the other. Each begins with an
 empty home, so that every node is new. A share of the nodes falls silent by plan; a few of them are silent for long enough
@@ -110,8 +110,8 @@ def measure_proof(bench: Bench, nodes: int, interval_seconds: int = 300) -> dict
             watched = Processes(bench, run, {name: psutil.Process(pid) for name, pid in others.items()})
             lags = _follow(bench, watched, emulator)
         figures = watched.figures()
-    rate = {"nodes": nodes, "interval_seconds": interval_seconds}
-    return {**rate, **figures, **_percentiles("lag", lags), **_verdict(settings.streams[0], fleet)}
+    size = {"nodes": nodes, "interval_seconds": interval_seconds}
+    return {**size, **figures, **_percentiles("lag", lags), **_verdict(settings.streams[0], fleet)}
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="proof", description="Prove sizes of a fleet on this machine.")
     parser.add_argument("nodes", type=int, nargs="+", help="numbers of nodes")
     parser.add_argument("--interval", type=int, default=300, help="seconds between two messages of a node")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file, keeping those of other sizes")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file, keeping those of other fleets")
     arguments = parser.parse_args()
     for nodes in arguments.nodes:
         with open_bench() as bench:

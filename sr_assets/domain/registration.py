@@ -120,7 +120,7 @@ def is_json(text: str) -> bool:
     refused.
     """
     if simdjson is not None and not text.startswith("\ufeff"):
-        # It also refuses integers of more than 64 bits.
+        # It also refuses integers of more than 64 bits, which `orjson` then accepts.
         with contextlib.suppress(ValueError, RuntimeError):
             simdjson.Parser().parse(text)
             return True

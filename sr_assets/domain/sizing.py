@@ -15,10 +15,8 @@ _CORE_BYTES: Final = 512 << 20
 #: Maximum messages in a batch of a tracked stream, and default of `catch_up_messages`: with as many known senders the
 #: fold gets 1,000,000 rows, which take some hundred MB in the run's process.
 MAX_FOLD_MESSAGES: Final = 500_000
-#: A batch of a plain stream that is behind takes about this long: its position and its counters move at the end.
+#: A batch of a plain stream that is behind should take about this long: its position and its counters move at the end.
 _COPYING_SECONDS: Final = 5.0
-#: Messages of the first such batch of a run, which takes about as long on two cores without distance.
-_FIRST_MESSAGES: Final = 200_000
 #: A stream is far behind from this many batches on.
 _FAR_BATCHES: Final = 4
 #: Minimum messages of a task, which opens its own connection.
@@ -72,10 +70,10 @@ def catch_up_size(message_bytes: int, cores: int, steady: int, largest: int) -> 
 def copying_size(per_second: float | None, steady: int, largest: int) -> int:
     """Return the batch size of a plain stream that is behind: the messages that it copies in some seconds.
 
-    `per_second` is the rate of its last batch in this run, if any. The result is between `steady` and `largest`.
+    `per_second` is the rate of its last batch in this run, or None: a first batch may be slow. The result is between
+    `steady` and `largest`.
     """
-    expected = _FIRST_MESSAGES if per_second is None else int(per_second * _COPYING_SECONDS)
-    return max(steady, min(largest, expected))
+    return max(steady, min(largest, int((per_second or 0) * _COPYING_SECONDS)))
 
 
 def partitions(messages: int, cores: int) -> int:

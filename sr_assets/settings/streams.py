@@ -134,8 +134,8 @@ class StreamSettings(ParallelKeys):
     )
     named_catch_up: CatchUp | None = file_key(
         "limits the batches of a stream that is behind. A tracked stream that is four or more batches behind reads at most"
-        " 250,000 messages or 512 MiB per core of the engine, whichever is less. A plain stream first copies at most 200,000"
-        " messages, then the messages that take 5 s at the rate of its last batch",
+        " 250,000 messages or 512 MiB per core of the engine, whichever is less. After its first batch, a plain stream copies"
+        " as many messages at once as take 5 s at the rate of the last batch, but at least `batch_messages`",
         None,
         name="catch_up_messages",
         default_text="500,000; `batch_messages` if set",
@@ -222,7 +222,7 @@ class StreamSettings(ParallelKeys):
 
     @property
     def catch_up_messages(self) -> int:
-        """The largest batch while it is far behind; `batch_messages`, set alone, bounds every batch."""
+        """The largest batch while it is behind; `batch_messages`, set alone, bounds every batch."""
         named = self.named_catch_up or self.default_catch_up
         if named is None:
             named = self.batch_messages if "batch_messages" in self.model_fields_set else MAX_FOLD_MESSAGES

@@ -69,7 +69,7 @@ class Copier:
             outside = [sequence for sequence in self._found if not plan.first <= sequence < plan.next]
             if outside:
                 raise RunError(other_writer_text(plan.stream, plan.identity, min(outside)))
-            # Closed before the connections, because a thread may be fetching.
+            # Closed before the connections, because a thread may be fetching: an error of the target waits for it.
             outgoing = stack.enter_context(contextlib.closing(self._prepare(source, sender)))
             try:
                 sender.send(outgoing)
@@ -108,6 +108,7 @@ class Copier:
         cutoff_ns = plan.cutoff_ns
         lists = fetch_lane(source, plan) if self._rows is None else fetch(source, plan, list(self._rows))
         for messages, missing in ahead(lists):
+            plan.check_batch()
             if self._rows is None:
                 receipt.hold([message.sequence for message in messages])
             self._check(messages)

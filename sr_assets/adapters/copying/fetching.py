@@ -36,7 +36,6 @@ def fetch_lane(source: wire.Connection, plan: CopyPlan) -> Iterator[tuple[list[M
     for messages in wire.read_confirmed(
         source, plan.source_stream, whole, filter_subject=plan.filter, direct=False, held=True
     ):
-        plan.check_batch()
         _check_source(source, plan)
         yield messages, []
 
@@ -56,7 +55,6 @@ def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iter
         lists = wire.read_sequences(source, plan.source_stream, sequences, direct=plan.direct)
     at = 0
     for messages in lists:
-        plan.check_batch()
         _check_source(source, plan)
         held = [message.sequence for message in messages]
         after = bisect.bisect(sequences, held[-1], at)

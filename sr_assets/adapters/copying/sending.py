@@ -146,8 +146,9 @@ class Sender:
                 elif self._settled and stored_as == first + len(sequences) and len(sequences) < _SETTLED_AT_ONCE:
                     sequences.append(sequence)
                 else:
-                    self._settle(sequences, first)
-                    first, sequences = stored_as or 0, [sequence]
+                    # Not again in `finally`, if the settling fails.
+                    settled_first, settling, first, sequences = first, sequences, stored_as or 0, [sequence]
+                    self._settle(settling, settled_first)
         finally:
             self._settle(sequences, first)
             if self._settled is not settled:

@@ -100,17 +100,18 @@ class StagedFiles:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the files, and move them to their final names unless the block failed."""
-        with self._pool:
+        try:
             while self._staging and kind is None:
                 self._staging.popleft().result()
+            for date in [*self._rows] if kind is None else ():
+                self._write(date)
+        finally:
             self._pool.shutdown(cancel_futures=True)
-        for date in [*self._rows] if kind is None else ():
-            self._write(date)
-        for date, writer in self._writers.items():
-            writer.close()
+            for writer in self._writers.values():
+                writer.close()
+        for date in self._writers if kind is None else ():
             folder = self._folder / f"date={date}"
-            if kind is None:
-                (folder / f".{self._name}").replace(folder / self._name)
+            (folder / f".{self._name}").replace(folder / self._name)
 
     def add(self, messages: Iterable[Message], nodes: Mapping[int, str | None]) -> None:
         """Add one row per message; `nodes` maps sequences to senders. Raises OSError for an earlier row."""

@@ -65,7 +65,7 @@ class ReplicaStage:
         #: Copies that a later state has made, if this one is older.
         self._adopted: FoundCopies | None = None
         self._progress = Progress(self._stream.label, "copied")
-        #: The source's messages that the last batch copied per second.
+        #: The messages that the last range took per second; copies of an earlier attempt say nothing about it.
         self._per_second: float | None = None
         #: Whether a batch is being made, as opposed to a check for work.
         self.batch_active = False
@@ -138,7 +138,7 @@ class ReplicaStage:
                 self._note_caught_up(state, source)
             return False
         started = time.monotonic()
-        copied_before, batched_before = report.copied, report.batched
+        copied_before, batched_before, found_before = report.copied, report.batched, report.found
         self.batch_active = True
         try:
             Batch(self._context, source, state, copying, intent, target).run()
@@ -160,7 +160,8 @@ class ReplicaStage:
             text += f", {batched} in fast-ingest batches"
         covered = SequenceRange(intent.first, intent.next)
         done, left = (copied, queued) if stream.tracked else (len(covered), behind)
-        self._per_second = done / max(seconds, 0.001)
+        if not (intent.resend or intent.folded or report.found > found_before):
+            self._per_second = copied / max(seconds, 0.001)
         self._progress.note(covered, copied, seconds, text, caught_up=self.caught_up, done=done, left=left)
         return True
 

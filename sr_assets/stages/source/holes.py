@@ -54,9 +54,10 @@ def find_holes(entry: Entry, cluster: Cluster, source: StreamInfo, absent: Itera
 def without_hole(
     stream: StreamSettings, cluster: Cluster, covered: SequenceRange, available: int
 ) -> tuple[SequenceRange, int]:
-    """Return a range and its first available sequence, after a hole at its start; a sparse range is shortened.
+    """Return a range and its first available sequence, after a hole at its start.
 
-    A writer gets a row per sequence.
+    A sparse range is shortened, because a writer gets a row per sequence. A range of one normal batch needs no look at the
+    source.
     """
     if covered.next - available <= stream.batch_messages:
         return covered, available
