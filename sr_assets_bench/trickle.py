@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sr_assets_bench.rig import Bench
 
 _INTERVAL_SECONDS: Final = 10.0
-_WARM_SECONDS: Final = 20.0
+_WARM_SECONDS: Final = 60.0
 _MEASURED_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 1.0
 

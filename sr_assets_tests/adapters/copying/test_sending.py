@@ -22,7 +22,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, Outgoing, WireError, read_range
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
-from sr_assets.domain.messages import last_origin
+from sr_assets.domain.messages import Message, last_origin
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
@@ -347,3 +347,17 @@ def kill_after_first_copy(server: NatsServer, cluster: ClusterSettings, target: 
         while not admin.stream_info(target).last_sequence:
             pass
     server.kill()
+
+
+class FullDisk(Copier):
+    """A writer that cannot stage a row."""
+
+    def _stage(self, messages: list[Message]) -> None:
+        raise OSError(f"no space for {len(messages)} rows")
+
+
+def test_error_of_the_staging_is_not_hidden_by_another(rig: Rig) -> None:
+    rig.fill()
+    plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", next=7, batched=rig.batched)
+    with pytest.raises(OSError, match="no space"):
+        FullDisk(plan, dict.fromkeys(range(1, 7)), 0).run()

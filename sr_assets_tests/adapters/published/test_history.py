@@ -1,5 +1,6 @@
 """The Parquet history: staging a batch, moving its files to their days, and retention."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_failed_task_leaves_no_staged_file(tmp_path: Path) -> None:
     with pytest.raises(MemoryError):
         fail()
     assert place_staged(tmp_path / "staging", tmp_path / "s", SequenceRange(1, 2)) == []
+
+
+def test_unwritable_folder_is_reported_and_leaves_no_thread(tmp_path: Path) -> None:
+    (tmp_path / "staging").write_text("a file")
+    with pytest.raises(OSError, match="staging"):
+        stage(tmp_path / "staging", 0, message(1), message(2, day=1))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("staging")]
 
 
 def test_repeated_batch_replaces_its_own_file(tmp_path: Path) -> None:
