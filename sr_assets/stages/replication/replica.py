@@ -138,7 +138,7 @@ class ReplicaStage:
                 self._note_caught_up(state, source)
             return False
         started = time.monotonic()
-        copied_before, batched_before, found_before = report.copied, report.batched, report.found
+        before = report.copied, report.batched, report.found
         self.batch_active = True
         try:
             Batch(self._context, source, state, copying, intent, target).run()
@@ -150,20 +150,22 @@ class ReplicaStage:
             return True
         finally:
             self.batch_active = False
-        report.seconds += (seconds := time.monotonic() - started)
-        copied = report.copied - copied_before
-        queued = self._store.copy_queue(stream.stream).size()
-        behind = max(0, source.last_sequence + 1 - state.next_sequence)
-        self.caught_up = not queued and (stream.tracked or not behind)
-        text = f"{queued} queued, {behind} behind"
-        if batched := report.batched - batched_before:
-            text += f", {batched} in fast-ingest batches"
-        covered = SequenceRange(intent.first, intent.next)
-        done, left = (copied, queued) if stream.tracked else (len(covered), behind)
-        if not (intent.resend or intent.folded or report.found > found_before):
-            self._per_second = copied / max(seconds, 0.001)
-        self._progress.note(covered, copied, seconds, text, caught_up=self.caught_up, done=done, left=left)
+        self._note_batch(intent, before, time.monotonic() - started, source.last_sequence + 1 - state.next_sequence)
         return True
+
+    def _note_batch(self, intent: Intent, before: tuple[int, int, int], seconds: float, behind: int) -> None:
+        """Note the end of a batch; `before` are the report's copied, batched and found messages at its beginning."""
+        report, tracked, behind = self._report, self._stream.tracked, max(0, behind)
+        copied, batched, earlier = report.copied - before[0], report.batched - before[1], report.found - before[2]
+        report.seconds += seconds
+        if not (intent.resend or intent.folded or earlier):
+            self._per_second = copied / max(seconds, 0.001)
+        queued = self._store.copy_queue(self._stream.stream).size()
+        self.caught_up = not queued and (tracked or not behind)
+        text = f"{queued} queued, {behind} behind" + (f", {batched} in fast-ingest batches" if batched else "")
+        covered = SequenceRange(intent.first, intent.next)
+        done, left = (copied, queued) if tracked else (len(covered), behind)
+        self._progress.note(covered, copied, seconds, text, caught_up=self.caught_up, done=done, left=left)
 
     def _nothing_due(self) -> bool:
         """Return whether no copy is due for a target that was checked in this run, so that no server need be queried."""
