@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 200.0
 Command = Callable[..., tuple[int, str, str]]
 #: The warm engine stays in the home.
 _KEPT = {"spark"}
-_OWN_FILES = ("fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
+_OWN_FILES = ("fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new", "run_failures.json")
 _RUN = f"""
 import json, sys
 from pathlib import Path
