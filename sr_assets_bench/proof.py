@@ -49,6 +49,8 @@ _OUTSIDER: Final = "node0.example.net"
 _SHARE: Final = 0.15
 _LOOK_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 300.0
+#: The usual interval of Choria's registrations, in seconds.
+INTERVAL_SECONDS: Final = 300
 _UNANNOUNCED: Final = "(SELECT count(*) FROM node_advisories WHERE published_at IS NULL)"
 
 
@@ -88,7 +90,7 @@ class _Fleet:
         return {event.sender for event in events if window.concerns(event.sender)}
 
 
-def measure_proof(bench: Bench, nodes: int, interval_seconds: int = 300) -> dict[str, Any]:
+def measure_proof(bench: Bench, nodes: int, interval_seconds: int = INTERVAL_SECONDS) -> dict[str, Any]:
     """Follow a fleet of new nodes for two intervals; return CPU and memory of each process, delays in s, and differences.
 
     `lag_*` is the age of the watermark, every 2 s; `copied_*` the time from a message to its copy, `announced_*` from an
@@ -237,7 +239,7 @@ def main() -> None:
     """Prove each size on new servers and an empty home; add its figures to a file."""
     parser = argparse.ArgumentParser(prog="proof", description="Prove sizes of a fleet on this machine.")
     parser.add_argument("nodes", type=int, nargs="+", help="numbers of nodes")
-    parser.add_argument("--interval", type=int, default=300, help="seconds between two messages of a node")
+    parser.add_argument("--interval", type=int, default=INTERVAL_SECONDS, help="seconds between two messages of a node")
     parser.add_argument("--json", type=Path, help="also write the figures to this file, keeping those of other fleets")
     arguments = parser.parse_args()
     for nodes in arguments.nodes:

@@ -20,6 +20,7 @@ mpl.rcParams["svg.hashsalt"] = "sr_assets"  # equal figures give equal files
 
 from matplotlib import pyplot as plt  # noqa: E402  after the choice of the backend
 
+from sr_assets_bench.proof import INTERVAL_SECONDS  # noqa: E402  the same
 from sr_assets_bench.report_rows import KINDS, KNOWN, SIZES, rows  # noqa: E402  the same
 
 _ROOT = Path(__file__).parent.parent
@@ -33,7 +34,6 @@ GROWTH_FIGURES = _ROOT / "docs" / "growth.json"
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 GROWTH_BEGIN, GROWTH_END = "<!-- growth: begin -->\n", "<!-- growth: end -->\n"
 FASTEST_BEGIN, FASTEST_END = "<!-- fastest: begin -->\n", "<!-- fastest: end -->\n"
-_INTERVAL_SECONDS = 300
 #: The rows of a proven fleet, from its figures.
 _PROVEN = {
     "messages": "{messages:,}",
@@ -150,7 +150,7 @@ def _proof_table(proofs: list[dict[str, Any]]) -> Iterator[str]:
 def _proven(figures: dict[str, Any], *, often: bool = False) -> list[dict[str, Any]]:
     """Return the proofs, from the smallest fleet to the largest: those at 300 s, or `often` the others."""
     proofs = [each for name, each in figures.items() if name.startswith("proof_")]
-    chosen = [proof for proof in proofs if (proof["interval_seconds"] != _INTERVAL_SECONDS) == often]
+    chosen = [proof for proof in proofs if (proof["interval_seconds"] != INTERVAL_SECONDS) == often]
     return sorted(chosen, key=lambda proof: proof["nodes"])
 
 

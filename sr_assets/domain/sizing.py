@@ -67,13 +67,13 @@ def catch_up_size(message_bytes: int, cores: int, steady: int, largest: int) -> 
     return max(steady, min(most, cores * _CORE_MESSAGES, cores * _CORE_BYTES // max(1, message_bytes)))
 
 
-def copying_size(per_second: float | None, steady: int, largest: int) -> int:
+def copying_size(per_second: float, steady: int, largest: int) -> int:
     """Return the batch size of a plain stream that is behind: the messages that it copies in some seconds.
 
-    `per_second` is the rate of its last batch in this run, or None: a first batch may be slow. The result is between
+    `per_second` is the rate of its last batch in this run, 0 before the first one, which may be slow. The result is between
     `steady` and `largest`.
     """
-    return max(steady, min(largest, int((per_second or 0) * _COPYING_SECONDS)))
+    return max(steady, min(largest, int(per_second * _COPYING_SECONDS)))
 
 
 def partitions(messages: int, cores: int) -> int:

@@ -145,20 +145,9 @@ def test_trailing_bytes_after_compressed_content_are_refused() -> None:
 
 #: Pieces of JSON and of almost JSON, such as numbers beyond 64 bits and beyond a double.
 PIECES = (
-    *('{"a":', "}", "[", "]", ",", ":", " ", "\n", "0", "-0", "01", "1.5", "1e400", "1e-400", "NaN", "true", "null"),
-    *(
-        str(1 << 63),
-        str(1 << 64),
-        '"',
-        '"a"',
-        "\\ud800",
-        '"\\ud800"',
-        '"\\ud83d\\ude00"',
-        "\ufeff",
-        "\x00",
-        '"\x01"',
-        "é",
-    ),
+    *('{"a":', "}", "[", "]", ",", ":", " ", "\n", '"', '"a"', "true", "null", "NaN", "\ufeff", "\x00", '"\x01"', "é"),
+    *("0", "-0", "01", "1.5", "1e400", "1e-400", str(1 << 63), str(1 << 64)),
+    *("\\ud800", '"\\ud800"', '"\\ud83d\\ude00"'),
 )
 
 

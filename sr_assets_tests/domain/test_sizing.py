@@ -99,7 +99,7 @@ def test_each_core_reads_a_part_unless_there_is_little(messages: int, cores: int
 @pytest.mark.parametrize(
     ("per_second", "steady", "largest", "expected"),
     (
-        (None, 50_000, 500_000, 50_000),
+        (0.0, 50_000, 500_000, 50_000),
         (60_000.0, 50_000, 500_000, 300_000),
         (2_000.0, 50_000, 500_000, 50_000),
         (1e9, 50_000, 500_000, 500_000),
@@ -107,6 +107,6 @@ def test_each_core_reads_a_part_unless_there_is_little(messages: int, cores: int
     ),
 )
 def test_plain_stream_that_is_behind_copies_some_seconds_at_once(
-    per_second: float | None, steady: int, largest: int, expected: int
+    per_second: float, steady: int, largest: int, expected: int
 ) -> None:
     assert copying_size(per_second, steady, largest) == expected

@@ -146,9 +146,10 @@ class Sender:
                 elif self._settled and stored_as == first + len(sequences) and len(sequences) < _SETTLED_AT_ONCE:
                     sequences.append(sequence)
                 else:
-                    # Not again in `finally`, if the settling fails.
-                    settled_first, settling, first, sequences = first, sequences, stored_as or 0, [sequence]
-                    self._settle(settling, settled_first)
+                    # The next run begins first: if the settling fails, `finally` must not settle this one again.
+                    ended = sequences, first
+                    first, sequences = stored_as or 0, [sequence]
+                    self._settle(*ended)
         finally:
             self._settle(sequences, first)
             if self._settled is not settled:

@@ -65,8 +65,8 @@ class ReplicaStage:
         #: Copies that a later state has made, if this one is older.
         self._adopted: FoundCopies | None = None
         self._progress = Progress(self._stream.label, "copied")
-        #: The messages that the last range took per second; copies of an earlier attempt say nothing about it.
-        self._per_second: float | None = None
+        #: The messages that the last range took per second, 0 if unknown: copies of an earlier attempt do not tell.
+        self._copied_per_second = 0.0
         #: Whether a batch is being made, as opposed to a check for work.
         self.batch_active = False
         #: Whether the last step left nothing to copy.
@@ -159,7 +159,7 @@ class ReplicaStage:
         copied, batched, earlier = report.copied - before[0], report.batched - before[1], report.found - before[2]
         report.seconds += seconds
         if not (intent.resend or intent.folded or earlier):
-            self._per_second = copied / max(seconds, 0.001)
+            self._copied_per_second = copied / max(seconds, 0.001)
         queued = self._store.copy_queue(self._stream.stream).size()
         self.caught_up = not queued and (tracked or not behind)
         text = f"{queued} queued, {behind} behind" + (f", {batched} in fast-ingest batches" if batched else "")
@@ -285,9 +285,10 @@ class ReplicaStage:
         return _Due(covered, available, bool(resends), queued is not None)
 
     def _next_range(self, source: StreamInfo, state: StreamState, ends: Ends) -> SequenceRange | None:
-        stream, cluster = self._stream, self._context.clusters.connect(self._stream.source)
+        stream, rate = self._stream, self._copied_per_second
+        cluster = self._context.clusters.connect(stream.source)
         end = reading_end(ends, state, source, self._store.partitions(state.stream).begins())
-        return next_range(stream, state.next_sequence, source, end, cluster, copied=lambda: self._per_second)
+        return next_range(stream, state.next_sequence, source, end, cluster, copied_per_second=rate)
 
     def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
         """Advance watermark and lag without a copy; the end of the run commits them."""

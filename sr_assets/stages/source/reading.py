@@ -54,14 +54,14 @@ def next_range(
     *,
     payloads: bool = True,
     cores: Callable[[], int] | None = None,
-    copied: Callable[[], float | None] | None = None,
+    copied_per_second: float = 0.0,
 ) -> SequenceRange | None:
     """Plan the next range from a position up to `end`, bounded by messages and bytes.
 
     The bound on bytes, at the source's average size, limits memory: a sampled stream and a feed hold narrow rows and a
     tenth of the payloads, a plain copy its window of unacknowledged messages. Without `payloads` only messages count.
     A stream that is behind gets a larger range. A tracked one passes the engine's `cores`: its range grows with them when it
-    is far behind, up to the fold's limit. A plain one passes `copied`, the messages that it copies per second.
+    is far behind, up to the fold's limit. A plain one passes its rate, if it is known.
 
     With the source's `cluster`, a hole at the start is skipped immediately, and a sparse source gets a wider range.
     """
@@ -73,8 +73,8 @@ def next_range(
         count = min(count, MAX_FOLD_MESSAGES)
         if count < entry.catch_up_messages and is_far(end + 1 - begin, count):
             count = catch_up_size(held_bytes, cores(), count, entry.catch_up_messages)
-    elif copied is not None:
-        count = min(most, copying_size(copied(), count, entry.catch_up_messages))
+    else:
+        count = min(most, copying_size(copied_per_second, count, entry.catch_up_messages))
     after = min(end + 1, begin + count)
     if after <= next_sequence:
         return None

@@ -281,5 +281,5 @@ def test_tracked_range_never_exceeds_the_limit_of_the_fold(
     tracked = next_range(entry, 1, source, 10_000_000, payloads=False, cores=lambda: 64)
     assert tracked == SequenceRange(1, 1 + min(size, 500_000))
     assert next_range(entry, 1, source, 10_000_000, payloads=False) == SequenceRange(1, 1 + batch_messages)
-    plain = next_range(entry, 1, source, 10_000_000, copied=lambda: 1e6)
+    plain = next_range(entry, 1, source, 10_000_000, copied_per_second=1e6)
     assert plain == SequenceRange(1, 1 + max(batch_messages, catch_up_messages))
