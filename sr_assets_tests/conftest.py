@@ -35,7 +35,7 @@ _fast: list[str] = []
 
 def _refuse_processes(event: str, _arguments: tuple[object, ...]) -> None:
     """Keep a fast test from starting a process; an audit hook."""
-    if event in _PROCESS_EVENTS and _fast:
+    if _fast and event in _PROCESS_EVENTS:
         raise AssertionError(f"{_fast[0]} starts a process: mark it with pytest.mark.process")
 
 

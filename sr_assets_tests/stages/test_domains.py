@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.wire import find_denied
 from sr_assets.cli import run_command
 from sr_assets.domain.clusters import domain_api
 from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.permissions import Action
 from sr_assets.embedded.nats_server import HOST, NatsServer
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets_tests.nats_cluster import free_ports
@@ -106,6 +108,13 @@ def test_leafnode_streams_are_copied_and_folded_through_the_hub(
         recover_stream(rig.settings(), entry)
     rig.drain()
     assert len(rig.copies(plain)) == 100
+
+
+@pytest.mark.process
+def test_permissions_come_from_the_users_own_server(leaf: tuple[NatsServer, NatsServer]) -> None:
+    # The leaf node answers first about once in ten times.
+    for _ in range(100):
+        assert find_denied(address(leaf[1]), [(Action.PUBLISH, "$JS.API.INFO")]) == set()
 
 
 @pytest.mark.process

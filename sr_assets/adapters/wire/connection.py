@@ -49,7 +49,7 @@ class Connection:
         vanished_ms: int = VANISHED_MS,
     ) -> None:
         self.max_payload_bytes = 1 << 20
-        self.server_version = self.server_domain = ""
+        self.server_version = self.server_domain = self.server_id = ""
         self.address = cluster.label
         self.request_seconds = request_seconds
         #: How long a reader waits before it switches to its alternative.
@@ -239,7 +239,7 @@ class Connection:
         if not isinstance(limit, int) or limit <= 0 or not isinstance(version, str):
             raise WireError(f"{self.address}: not the NATS protocol: INFO has neither max_payload nor version")
         self.max_payload_bytes, self.server_version = limit, version
-        self.server_domain = str(info.get("domain") or "")
+        self.server_domain, self.server_id = (str(info.get(key) or "") for key in ("domain", "server_id"))
         return info
 
     def _secure(self) -> None:

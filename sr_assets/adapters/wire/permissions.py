@@ -55,7 +55,10 @@ def _granted(probe: PermissionProbe) -> dict[Action, Granted] | None:
     while time.monotonic() < deadline and not probe.denied:
         for frame in probe.receive(_POLL_SECONDS):
             if frame.subject == inbox and frame.status is None:
-                return _parse(json.loads(frame.payload))
+                answer = json.loads(frame.payload)
+                # A leaf node answers, too: with the permissions of its link.
+                if answer.get("server", {}).get("id") == probe.server_id:
+                    return _parse(answer)
     return None
 
 
