@@ -15,6 +15,7 @@ from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
+from sr_assets.adapters.state.database import EVENT_TABLES
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.status_file import note_closed_state, read_status, write_status
@@ -32,6 +33,9 @@ from sr_assets.stages.pace import Pace
 _PUBLISHING_SHARE: Final = 0.06
 #: Minimum interval between a run's publications, so that folding and copying share one.
 _PUBLISHED_SECONDS: Final = 1.0
+#: Minimum interval between publications of sightings and copies alone: with a few messages per second, half of the CPU
+#: time of a poll is the publication's.
+_SIGHTINGS_SECONDS: Final = 3.0
 #: How long a run that has not caught up waits before its first publication.
 _BUSY_SECONDS: Final = 5.0
 #: How long a commit waits for active copies, so that one publication shows both.
@@ -82,8 +86,8 @@ class Site:
         self._lock = SiteLock(self.folder, owner, wait_seconds)
         self._stack = contextlib.ExitStack()
         self._began_at = time.monotonic()
-        self._publish_after = 0.0
-        self._changed = False
+        self._publish_after = self._publish_sightings_after = 0.0
+        self._changed = self._has_events = False
         self._changed_at = 0.0
         self._refused: frozenset[str] = frozenset()
 
@@ -110,7 +114,8 @@ class Site:
             self.spark.interrupt()
         self._stack.close()
 
-    def _note_change(self) -> None:
+    def _note_change(self, tables: set[str]) -> None:
+        self._has_events |= not EVENT_TABLES.isdisjoint(tables)
         if not self._changed:
             self._changed, self._changed_at = True, time.monotonic()
         self._checkpoints.note_commit()
@@ -122,9 +127,9 @@ class Site:
     def publish(self, *, now: bool = True, caught_up: bool = True, copying: bool = False) -> None:
         """Publish committed work.
 
-        Unless `now`, publish only after a commit, and if publishing does not exceed its share of time. A run that has
-        not caught up delays its first publication: if it soon catches up, it publishes once. While it is `copying`, a
-        commit waits for a second.
+        Unless `now`, publish only after a commit, and if publishing does not exceed its share of time. Sightings and copies
+        alone wait longer than events. A run that has not caught up delays its first publication: if it soon catches up,
+        it publishes once. While it is `copying`, a commit waits for a second.
         """
         if not now and time.monotonic() < self.publishing_due_at(caught_up=caught_up, copying=copying):
             return
@@ -133,7 +138,7 @@ class Site:
         started = time.thread_time()
         # During a run, do not wait for another site's publication: new rows wait for the next one.
         wait_seconds = LOCK_SECONDS if now else _ROUND_WAIT_SECONDS
-        self._changed = False
+        self._changed = self._has_events = False
         paused = self._paused()
         try:
             publish_site(
@@ -149,10 +154,12 @@ class Site:
         except FleetBusyError:
             if now:
                 raise
-            self._changed, self._publish_after = True, time.monotonic() + _BUSY_SECONDS
+            self._changed = self._has_events = True
+            self._publish_after = time.monotonic() + _BUSY_SECONDS
             return
         used_seconds = time.thread_time() - started
         self._publish_after = time.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)
+        self._publish_sightings_after = time.monotonic() + _SIGHTINGS_SECONDS
         self._write_status(paused)
 
     def publishing_due_at(self, *, caught_up: bool, copying: bool) -> float:
@@ -160,6 +167,8 @@ class Site:
         if not self._changed:
             return math.inf
         after = self._publish_after or (0.0 if caught_up else self._began_at + _BUSY_SECONDS)
+        if not self._has_events:
+            after = max(after, self._publish_sightings_after)
         return max(after, self._changed_at + _COPYING_SECONDS if copying else 0.0)
 
     def _paused(self) -> frozenset[str]:

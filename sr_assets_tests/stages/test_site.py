@@ -1,7 +1,9 @@
 """A whole run: one at a time per site, closed and published however it ends, and the errors of its work loops."""
 
+import math
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,23 @@ def test_run_publishes_its_id_and_time_once_it_is_caught_up(rig: Rig) -> None:
         assert published.stat().st_mtime_ns == before
         site.publish(now=False)
         assert published.stat().st_mtime_ns > before
+
+
+def test_sightings_wait_longer_for_their_publication_than_events(rig: Rig) -> None:
+    stream = rig.make()
+    rig.publish(stream, from_sender("a"))
+    rig.add(stream, **SAMPLED)
+    with rig.open() as site:
+        due_at = partial(site.publishing_due_at, caught_up=True, copying=False)
+        site.publish()
+        assert due_at() == math.inf
+        began = time.monotonic()
+        with site.state.transaction():
+            site.state.nodes(stream).save_blind_spans([])
+        sightings_at = due_at()
+        with site.state.transaction():
+            site.state.outbox(stream).mark_published([], 0)
+        assert due_at() + 1 < sightings_at < began + 4
 
 
 def test_first_successful_step_clears_the_previous_error(tmp_path: Path) -> None:

@@ -96,12 +96,13 @@ class StateConnection:
             self.raw.execute("FROM about LIMIT 0").fetchall()  # DuckDB begins it with the first use of the file
             self._snapshot = self._memory.commits
 
-    def commit(self) -> None:
-        """Commit the transaction."""
+    def commit(self) -> set[str]:
+        """Commit the transaction; return the tables that its statements may have changed."""
         touched = self._end()
         with self._memory.lock:
             self.raw.execute("COMMIT")
             self._memory.note_change(touched)
+        return touched
 
     def rollback(self) -> None:
         """Undo the transaction, or end the snapshot."""

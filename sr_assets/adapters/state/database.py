@@ -114,6 +114,10 @@ HISTORY_TABLES: Final = (
     "node_events",
     "answered_requests",
 )
+#: Tables of the events that somebody waits for.
+EVENT_TABLES: Final = frozenset(
+    {"transitions", "site_events", "node_events", *re.findall(r"global_\w+", global_view.SCHEMA)}
+)
 #: The columns and the tables that the states of earlier builds lack.
 _LATER_COLUMNS: Final = {
     "transitions": (

@@ -38,12 +38,15 @@ from sr_assets.domain.errors import RunError, cannot_write
 class SiteState:
     """The open `state.duckdb` of one site, as a context manager. Use it inside the site's lock.
 
-    `on_commit` is called after each transaction, `guard` before it and before its commit: it raises an error unless this
-    process may change the state.
+    `on_commit` is called after each transaction, with the tables that it may have changed; `guard` before it and before
+    its commit: it raises an error unless this process may change the state.
     """
 
     def __init__(
-        self, folder: Path, on_commit: Callable[[], None] = lambda: None, guard: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        on_commit: Callable[[set[str]], None] = lambda _: None,
+        guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._on_commit, self._guard = on_commit, guard
@@ -89,11 +92,11 @@ class SiteState:
             self._connection.rollback()
             raise
         try:
-            self._connection.commit()
+            touched = self._connection.commit()
         except duckdb.OperationalError as error:
             file = self._folder / "state.duckdb"
             raise RunError(cannot_write(f"the state {file}", OSError(first_line(error)))) from None
-        self._on_commit()
+        self._on_commit(touched)
 
     @contextlib.contextmanager
     def read_snapshot(self) -> Iterator[None]:
