@@ -1,4 +1,4 @@
-"""A JetStream cluster of three nats-servers on loopback, for tests that kill or stop servers."""
+"""A JetStream cluster of nats-servers on loopback, for tests that kill or stop servers."""
 
 import json
 import socket
@@ -18,10 +18,10 @@ SECONDS = 60.0
 
 
 class NatsCluster:
-    """A cluster of three servers inside `with`, which starts when a stream with three replicas can be created."""
+    """A cluster of servers inside `with`, which starts when a stream with three replicas can be created."""
 
-    def __init__(self, home: Path, name: str, *, binary: Path | None = None) -> None:
-        routes = free_ports(3)
+    def __init__(self, home: Path, name: str, *, size: int = 3, binary: Path | None = None) -> None:
+        routes = free_ports(size)
         urls = ", ".join(f"nats://{HOST}:{port}" for port in routes)
         self.servers = [
             NatsServer(
@@ -58,9 +58,9 @@ class NatsCluster:
         return next(server for server in self.servers if server.name == name)
 
     def followers(self, stream: str) -> list[NatsServer]:
-        """Return the servers that do not lead a stream."""
-        leader = self.leader(stream)
-        return [server for server in self.servers if server is not leader]
+        """Return the servers that hold a stream and do not lead it."""
+        names = {replica["name"] for replica in self._cluster_info(stream)["replicas"]}
+        return [server for server in self.servers if server.name in names]
 
     def await_replicas(self, stream: str) -> None:
         """Wait until a stream has a leader and up-to-date followers; raises AssertionError after a minute."""
@@ -70,7 +70,7 @@ class NatsCluster:
             time.sleep(0.05)
 
     def create(self, stream: str, subjects: str) -> None:
-        """Create a stream with three replicas, as soon as three servers are available; raises AssertionError after a
+        """Create a stream with three replicas, as soon as enough servers are available; raises AssertionError after a
         minute.
 
         A restarted server accepts clients before the leader that places streams knows it.

@@ -71,8 +71,14 @@ def decode_response(payload: bytes) -> dict[str, Any]:
     raise ValueError(f"not a response of JetStream: {payload[:80]!r}")
 
 
+def is_leaderless(info: dict[str, Any]) -> bool:
+    """Return whether a stream info comes from a follower that knows no leader: its state may be out of date."""
+    cluster = info.get("cluster") or {}
+    return bool(cluster.get("replicas")) and not cluster.get("leader")
+
+
 def check_response(label: str, operation: str, response: dict[str, Any]) -> dict[str, Any]:
-    """Return a response; raises ApiError if it is an error, TransientError if the API is unavailable."""
+    """Return a response; raises ApiError if it is an error, TransientError if the API is unavailable, or a stream's leader."""
     error = response.get("error")
     if error:
         code = error.get("err_code") or error.get("code")
@@ -80,6 +86,8 @@ def check_response(label: str, operation: str, response: dict[str, Any]) -> dict
         if error.get("code") == NO_RESPONDERS:
             raise TransientError(text)
         raise ApiError(text, code if isinstance(code, int) else 0, str(error.get("description")))
+    if operation.startswith("STREAM.INFO.") and is_leaderless(response):
+        raise TransientError(f"{label}: {operation}: the stream has no leader")
     return response
 
 

@@ -20,15 +20,16 @@ import pytest
 
 from sr_assets.adapters.copying import sending
 from sr_assets.adapters.copying.copier import Copier
+from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, WireError, read_confirmed, read_headers
 from sr_assets.domain.messages import Message, last_origin
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
-from sr_assets_tests.adapters.wire.rig import Names, flat, outgoing, publish
+from sr_assets_tests.adapters.wire.rig import Names, create_stream, flat, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.nats_cluster import NatsCluster
-from sr_assets_tests.rig import Rig, Sent, address, stop_process
+from sr_assets_tests.rig import Rig, Sent, address, stop_process, wait_until
 
 T = TypeVar("T")
 _SECONDS = 240.0
@@ -214,6 +215,61 @@ def failures_of_a_run(rig: Rig) -> list[str]:
     failures = [report.failure for report in rig.run().values() if report.failure]
     assert not any("\n" in failure or "Traceback" in failure for failure in failures), failures
     return failures
+
+
+def test_follower_that_knows_no_leader_is_not_believed(rig: Rig, tmp_path: Path) -> None:
+    """It answers with its own state: by it, the source would end before messages that were copied."""
+    with NatsCluster(tmp_path, "quintet", size=5) as cluster:
+        stream = rig.unique("BEHIND")
+        create_replicated(cluster, stream, f"{stream}.>")
+        leader, (other, behind) = cluster.leader(stream), cluster.followers(stream)
+        rig.source = leader
+        rig.add(stream, source_url=cluster.url, target_subject_prefix="copy", on_source_reset="recopy")
+        rig.publish(stream, [Sent(b"%d" % n) for n in range(5)])
+        cluster.await_replicas(stream)
+        behind.stop()
+        rig.publish(stream, [Sent(b"%d" % n) for n in range(5, 10)])
+        run_until_success(rig)
+        leader.kill()
+        other.kill()
+        # With the two that do not hold the stream, it can make decisions, but not lead the stream.
+        behind.start()
+        with Connection(address(behind)) as alone:
+            wait_until(lambda: last_sequence(alone, stream) == 5, "the follower to answer", _SECONDS)
+            with pytest.raises(WireError, match="the stream has no leader"):
+                alone.request_api(f"STREAM.INFO.{stream}")
+        with Cluster(address(behind), "test") as alone_too:
+            assert stream not in {info["config"]["name"] for info in alone_too.list_streams()}
+        assert "the stream has no leader" in rig.failure()
+        leader.start()
+        other.start()
+        cluster.await_replicas(stream)
+        run_until_success(rig)
+        assert [copy.payload for copy in rig.copies(stream)] == [b"%d" % n for n in range(10)]
+
+
+def last_sequence(connection: Connection, stream: str) -> int | None:
+    """Return a stream's last sequence in whatever answer comes, or None without a state."""
+    try:
+        answer = connection.request(f"$JS.API.STREAM.INFO.{stream}", {}, 1.0)
+    except WireError:
+        return None
+    return answer["state"]["last_seq"] if "state" in answer else None
+
+
+def test_stream_whose_server_is_offline_is_not_listed_as_empty(cluster: NatsCluster, unique: Names) -> None:
+    name, kept = unique("OFFLINE"), create_replicated(cluster, unique("KEPT"), "kept.>")
+    with Connection(address(cluster.servers[0])) as connection:
+        create_stream(connection, name, num_replicas=1)
+        publish(connection, outgoing(name, 10))
+        leader = connection.request(f"$JS.API.STREAM.INFO.{name}", {})["cluster"]["leader"]
+    holder, other, _ = sorted(cluster.servers, key=lambda server: server.name != leader)
+    holder.stop()
+    with Cluster(address(other), "test") as remaining:
+        # The others learn of it within seconds.
+        wait_until(lambda: name in remaining.request_api("STREAM.LIST").get("missing", ()), "the stream to be missing")
+        listed = {info["config"]["name"]: info["state"]["messages"] for info in remaining.list_streams()}
+    assert (name in listed, kept in listed) == (False, True)
 
 
 def test_leader_without_followers_proves_no_silence(rig: Rig, cluster: NatsCluster) -> None:

@@ -21,6 +21,7 @@ from sr_assets.adapters.jetstream import (
     consumer_creation,
     decode_response,
     encode_json,
+    is_leaderless,
     parse_message,
     temporary_consumer,
 )
@@ -106,14 +107,19 @@ class Cluster:
         return infos
 
     def list_streams(self) -> list[dict[str, Any]]:
-        """Return the infos of all streams, as their leaders send them; pages after the first are requested concurrently."""
+        """Return the infos of all streams that their leaders send; pages after the first are requested concurrently."""
         first = self.request_api("STREAM.LIST", {"offset": 0})
-        streams = first.get("streams") or []
         # A page is shorter than the limit if a leader did not respond in time.
         offsets = range(first["limit"], first["total"], first["limit"]) if first.get("limit") else ()
-        for page in self._thread.run(self._stream_pages(offsets), REQUEST_SECONDS):
-            streams += page.get("streams") or []
-        return streams
+        pages = [first, *self._thread.run(self._stream_pages(offsets), REQUEST_SECONDS)]
+        # The server adds an empty state for each stream whose servers are all offline.
+        missing = {name for page in pages for name in page.get("missing") or ()}
+        return [
+            info
+            for page in pages
+            for info in page.get("streams") or ()
+            if info["config"]["name"] not in missing and not is_leaderless(info)
+        ]
 
     def find_stream(self, stream: str) -> StreamInfo | None:
         """Return a stream's info from its leader, or None if the stream does not exist."""
