@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.wire import find_denied
+from sr_assets.adapters.wire import BatchPublisher, Connection, Outgoing, Publisher, WireError, find_denied
 from sr_assets.cli import run_command
 from sr_assets.domain.clusters import domain_api
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -142,6 +142,34 @@ def test_copy_captured_by_a_leafnode_stream_stops_replication(rig: Rig) -> None:
         assert len(rig.copies(stream)) == 1
     else:
         assert f"another stream also accepts copy.{stream}.m; set another target_subject_prefix" in failure
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", (Publisher, BatchPublisher))
+def test_acknowledgement_of_another_stream_does_not_count(
+    leaf: tuple[NatsServer, NatsServer], unique: Callable[[str], str], kind: type[Publisher | BatchPublisher]
+) -> None:
+    stream, thief = unique("WANTED"), unique("THIEF")
+    items = [Outgoing(number, f"copy.{stream}", b"", b"%d" % number) for number in range(1, 1_001)]
+
+    def publish(hub: Connection) -> None:
+        publisher = kind(hub, stream=stream, ack_timeout_seconds=1.0)
+        if isinstance(publisher, BatchPublisher):
+            end = publisher.publish(iter(items))
+            assert (end.stored, end.last) == (1_000, 1_000)
+        else:
+            assert [ack.target_sequence for ack in publisher.publish_all(items)] == list(range(1, 1_001))
+
+    config = {"subjects": [f"copy.{stream}"], "allow_batched": True}
+    with Cluster(address(leaf[0]), "test") as at_leaf:
+        at_leaf.create_stream({"name": thief, **config})
+    refused = f"only of stream {thief} of domain leaf, which also accepts the subject"
+    with Connection(address(leaf[1])) as hub, pytest.raises(WireError, match=refused):
+        publish(hub)
+    with Cluster(address(leaf[1]), "test") as at_hub:
+        at_hub.create_stream({"name": stream, **config})
+    with Connection(address(leaf[1])) as hub:
+        publish(hub)
 
 
 @pytest.mark.process

@@ -130,7 +130,9 @@ class Sender:
 
     def _publish(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
         """Publish until the first refusal, settle the acknowledged messages, and return the refusals."""
-        publisher = wire.Publisher(self._target, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard)
+        publisher = wire.Publisher(
+            self._target, stream=self._plan.stream, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard
+        )
         refused: list[wire.Ack] = []
         duplicates: list[wire.Ack] = []
         settled = self._settled
@@ -164,7 +166,9 @@ class Sender:
 
         After a batch that did not end as expected, the remaining messages are published one by one.
         """
-        publisher = wire.BatchPublisher(self._target, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard)
+        publisher = wire.BatchPublisher(
+            self._target, stream=self._plan.stream, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard
+        )
         self.copies.takes_batches = False
         while True:
             end = publisher.publish(items)

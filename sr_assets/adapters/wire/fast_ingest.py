@@ -15,8 +15,7 @@ from sr_assets.adapters.jetstream import NO_RESPONDERS, decode_response
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.link import WireError
-from sr_assets.adapters.wire.publishing import SEND_BYTES, Ack, Outgoing, encode_item
+from sr_assets.adapters.wire.publishing import SEND_BYTES, Ack, Answers, Outgoing, encode_item
 
 _START, _APPEND, _COMMIT_WITHOUT_STORING = 0, 1, 3
 #: The server acknowledges at least every so many messages; it may choose fewer.
@@ -47,14 +46,15 @@ class BatchEnd:
 class BatchPublisher:
     """Publishes batches of bounded size, each with a bounded window of unacknowledged messages.
 
-    The defaults keep the window below the 10,000 messages that a server queues for a stream. `guard` is called before each
-    send: it raises an error if that is forbidden.
+    The defaults keep the window below the 10,000 messages that a server queues for a stream. Only responses of the
+    named `stream` count, as with `Publisher`. `guard` is called before each send: it raises an error if that is forbidden.
     """
 
     def __init__(
         self,
         connection: Connection,
         *,
+        stream: str = "",
         max_messages: int = 64_000,
         max_bytes: int = 64 << 20,
         window: int = 8000,
@@ -62,6 +62,7 @@ class BatchPublisher:
         guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection, self._guard = connection, guard
+        self._answers = Answers(connection, stream)
         self._max_messages, self._max_bytes, self._window = max_messages, max_bytes, window
         self._ack_timeout_seconds = ack_timeout_seconds
 
@@ -81,9 +82,8 @@ class BatchPublisher:
                 break
             received = self._connection.receive(0 if chunk and batch.sending else self._ack_timeout_seconds)
             if not (chunk or received):
-                silence = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
-                raise WireError(f"{self._connection.address}: {silence}")
-            for frame in received:
+                raise self._answers.silence(self._ack_timeout_seconds)
+            for frame in self._answers.of_stream(received):
                 batch.read(frame)
         return batch.end
 

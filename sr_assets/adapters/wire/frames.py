@@ -1,5 +1,6 @@
 """The NATS client protocol without I/O: encoding and parsing of frames, and of JetStream's messages in them."""
 
+import json
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -16,12 +17,11 @@ MAX_LINE_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 1 << 30
 
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
-# A stream's acknowledgement of a stored message.
-STORED: Final = re.compile(rb'\{"stream":"[^"\r\n]*",(?:"domain":"[^"\r\n]*",)?"seq":(\d+)\}')
-# The same as a frame: subject, size, payload, sequence.
-_STORED_FRAME: Final = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % STORED.pattern)
-# Not possessive, although backtracking is unnecessary: before Python 3.11.5 such a repetition ends in the wrong position.
-_STORED_FRAMES: Final = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % STORED.pattern)
+# A text in a server's JSON.
+_TEXT: Final = rb'[^"\r\n]*'
+# A stream's acknowledgement of a stored message, with placeholders for the names of stream and domain.
+_STORED: Final = rb'\{"stream":"%b",(?:"domain":"%b",)?"seq":(\d+)\}'
+STORED: Final = re.compile(_STORED % (_TEXT, _TEXT))
 # The block that a direct get appends to a message's headers; the last two lines only in a batch.
 _STORED_LINES: Final = (
     rb"Nats-Stream: ([^\r\n]*)\r\n"
@@ -138,18 +138,35 @@ def _parse(buffer: bytes, position: int) -> tuple[list[Frame], int, int]:
 
 
 class StoredParser(FirstParser[tuple[bytes, int]]):
-    """Takes acknowledgements of stored messages: their subject and the sequence."""
+    """Takes acknowledgements of stored messages: their subject and the sequence; of one stream and one domain, if given."""
+
+    def __init__(self, stream: str = "", domain: str = "") -> None:
+        super().__init__()
+        stored = _STORED % (_literal(stream), _literal(domain))
+        # The subject, the size, the payload and its sequence.
+        self._frame = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % stored)
+        # Not possessive, although backtracking is unnecessary: before Python 3.11.5 such a repetition ends in the wrong
+        # position.
+        self._frames = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % stored)
 
     def parse(self, buffer: bytes) -> int:
         """Take the acknowledgements and return their end."""
-        run = _STORED_FRAMES.match(buffer)
+        run = self._frames.match(buffer)
         if not run or not run.end():
             return 0
-        subjects, sizes, payloads, sequences = zip(*_STORED_FRAME.findall(buffer, 0, run.end()), strict=True)
+        subjects, sizes, payloads, sequences = zip(*self._frame.findall(buffer, 0, run.end()), strict=True)
         if list(map(int, sizes)) != list(map(len, payloads)):
             return 0
         self.taken += zip(subjects, map(int, sequences), strict=True)
         return run.end()
+
+
+def _literal(name: str) -> bytes:
+    """Return the pattern of a name as the server writes it into JSON; without a name, of any."""
+    text = json.dumps(name, ensure_ascii=False)[1:-1]
+    for special in "&<>":
+        text = text.replace(special, f"\\u{ord(special):04x}")
+    return re.escape(text.encode()) or _TEXT
 
 
 class DirectParser(FirstParser[Message]):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sr_assets.adapters.jetstream import NO_RESPONDERS
+from sr_assets.adapters.jetstream import NO_RESPONDERS, decode_response
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.frames import Frame
@@ -40,19 +40,22 @@ class Ack(NamedTuple):
 class Publisher:
     """Publishes into a stream with a bounded window of unacknowledged messages and bytes.
 
-    `guard` is called before each send: it raises an error if that is forbidden.
+    Only responses of the named `stream`, in the connection's configured domain, count: at a leaf node or its hub, another
+    stream may accept the same subjects. `guard` is called before each send: it raises an error if that is forbidden.
     """
 
     def __init__(
         self,
         connection: Connection,
         *,
+        stream: str = "",
         max_messages: int = 4000,
         max_bytes: int = 32 << 20,
         ack_timeout_seconds: float = 30.0,
         guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
+        self._answers = Answers(connection, stream)
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._ack_timeout_seconds, self._guard = ack_timeout_seconds, guard
@@ -65,7 +68,7 @@ class Publisher:
         subject as 400. Raises WireError if the connection fails or no ack arrives in time: then read the target.
         """
         window = _Window(iter(items), self._connection, self._max_messages, self._max_bytes)
-        parser = f.StoredParser()
+        parser = self._answers.parser()
         while True:
             chunk = window.fill()
             if chunk:
@@ -76,15 +79,14 @@ class Publisher:
             frames = self._connection.receive(0 if chunk else self._ack_timeout_seconds, parser)
             stored = parser.take()
             if not (chunk or stored or frames):
-                silence = f"no acknowledgement within {self._ack_timeout_seconds:g} s"
-                raise WireError(f"{self._connection.address}: {silence}")
+                raise self._answers.silence(self._ack_timeout_seconds)
             settle = window.in_flight.pop
             for inbox, target_sequence in stored:
                 sequence, size_bytes = settle(inbox, _UNKNOWN)
                 if size_bytes:
                     window.waiting_bytes -= size_bytes
                     yield Ack(sequence, target_sequence)
-            for frame in frames:
+            for frame in self._answers.of_stream(frames):
                 sequence, size_bytes = settle(frame.subject, _UNKNOWN)
                 if size_bytes:
                     window.waiting_bytes -= size_bytes
@@ -93,6 +95,41 @@ class Publisher:
                     yield ack
         if window.refusal is not None:
             yield window.refusal
+
+
+class Answers:
+    """Tells the responses of a stream, in the connection's configured domain, from those of others; all count without a name."""
+
+    def __init__(self, connection: Connection, stream: str) -> None:
+        self._connection, self._stream = connection, stream
+        self._domain = connection.cluster.domain or "" if stream else ""
+        self._other = ""
+
+    def parser(self) -> f.StoredParser:
+        """Return a parser of the stream's acknowledgements."""
+        return f.StoredParser(self._stream, self._domain)
+
+    def of_stream(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+        """Yield the frames that are no response of another stream."""
+        for frame in frames:
+            if not self._stream or not self._is_other(frame.payload):
+                yield frame
+
+    def silence(self, seconds: float) -> WireError:
+        """Return the error of missing acknowledgements."""
+        other = f", only of {self._other}, which also accepts the subject" if self._other else ""
+        return WireError(f"{self._connection.address}: no acknowledgement within {seconds:g} s{other}")
+
+    def _is_other(self, payload: bytes) -> bool:
+        try:
+            answer = decode_response(payload)
+        except ValueError:
+            return False
+        stream, domain = answer.get("stream") or self._stream, answer.get("domain") or self._domain
+        if stream == self._stream and (not self._domain or domain == self._domain):
+            return False
+        self._other = f"stream {stream}" + (f" of domain {domain}" if domain else "")
+        return True
 
 
 @dataclass(slots=True)
