@@ -114,12 +114,8 @@ class Cluster:
         pages = [first, *self._thread.run(self._stream_pages(offsets), REQUEST_SECONDS)]
         # The server adds an empty state for each stream whose servers are all offline.
         missing = {name for page in pages for name in page.get("missing") or ()}
-        return [
-            info
-            for page in pages
-            for info in page.get("streams") or ()
-            if info["config"]["name"] not in missing and not is_leaderless(info)
-        ]
+        infos = [info for page in pages for info in page.get("streams") or ()]
+        return [info for info in infos if info["config"]["name"] not in missing and not is_leaderless(info)]
 
     def find_stream(self, stream: str) -> StreamInfo | None:
         """Return a stream's info from its leader, or None if the stream does not exist."""

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from sr_assets.adapters.jetstream import NO_RESPONDERS, decode_response
 from sr_assets.adapters.wire import frames as f
+from sr_assets.adapters.wire.acknowledgements import Ack, Answers
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.publishing import SEND_BYTES, Ack, Answers, Outgoing, encode_item
+from sr_assets.adapters.wire.publishing import SEND_BYTES, Outgoing, encode_item
 
 _START, _APPEND, _COMMIT_WITHOUT_STORING = 0, 1, 3
 #: The server acknowledges at least every so many messages; it may choose fewer.

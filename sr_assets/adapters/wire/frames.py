@@ -1,6 +1,5 @@
 """The NATS client protocol without I/O: encoding and parsing of frames, and of JetStream's messages in them."""
 
-import json
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -17,11 +16,6 @@ MAX_LINE_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 1 << 30
 
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
-# A text in a server's JSON.
-_TEXT: Final = rb'[^"\r\n]*'
-# A stream's acknowledgement of a stored message, with placeholders for the names of stream and domain.
-_STORED: Final = rb'\{"stream":"%b",(?:"domain":"%b",)?"seq":(\d+)\}'
-STORED: Final = re.compile(_STORED % (_TEXT, _TEXT))
 # The block that a direct get appends to a message's headers; the last two lines only in a batch.
 _STORED_LINES: Final = (
     rb"Nats-Stream: ([^\r\n]*)\r\n"
@@ -135,38 +129,6 @@ def _parse(buffer: bytes, position: int) -> tuple[list[Frame], int, int]:
     if size - position > MAX_LINE_BYTES:
         raise ValueError(f"a line without an end: {buffer[position : position + 80]!r}")
     return frames, position, 0
-
-
-class StoredParser(FirstParser[tuple[bytes, int]]):
-    """Takes acknowledgements of stored messages: their subject and the sequence; of one stream and one domain, if given."""
-
-    def __init__(self, stream: str = "", domain: str = "") -> None:
-        super().__init__()
-        stored = _STORED % (_literal(stream), _literal(domain))
-        # The subject, the size, the payload and its sequence.
-        self._frame = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % stored)
-        # Not possessive, although backtracking is unnecessary: before Python 3.11.5 such a repetition ends in the wrong
-        # position.
-        self._frames = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % stored)
-
-    def parse(self, buffer: bytes) -> int:
-        """Take the acknowledgements and return their end."""
-        run = self._frames.match(buffer)
-        if not run or not run.end():
-            return 0
-        subjects, sizes, payloads, sequences = zip(*self._frame.findall(buffer, 0, run.end()), strict=True)
-        if list(map(int, sizes)) != list(map(len, payloads)):
-            return 0
-        self.taken += zip(subjects, map(int, sequences), strict=True)
-        return run.end()
-
-
-def _literal(name: str) -> bytes:
-    """Return the pattern of a name as the server writes it into JSON; without a name, of any."""
-    text = json.dumps(name, ensure_ascii=False)[1:-1]
-    for special in "&<>":
-        text = text.replace(special, f"\\u{ord(special):04x}")
-    return re.escape(text.encode()) or _TEXT
 
 
 class DirectParser(FirstParser[Message]):

@@ -1,15 +1,12 @@
 """Publishing into a stream with a bounded window, and the outcome of each message."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sr_assets.adapters.jetstream import NO_RESPONDERS, decode_response
 from sr_assets.adapters.wire import frames as f
+from sr_assets.adapters.wire.acknowledgements import Ack, Answers, parse_ack
 from sr_assets.adapters.wire.connection import Connection
-from sr_assets.adapters.wire.frames import Frame
-from sr_assets.adapters.wire.link import WireError
 from sr_assets.domain.refusals import INVALID_SUBJECT, MESSAGE_TOO_LARGE
 
 SEND_BYTES: Final = 256 << 10
@@ -25,16 +22,6 @@ class Outgoing(NamedTuple):
     subject: str
     headers: bytes
     payload: bytes
-
-
-class Ack(NamedTuple):
-    """The outcome of a publish: stored at `target_sequence` (earlier if `duplicate`), or not stored with an error."""
-
-    sequence: int
-    target_sequence: int | None = None
-    duplicate: bool = False
-    error_code: int | None = None
-    error: str | None = None
 
 
 class Publisher:
@@ -97,41 +84,6 @@ class Publisher:
             yield window.refusal
 
 
-class Answers:
-    """Tells the responses of a stream, in the connection's configured domain, from those of others; all count without a name."""
-
-    def __init__(self, connection: Connection, stream: str) -> None:
-        self._connection, self._stream = connection, stream
-        self._domain = connection.cluster.domain or "" if stream else ""
-        self._other = ""
-
-    def parser(self) -> f.StoredParser:
-        """Return a parser of the stream's acknowledgements."""
-        return f.StoredParser(self._stream, self._domain)
-
-    def of_stream(self, frames: Iterable[Frame]) -> Iterator[Frame]:
-        """Yield the frames that are no response of another stream."""
-        for frame in frames:
-            if not self._stream or not self._is_other(frame.payload):
-                yield frame
-
-    def silence(self, seconds: float) -> WireError:
-        """Return the error of missing acknowledgements."""
-        other = f", only of {self._other}, which also accepts the subject" if self._other else ""
-        return WireError(f"{self._connection.address}: no acknowledgement within {seconds:g} s{other}")
-
-    def _is_other(self, payload: bytes) -> bool:
-        try:
-            answer = decode_response(payload)
-        except ValueError:
-            return False
-        stream, domain = answer.get("stream") or self._stream, answer.get("domain") or self._domain
-        if stream == self._stream and (not self._domain or domain == self._domain):
-            return False
-        self._other = f"stream {stream}" + (f" of domain {domain}" if domain else "")
-        return True
-
-
 @dataclass(slots=True)
 class _Window:
     """The unacknowledged messages, and the source of the messages still to be sent."""
@@ -186,20 +138,3 @@ def encode_item(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, 
         text = f"the subject's {len(subject)} characters are more than the server takes"
         return Ack(sequence, error_code=INVALID_SUBJECT, error=text)
     return line, headers, payload, f.CRLF
-
-
-def parse_ack(sequence: int, frame: Frame) -> Ack:
-    """Parse the response to a publish; a response that is not from a stream counts as an error."""
-    stored = f.STORED.fullmatch(frame.payload)
-    if stored:
-        return Ack(sequence, int(stored[1]))
-    if frame.status == NO_RESPONDERS:
-        return Ack(sequence, error_code=NO_RESPONDERS, error="no stream takes this subject")
-    try:
-        answer = json.loads(frame.payload)
-        error = answer.get("error")
-        if error:
-            return Ack(sequence, error_code=error.get("err_code") or error.get("code"), error=error.get("description"))
-        return Ack(sequence, int(answer["seq"]), duplicate=bool(answer.get("duplicate")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Ack(sequence, error=f"not the answer of a stream: {frame.payload[:80]!r}")

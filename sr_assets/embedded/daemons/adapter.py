@@ -5,10 +5,10 @@ import secrets
 import time
 from typing import Final, Self
 
+from sr_assets.adapters.wire.acknowledgements import parse_ack
 from sr_assets.adapters.wire.frames import Frame, encode_pub
 from sr_assets.adapters.wire.light import Dialer, LightConnection
 from sr_assets.adapters.wire.link import WireError
-from sr_assets.adapters.wire.publishing import parse_ack
 from sr_assets.domain.choria_rpc import adapter_output
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.daemons.job import Counters, Job

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from sr_assets.adapters.wire.acknowledgements import parse_ack
 from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.adapters.wire.light import LightConnection
 from sr_assets.adapters.wire.link import WireError
-from sr_assets.adapters.wire.publishing import parse_ack
 from sr_assets.domain.choria_rpc import (
     agent_subject,
     answer,

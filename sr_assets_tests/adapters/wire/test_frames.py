@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.jetstream import parse_message
+from sr_assets.adapters.wire.acknowledgements import StoredParser
 from sr_assets.adapters.wire.frames import (
     DirectParser,
     FirstParser,
     Frame,
     FrameParser,
-    StoredParser,
     delivered_message,
     direct_get_message,
     encode_pub,
