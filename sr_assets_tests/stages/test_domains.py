@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.nats import object_store
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.wire import BatchPublisher, Connection, Outgoing, Publisher, WireError, find_denied
 from sr_assets.cli import run_command
 from sr_assets.domain.clusters import domain_api
@@ -170,6 +172,34 @@ def test_acknowledgement_of_another_stream_does_not_count(
         at_hub.create_stream({"name": stream, **config})
     with Connection(address(leaf[1])) as hub:
         publish(hub)
+
+
+@pytest.mark.process
+def test_bucket_of_another_domain_leaves_no_chunks(
+    leaf: tuple[NatsServer, NatsServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks pass through leaf nodes, so that each bucket of a name stores them; only one deletes the previous ones."""
+    file = tmp_path / "checkpoint"
+    file.write_bytes(b"x" * 300_000)
+    with (
+        ObjectBucket(address(leaf[0]), "STATE") as at_leaf,
+        ObjectBucket(address(leaf[1]), "STATE") as at_hub,
+        Cluster(address(leaf[1]), "test") as hub,
+    ):
+        for bucket, name in ((at_leaf, "leaf"), (at_hub, "hub")):
+            bucket.put(name, file, {})
+        for _ in range(30):
+            at_leaf.put("leaf", file, {})
+        at_hub.put("hub", file, {})
+        held = list(hub.held_subjects("OBJ_STATE", "$O.STATE.C.>"))
+        assert len(held) > 30, "recent chunks may belong to a put in progress"
+        monkeypatch.setattr(object_store, "_LEFT_NS", 0)
+        at_hub.put("hub", file, {})
+        assert len(list(hub.held_subjects("OBJ_STATE", "$O.STATE.C.>"))) == 2
+        for bucket, name in ((at_leaf, "leaf"), (at_hub, "hub"), (at_hub, "leaf")):
+            stored = bucket.get(name, tmp_path / "read")
+            assert stored is not None
+            assert (tmp_path / "read").read_bytes() == file.read_bytes()
 
 
 @pytest.mark.process

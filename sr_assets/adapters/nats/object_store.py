@@ -10,13 +10,27 @@ import nats.js.api
 import nats.js.errors
 from nats.js.object_store import ObjectStore
 
+from sr_assets.adapters.jetstream import (
+    MESSAGE_NOT_FOUND,
+    ApiError,
+    check_response,
+    decode_response,
+    encode_json,
+    parse_message,
+)
 from sr_assets.adapters.nats.client import ANY, ClientThread
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.messages import Message
 
 T = TypeVar("T")
 _REPLICAS: Final = (3, 1)
 _SECONDS: Final = 60.0
+#: The chunks that no object names may be so many, each with a subject of its own, before a put deletes the old ones.
+_LEFT: Final = 20
+_LEFT_NS: Final = 10 * 60 * 10**9
+#: A list of more subjects may exceed the largest message that a leaf node's link accepts.
+_LISTED: Final = 10_000
 
 
 class StoredObject(NamedTuple):
@@ -43,8 +57,13 @@ class ObjectBucket:
         self._thread.close()
 
     def put(self, name: str, file: Path, description: dict[str, Any]) -> None:
-        """Store a file's content; the previous object stays valid until the new one is complete."""
+        """Store a file's content; the previous object stays valid until the new one is complete.
+
+        Then delete old chunks that no object names: of interrupted puts, and of a bucket with this name in another domain,
+        whose subjects pass through leaf nodes.
+        """
         self._run(lambda: self._put(name, file.read_bytes(), json.dumps(description)))
+        self._run(self._sweep)
 
     def get(self, name: str, file: Path) -> StoredObject | None:
         """Write an object's content into a file and return its description; None if there is none."""
@@ -71,6 +90,34 @@ class ObjectBucket:
         store = await self._store(creates=True)
         assert store is not None
         await store.put(name, content, nats.js.api.ObjectMeta(description=description))
+
+    async def _sweep(self) -> None:
+        prefix, info = f"$O.{self._bucket}", f"STREAM.INFO.OBJ_{self._bucket}"
+        state = (await self._ask(info, {"subjects_filter": f"{prefix}.M.>"}))["state"]
+        objects, count = state.get("subjects") or {}, state["num_subjects"]
+        if count <= 2 * len(objects) + _LEFT or (count > _LISTED and self._cluster.api_owner):
+            return
+        chunks = (await self._ask(info, {"subjects_filter": f"{prefix}.C.>"}))["state"].get("subjects") or {}
+        described = [message for subject in objects if (message := await self._last(subject))]
+        newest_ns = max(message.stored_ns for message in described)
+        named = {f"{prefix}.C.{json.loads(message.payload)['nuid']}" for message in described}
+        for subject in chunks.keys() - named:
+            chunk = await self._last(subject)
+            if chunk is not None and chunk.stored_ns < newest_ns - _LEFT_NS:
+                await self._ask(f"STREAM.PURGE.OBJ_{self._bucket}", {"filter": subject})
+
+    async def _last(self, subject: str) -> Message | None:
+        """Return the last message of a subject, or None if another member has just deleted it."""
+        try:
+            return parse_message(await self._ask(f"STREAM.MSG.GET.OBJ_{self._bucket}", {"last_by_subj": subject}))
+        except ApiError as error:
+            if error.code == MESSAGE_NOT_FOUND:
+                return None
+            raise
+
+    async def _ask(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._thread.ask(self._cluster.api(operation), encode_json(body))
+        return check_response(self._cluster.label, operation, decode_response(answer.data))
 
     async def _get(self, name: str, file: Path | None) -> StoredObject | None:
         store = await self._store(creates=False)
