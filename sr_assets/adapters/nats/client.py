@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import socket
-import ssl
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
@@ -17,20 +15,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from sr_assets.adapters.jetstream import NO_RESPONDERS, ApiError, PermissionDeniedError
-from sr_assets.adapters.security import (
-    NO_TLS,
-    denied_text,
-    no_responder_hint,
-    read_login,
-    silence_hint,
-    tls_context,
-    tls_error_text,
-)
+from sr_assets.adapters.nats.secured_client import SecuredClient, error_text, secure_options
+from sr_assets.adapters.security import denied_text, no_responder_hint, silence_hint
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 
 REQUEST_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 0.1
+_REFUSED: Final = re.compile(r'permissions violation for publish to "([^"]+)"')
 
 T = TypeVar("T")
 
@@ -61,6 +53,8 @@ class ClientThread:
         self._vanished_ms = rules.vanished_ms
         self.complaint: str | None = None
         self.woken: asyncio.Event
+        # The subjects of the requests that await a response, in lower case like nats-py's errors.
+        self._pending: dict[asyncio.Future[str], str] = {}
         self._name = name
         self._client: Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -113,7 +107,7 @@ class ClientThread:
         """
         request = self.opened().request(subject, payload, timeout=REQUEST_SECONDS, headers=headers)
         try:
-            return await self.heed(subject, request)
+            return await self.heed(subject, request, subject)
         except nats.errors.NoRespondersError:
             text = f"{self.settings.label}: {subject}: no responder ({no_responder_hint(self.settings)})"
             raise ApiError(text, NO_RESPONDERS) from None
@@ -122,23 +116,38 @@ class ClientThread:
                 f"{self.settings.label}: {subject}: no response within {REQUEST_SECONDS:.0f} s"
             ) from None
 
-    async def heed(self, subject: str, requests: Coroutine[Any, Any, T]) -> T:
-        """Return the result of requests, unless the server complains meanwhile; `subject` begins the error's text.
+    async def heed(self, about: str, requests: Coroutine[Any, Any, T], subject: str = "") -> T:
+        """Return the result of requests, unless the server complains meanwhile; `about` begins the error's text.
+
+        With a `subject`, a complaint about the permission for another one does not count.
 
         Raises PermissionDeniedError if the user lacks a permission, TransientError if the connection is lost.
         """
-        self.complaint = None
-        self.woken.clear()
-        answer, complaint = asyncio.ensure_future(requests), asyncio.ensure_future(self.woken.wait())
+        if not self._pending:
+            self.complaint = None
+        answer = asyncio.ensure_future(requests)
+        complaint: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pending[complaint] = subject.lower()
         try:
             # The server reports a missing permission as an error of the connection, and never sends a response.
             await asyncio.wait((answer, complaint), return_when=asyncio.FIRST_COMPLETED)
-            if self.complaint and not answer.done():
-                raise _complaint_error(f"{self.settings.label}: {subject}: {self.complaint}")
+            if complaint.done() and not answer.done():
+                raise _complaint_error(f"{self.settings.label}: {about}: {complaint.result()}")
             return await answer
         finally:
+            del self._pending[complaint]
             answer.cancel()
-            complaint.cancel()
+
+    def _complain(self, line: str) -> None:
+        """Pass an error of the server or the socket on to the pending requests; a refused subject to its own request."""
+        self.complaint = line
+        self.woken.set()
+        refused = _REFUSED.search(line.lower())
+        # A server names a subject of its own domain by `$JS.API`.
+        own = refused[1].replace("$js.", f"$js.{self.settings.domain}.".lower(), 1) if refused else ""
+        for complaint, subject in self._pending.items():
+            if not complaint.done() and (refused is None or subject in {"", refused[1], own}):
+                complaint.set_result(line)
 
     async def send(self, items: Iterable[tuple[str, bytes]]) -> None:
         """Publish (subject, payload) without a reply, and wait until the server has processed them.
@@ -166,7 +175,7 @@ class ClientThread:
         problems = []
         options = secure_options(self.settings)
         for server in self.settings.servers:
-            client, self.complaint = _SecuredClient(self.settings), None
+            client, self.complaint = SecuredClient(self.settings), None
             try:
                 await asyncio.wait_for(self._connect_to(client, server, options), self.settings.connect_timeout_seconds)
             except (OSError, TimeoutError, nats.errors.Error) as error:
@@ -185,13 +194,11 @@ class ClientThread:
 
     async def _connect_to(self, client: Client, server: str, options: dict[str, Any]) -> None:
         async def on_error(error: Exception) -> None:
-            self.complaint = error_text(error)
-            self.woken.set()
+            self._complain(error_text(error))
 
         async def on_closed() -> None:
             if client is self._client:
-                self.complaint = self.complaint or "connection lost"
-                self.woken.set()
+                self._complain(self.complaint or "connection lost")
 
         await client.connect(
             servers=f"nats://{server}",
@@ -231,31 +238,6 @@ class ClientThread:
         return self._loop
 
 
-class _SecuredClient(Client):
-    """A nats-py client that never sends plain text to a server when TLS is configured.
-
-    It overrides a private method: nats-py decides by the server's `tls_required` alone and has no public hook between
-    the server's greeting and the login. It reads a private attribute, because nats-py gives no access to its socket.
-    """
-
-    def __init__(self, settings: ClusterSettings) -> None:
-        super().__init__()
-        self._tls = settings.tls
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection and self._tls and not self._tls.handshake_first:
-            if not (info.get("tls_required") or info.get("tls_available")):
-                raise nats.errors.Error(NO_TLS)
-            info["tls_required"] = True
-        await super()._process_info(info, initial_connection)
-
-    def bound_delivery(self, vanished_ms: int | None) -> None:
-        """Let the kernel close the connection if sent data stays unacknowledged for this long; None changes nothing."""
-        writer = getattr(self._transport, "_io_writer", None)
-        if vanished_ms is not None and isinstance(writer, asyncio.StreamWriter) and hasattr(socket, "TCP_USER_TIMEOUT"):
-            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, vanished_ms)
-
-
 def _complaint_error(line: str) -> RunError:
     """Return the error for a server's complaint; only a missing permission is permanent."""
     return PermissionDeniedError(denied_text(line)) if "violation" in line.lower() else TransientError(line)
@@ -264,22 +246,3 @@ def _complaint_error(line: str) -> RunError:
 def _worth_logging(record: logging.LogRecord) -> bool:
     """Drop a meaningless line that asyncio logs at the end of each TLS connection of nats-py."""
     return "eof_received() has no effect" not in record.getMessage()
-
-
-def secure_options(settings: ClusterSettings) -> dict[str, Any]:
-    """Return nats-py's options for TLS and the login; raises RunError that names an unusable file."""
-    options = read_login(settings).client_options()
-    if settings.tls:
-        options |= {"tls": tls_context(settings.tls), "tls_handshake_first": settings.tls.handshake_first}
-    return options
-
-
-def error_text(error: Exception) -> str:
-    """Return the text of an error without the library's prefix."""
-    if isinstance(error, ssl.SSLError):
-        return tls_error_text(error)
-    if isinstance(error, TimeoutError):
-        return "no response in time"
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

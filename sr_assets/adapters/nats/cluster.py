@@ -29,7 +29,7 @@ from sr_assets.adapters.nats.client import ANY, REQUEST_SECONDS, ClientThread, P
 from sr_assets.adapters.nats.publishing import Delivery, Item, ItemPublisher, read_ack, refusal_text
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version, parse_stream_info
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
@@ -94,17 +94,9 @@ class Cluster:
 
     def stream_infos(self, streams: Sequence[str]) -> dict[str, StreamInfo | RunError]:
         """Return the info of each stream, or the error that `stream_info` raises; the requests are concurrent."""
-        infos = self._thread.run(
+        return self._thread.run(
             self._stream_infos(streams), REQUEST_SECONDS * (1 + len(streams) // _CONCURRENT_REQUESTS)
         )
-        for stream, info in infos.items():
-            # A missing permission fails every pending request: repeat them one by one to find the refused ones.
-            if isinstance(info, RunError) and not isinstance(info, (ApiError, TransientError)):
-                try:
-                    infos[stream] = self.stream_info(stream)
-                except RunError as error:
-                    infos[stream] = error
-        return infos
 
     def list_streams(self) -> list[dict[str, Any]]:
         """Return the infos of all streams that their leaders send; pages after the first are requested concurrently."""

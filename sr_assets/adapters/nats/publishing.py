@@ -10,7 +10,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from sr_assets.adapters.jetstream import NO_RESPONDERS
-from sr_assets.adapters.nats.client import ClientThread, error_text
+from sr_assets.adapters.nats.client import ClientThread
+from sr_assets.adapters.nats.secured_client import error_text
 from sr_assets.adapters.wire import Ack, parse_ack
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.domain.refusals import Reaction, reaction

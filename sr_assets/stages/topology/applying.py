@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.jetstream import BODY_NOT_EMPTY, NAME_MISMATCH, NAME_TAKEN, ApiError
-from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.errors import RunError
 from sr_assets.domain.topology.drift import compare
 from sr_assets.domain.topology.found import read_stream
 from sr_assets.domain.topology.plan import Action, Step, depends_on
@@ -123,21 +123,10 @@ def probe_deletion(cluster: Cluster, stream: str) -> None:
 
 def _expect(cluster: Cluster, subject: str, body: dict[str, Any], code: int) -> None:
     """Send a request that must fail with this code; raises RunError for any other failure."""
-    while True:
-        try:
-            cluster.request_api(subject, body)
-        except ApiError as error:
-            if error.code != code:
-                raise
-        except TransientError:
+    try:
+        cluster.request_api(subject, body)
+    except ApiError as error:
+        if error.code != code:
             raise
-        except RunError as error:
-            text = str(error).lower()
-            # Every pending request receives a refused permission; its subject identifies the refused one. A server names a
-            # subject of its own domain by `$JS.API`.
-            if "violation for publish" in text and f'.{subject.lower()}"' not in text:
-                continue
-            raise
-        else:
-            raise RunError(f"{cluster.settings.label}: {subject}: the server accepted a request that it should refuse")
-        return
+    else:
+        raise RunError(f"{cluster.settings.label}: {subject}: the server accepted a request that it should refuse")

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +264,27 @@ def test_refused_permission_is_named(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"(?i)permissions violation for publish to .*STREAM\.INFO"):
             cluster.stream_info("GUARDED")
         assert cluster.stream_names("no.x") == ["GUARDED"]
+
+
+@pytest.mark.process
+def test_refused_request_fails_no_other(tmp_path: Path) -> None:
+    users = '{ user: "ada", password: "s3cret", permissions: { publish: { deny: ["$JS.API.STREAM.INFO.DENIED"] } } }'
+    with (
+        NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [ {users} ] }}") as server,
+        Cluster(ClusterSettings((server.address,), user="ada", password="s3cret")) as cluster,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        made(cluster, "OPEN")
+
+        def ask(stream: str) -> str:
+            try:
+                return cluster.stream_info(stream).stream
+            except PermissionDeniedError as error:
+                return str(error)
+
+        asked = ["OPEN", "DENIED"] * 500
+        for stream, answer in zip(asked, pool.map(ask, asked), strict=True):
+            assert (answer == stream) if stream == "OPEN" else ("stream.info.denied" in answer.lower()), answer
 
 
 @pytest.mark.process
