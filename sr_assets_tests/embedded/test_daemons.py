@@ -139,13 +139,16 @@ def test_nodes_answer_a_second_client(monitored: Monitored) -> None:
     assert len(json.loads(bare[0])["data"]["message"]) == 500
 
 
-def test_nodes_reconnect_after_a_server_outage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ((), ("--adapter",)), ids=("direct", "adapter"))
+def test_nodes_and_adapter_reconnect_after_a_server_outage(tmp_path: Path, options: tuple[str, ...]) -> None:
     site = Monitored(tmp_path)
     with site.server:
         site.create()
-        with emulating(site.server.url, "--nodes", "20", "--interval", "1s"):
+        with emulating(site.server.url, "--nodes", "20", "--interval", "1s", *options):
             wait_until(lambda: site.stored() >= 20, "20 messages")
             site.server.kill()
+            # Longer than the pause before the first attempt to reconnect.
+            time.sleep(1.5)
             site.server.start()
             wait_until(lambda: len(site.nodes()) == 20, "20 connections again")
             stored = site.stored()

@@ -66,9 +66,13 @@ class Adapter:
             self._job.ingest.encode(),
             _QUEUE_GROUP.encode(),
         )
-        self._link = await self._dialer.open(self, "choria adapter sr-assets", subscriptions)
-        # Not before: after a failed attempt, `_keep` tries again.
         self._lost.clear()
+        try:
+            self._link = await self._dialer.open(self, "choria adapter sr-assets", subscriptions)
+        except WireError:
+            # `_keep` tries again.
+            self._lost.set()
+            raise
 
     async def _keep(self) -> None:
         """Reconnect after a loss, and give up messages without an acknowledgement."""
