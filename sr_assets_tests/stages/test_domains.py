@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from sr_assets.domain.clusters import domain_api
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.permissions import Action
 from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.settings import load_settings
 from sr_assets.stages.replication.recover import recover_stream
+from sr_assets.stages.topology.survey import Survey
 from sr_assets_tests.nats_cluster import free_ports
 from sr_assets_tests.rig import SITE, Rig, Sent, address, wait_until
+from sr_assets_tests.server_versions import server_binary
 
 NODES = [f"web{n}" for n in range(20)]
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "1h"}
@@ -47,21 +51,30 @@ def sightings(size_bytes: int = 0) -> list[Sent]:
     return [Sent(json.dumps({"sender": node}).encode() + b" " * size_bytes, node) for node in NODES * 2]
 
 
-def in_domain(home: Path, domain: str, config: str) -> NatsServer:
+def in_domain(home: Path, domain: str, config: str, binary: Path | None = None) -> NatsServer:
     """Return a server whose JetStream has its own domain."""
     store = json.dumps(str(home / "jetstream"))
-    return NatsServer(
-        home, domain, config=f"{config}jetstream: {{ domain: {domain}, store_dir: {store} }}\n", jetstream=False
-    )
+    config += f"jetstream: {{ domain: {domain}, store_dir: {store} }}\n"
+    return NatsServer(home, domain, config=config, jetstream=False, binary=binary)
 
 
 @pytest.fixture
 def leaf(tmp_path: Path) -> Iterator[tuple[NatsServer, NatsServer]]:
     """A leaf node with the domain `leaf`, and its hub."""
+    with joined(tmp_path) as servers:
+        yield servers
+
+
+@contextmanager
+def joined(tmp_path: Path, binary: Path | None = None) -> Iterator[tuple[NatsServer, NatsServer]]:
+    """Start a leaf node (by its own binary) and its hub, and wait until they have joined."""
     (port,) = free_ports(1)
-    listen = f"leafnodes {{ listen: '{HOST}:{port}', no_advertise: true }}\n"
+    listen = f"leafnodes {{ listen: '{HOST}:{port}' }}\n"
     remote = f"leafnodes {{ remotes: [{{ url: 'nats://{HOST}:{port}' }}] }}\n"
-    with in_domain(tmp_path / "hub", "hub", listen) as hub, in_domain(tmp_path / "leaf", "leaf", remote) as leaf:
+    with (
+        in_domain(tmp_path / "hub", "hub", listen) as hub,
+        in_domain(tmp_path / "leaf", "leaf", remote, binary) as leaf,
+    ):
         remote_leaf = replace(address(hub), api_prefix=domain_api("leaf"))
 
         def joined() -> bool:
@@ -200,6 +213,21 @@ def test_bucket_of_another_domain_leaves_no_chunks(
             stored = bucket.get(name, tmp_path / "read")
             assert stored is not None
             assert (tmp_path / "read").read_bytes() == file.read_bytes()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("minor", ("2.12", "2.14"))
+def test_topology_knows_the_version_behind_a_leafnode(tmp_path: Path, minor: str) -> None:
+    """The server of another domain may be older than the connected one, and lack what the plan relies on."""
+    with joined(tmp_path, server_binary(minor)) as (_, hub):
+        file = tmp_path / "replication.yaml"
+        clusters = {"far": {"url": hub.url, "domain": "leaf"}, "near": {"url": hub.url}}
+        home = str(tmp_path / "home")
+        file.write_text(json.dumps({"name": "LONDON", "state_store": home, "topology": {"clusters": clusters}}))
+        with Survey(load_settings(file, {})) as survey:
+            versions = {name: surveyed.version[:2] for name, surveyed in survey.refresh().of.items()}
+    assert versions["far"] == tuple(map(int, minor.split(".")))
+    assert versions["near"] == (2, 15)
 
 
 @pytest.mark.process

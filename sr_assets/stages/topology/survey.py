@@ -20,6 +20,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SIDE_BY_SIDE: Final = 32
+#: The lowest server version with each API level, the highest first; servers before 2.11 send none.
+_LEVELS: Final = ((5, (2, 15, 0)), (4, (2, 14, 0)), (2, (2, 12, 0)), (1, (2, 11, 0)), (0, (2, 10, 0)))
 #: A stream's domain, name and created time.
 _Identity = tuple[str | None, str, str | None]
 
@@ -129,7 +131,7 @@ class Survey:
         try:
             about = _about(cluster)
             infos, silent = self._list(cluster, known.name)
-            version = cluster.server_version
+            version = _version(cluster, about)
         except RunError as error:
             return ClusterSurvey(known.name, known.settings, known.domain, error=str(error))
         streams = {info["config"]["name"]: info for info in infos}
@@ -236,6 +238,14 @@ def _named_streams(settings: Settings, known: Mapping[str, TopologyCluster]) -> 
         for cluster, stream in ends:
             named[_name(settings, known, cluster) or ""][stream] = None
     return {name: list(streams) for name, streams in named.items()}
+
+
+def _version(cluster: Cluster, about: Mapping[str, Any]) -> Version:
+    """Return the server version of a cluster's JetStream; of another domain's, the lowest with its API level."""
+    if not cluster.settings.api_owner or "api" not in about:
+        return cluster.server_version
+    level = about["api"].get("level", 0)
+    return next(version for since, version in _LEVELS if level >= since)
 
 
 def _about(cluster: Cluster) -> dict[str, Any]:
