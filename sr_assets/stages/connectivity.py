@@ -5,7 +5,7 @@ or a message that expects an impossible last sequence.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Final
 
@@ -128,7 +128,9 @@ def _try_reading(probes: Probes, cluster: Cluster, info: StreamInfo) -> None:
         return "read" if messages else "no message at that sequence"
 
     request = cluster.settings.api(f"STREAM.MSG.GET.{info.stream}")
-    probes.attempt(cluster, request, lambda: int(cluster.next_message(info.stream, last.first) is not None), describe)
+    # The leader's response with a message may be too large for a leaf node's link: ask for the one after the last.
+    first = last.next if cluster.settings.api_owner else last.first
+    probes.attempt(cluster, request, lambda: int(cluster.next_message(info.stream, first) is not None), describe)
     if info.supports_batched_direct_get:
         probes.attempt(cluster, cluster.settings.api(f"DIRECT.GET.{info.stream}"), lambda: read(direct=True), describe)
     request = cluster.settings.api(f"CONSUMER.CREATE.{info.stream}")
@@ -206,12 +208,12 @@ def _try_creating(
 
 def _subject(stream: StreamSettings, source: Cluster, info: StreamInfo) -> str | None:
     """Return a subject of a possible copy, or None if neither a message nor a pattern is known."""
-    try:
-        last = source.last_message(stream.stream, stream.filter_subject or ">")
-    except SrAssetsError:
-        last = None
-    if last is not None:
-        return stream.target_pattern(last.subject)
+    # The leader's response with a message may be too large for a leaf node's link.
+    if not source.settings.api_owner:
+        with suppress(SrAssetsError):
+            last = source.last_message(stream.stream, stream.filter_subject or ">")
+            if last is not None:
+                return stream.target_pattern(last.subject)
     patterns = [stream.filter_subject] if stream.filter_subject else list(info.subjects)
     if not patterns:
         return None

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.nats import object_store
+from sr_assets.adapters.nats import object_store, subjects
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.object_store import ObjectBucket
+from sr_assets.adapters.nats.subjects import held_subjects
 from sr_assets.adapters.wire import BatchPublisher, Connection, Outgoing, Publisher, WireError, find_denied
 from sr_assets.cli import run_command
 from sr_assets.domain.clusters import domain_api
@@ -204,11 +205,11 @@ def test_bucket_of_another_domain_leaves_no_chunks(
         for _ in range(30):
             at_leaf.put("leaf", file, {})
         at_hub.put("hub", file, {})
-        held = list(hub.held_subjects("OBJ_STATE", "$O.STATE.C.>"))
+        held = list(held_subjects(hub, "OBJ_STATE", "$O.STATE.C.>"))
         assert len(held) > 30, "recent chunks may belong to a put in progress"
         monkeypatch.setattr(object_store, "_LEFT_NS", 0)
         at_hub.put("hub", file, {})
-        assert len(list(hub.held_subjects("OBJ_STATE", "$O.STATE.C.>"))) == 2
+        assert len(list(held_subjects(hub, "OBJ_STATE", "$O.STATE.C.>"))) == 2
         for bucket, name in ((at_leaf, "leaf"), (at_hub, "hub"), (at_hub, "leaf")):
             stored = bucket.get(name, tmp_path / "read")
             assert stored is not None
@@ -228,6 +229,26 @@ def test_topology_knows_the_version_behind_a_leafnode(tmp_path: Path, minor: str
             versions = {name: surveyed.version[:2] for name, surveyed in survey.refresh().of.items()}
     assert versions["far"] == tuple(map(int, minor.split(".")))
     assert versions["near"] == (2, 15)
+
+
+@pytest.mark.process
+def test_large_messages_and_many_subjects_keep_the_link_of_a_leafnode_open(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A leaf node or its hub closes the link on a response of more than 1 MiB; base64 adds a third."""
+    monkeypatch.setattr(subjects, "_LISTED", 1)
+    stream = rig.make()
+    rig.create(stream, rig.target, subjects=[f"copy.{stream}.>"])
+    rig.add(stream, source_url=rig.target.url, source_domain="leaf", target_subject_prefix="copy")
+    for number in range(3):
+        rig.publish(stream, [Sent(b"x" * 900_000, f"m{number}")])
+        rig.drain()
+    assert len(rig.copies(stream)) == 3
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(rig.home / "replication.yaml"))
+    assert run_command(("check", "--connect")) == 0
+    assert "not compared: " in capsys.readouterr().out.replace("\n", " ")
+    for server in (rig.source, rig.target):
+        assert "maximum payload exceeded" not in server.log_file.read_text().lower()
 
 
 @pytest.mark.process

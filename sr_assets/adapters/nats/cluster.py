@@ -5,7 +5,7 @@ Bulk traffic uses `wire`, because nats-py cannot carry headers byte for byte.
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -31,7 +31,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo, Version, parse_strea
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
-from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.positions import SequenceRange, parse_rfc3339_ns
 from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
 
 #: How long the server keeps a counting consumer that we failed to delete.
@@ -132,15 +132,6 @@ class Cluster:
             if not page or len(names) >= answer["total"]:
                 return names
 
-    def held_subjects(self, stream: str, subject: str = ">") -> Iterator[str]:
-        """Yield each matching subject of which the stream holds a message, page by page (100,000 a page)."""
-        offset, total = 0, 1
-        while offset < total:
-            answer = self.request_api(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
-            page = answer["state"].get("subjects") or {}
-            yield from page
-            offset, total = offset + len(page), answer.get("total", 0) if page else 0
-
     def create_stream(self, config: dict[str, Any]) -> StreamInfo:
         """Create a stream, with fewer replicas if the cluster has too few servers; return the info of the new stream."""
         for replicas in range(config.get("num_replicas", 1), 0, -1):
@@ -156,6 +147,13 @@ class Cluster:
     def message(self, stream: str, sequence: int) -> Message | None:
         """Return a message from the stream's leader, or None if the stream does not hold it."""
         return self._message(stream, {"seq": sequence})
+
+    def direct_time(self, stream: str, sequence: int) -> int | None:
+        """Return the stored time (ns) of a message from any replica by direct get, or None without one.
+
+        The response is no larger than the message in a copy; that of the leader has it as base64.
+        """
+        return self._thread.run(self._direct_time(stream, sequence))
 
     def next_message(self, stream: str, sequence: int, subject: str = ">") -> Message | None:
         """Return the leader's first matching message at or after a sequence, or None."""
@@ -243,6 +241,15 @@ class Cluster:
                 raise ApiError(text, error.code) from None
             raise
         return parse_stream_info(answer, _version(self._thread.opened()))
+
+    async def _direct_time(self, stream: str, sequence: int) -> int | None:
+        try:
+            answer = await self._thread.ask(self.settings.api(f"DIRECT.GET.{stream}"), encode_json({"seq": sequence}))
+        except ApiError:
+            return None
+        headers = answer.headers or {}
+        # A mirror answers, too.
+        return parse_rfc3339_ns(headers["Nats-Time-Stamp"]) if headers.get("Nats-Stream") == stream else None
 
     async def _stream_infos(self, streams: Sequence[str]) -> dict[str, StreamInfo | RunError]:
         slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)

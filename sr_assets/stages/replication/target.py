@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.jetstream import INVALID_JSON, SUBJECTS_TAKEN, ApiError, PermissionDeniedError
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.nats.subjects import TooManySubjectsError, held_subjects
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import header_writer
 from sr_assets.domain.provenance import Identity, doubled_text, foreign_copy
@@ -222,7 +223,11 @@ def check_target(stream: StreamSettings, source: StreamInfo, info: StreamInfo) -
 def refuse_unstorable(stream: StreamSettings, source: StreamInfo, source_cluster: Cluster, info: StreamInfo) -> str:
     """Return a text if a target can store every message that the source holds; else raise RunError with the remedy."""
     takes, count, refused = matcher(info.subjects), 0, []
-    for subject in source_cluster.held_subjects(stream.stream, stream.filter_subject or ">"):
+    try:
+        held = list(held_subjects(source_cluster, stream.stream, stream.filter_subject or ">"))
+    except TooManySubjectsError as error:
+        return f"not compared: {error}"
+    for subject in held:
         count += 1
         rewritten = stream.target_pattern(subject)
         if not takes(rewritten):

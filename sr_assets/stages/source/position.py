@@ -112,6 +112,9 @@ def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int |
         return True
     if not source.first_sequence <= sequence <= source.last_sequence:
         return True
+    # A leaf node closes its link on the leader's response to a request for a large message.
+    if cluster.settings.api_owner and source.allow_direct and cluster.direct_time(source.stream, sequence) == stored_ns:
+        return True
     message = cluster.message(source.stream, sequence)
     if message is not None:
         return message.stored_ns == stored_ns

@@ -4,6 +4,7 @@ from typing import Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.nats.subjects import held_subjects
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.classes import Classifier, count_text
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -89,7 +90,7 @@ def _refuse_omitted(stream: StreamSettings, source: Cluster, begin: int) -> None
     held = sum(source.count_from(stream.stream, begin, lane) for lane in stream.lanes)
     if held < source.count_from(stream.stream, begin):
         takes = matcher(stream.lanes)
-        for subject in source.held_subjects(stream.stream, ">"):
+        for subject in held_subjects(source, stream.stream):
             message = None if takes(subject) else source.last_message(stream.stream, subject)
             if message is not None and message.sequence >= begin:
                 raise omitted_error(stream.stream, message)
@@ -128,10 +129,14 @@ def try_classes(stream: StreamSettings, classifier: Classifier, source: Cluster,
 
 def _newest_messages(stream: StreamSettings, source: Cluster, info: StreamInfo, count: int) -> list[Message]:
     """Return the newest messages of a stream in order, without heartbeats."""
-    newest = source.last_message(stream.stream, stream.filter_subject or ">")
-    if newest is None:
+    last = info.last_sequence
+    # The leader's response with a message may be too large for a leaf node's link.
+    if not source.settings.api_owner:
+        newest = source.last_message(stream.stream, stream.filter_subject or ">")
+        last = newest.sequence if newest else 0
+    if not last:
         return []
-    wanted = SequenceRange(max(1, newest.sequence + 1 - count), newest.sequence + 1)
+    wanted = SequenceRange(max(1, last + 1 - count), last + 1)
     direct = info.supports_batched_direct_get
     with Connection(stream.source, "sr-assets check") as connection:
         lists = read_range(connection, stream.stream, wanted, filter_subject=stream.filter_subject, direct=direct)
