@@ -44,8 +44,7 @@ class TargetBlock(Block):
     )
     storage: Annotated[Storage, choice(Storage)] | None = file_key("the storage", None)
     retention: Annotated[Retention, choice(Retention)] | None = file_key(
-        "the retention policy; without `limits`, consumers delete copies, which an interrupted batch then cannot find and"
-        " may publish again",
+        "the retention policy; without `limits`, consumers delete copies",
         None,
         default_text="limits",
     )

@@ -33,9 +33,9 @@ from sr_assets.stages.pace import Pace
 _PUBLISHING_SHARE: Final = 0.06
 #: Minimum interval between a run's publications, so that folding and copying share one.
 _PUBLISHED_SECONDS: Final = 1.0
-#: Minimum interval between publications of sightings and copies alone: with a few messages per second, half of the CPU
-#: time of a poll is the publication's.
-_SIGHTINGS_SECONDS: Final = 3.0
+#: Minimum interval between publications of sightings and copies alone, which are thus queryable within 3 s: with a few
+#: messages per second, half of the CPU time of a poll is the publication's.
+_SIGHTINGS_SECONDS: Final = 2.8
 #: How long a run that has not caught up waits before its first publication.
 _BUSY_SECONDS: Final = 5.0
 #: How long a commit waits for active copies, so that one publication shows both.

@@ -232,6 +232,24 @@ def test_topology_knows_the_version_behind_a_leafnode(tmp_path: Path, minor: str
 
 
 @pytest.mark.process
+def test_checkpoint_that_only_another_bucket_stores_is_an_error(
+    leaf: tuple[NatsServer, NatsServer], tmp_path: Path
+) -> None:
+    """nats-py counts the acknowledgement of any stream, here of the leaf node's own bucket of that name."""
+    file = tmp_path / "checkpoint"
+    file.write_bytes(b"x" * 300_000)
+    through_leaf = replace(address(leaf[0]), api_prefix=domain_api("hub"))
+    with ObjectBucket(address(leaf[0]), "STATE") as at_leaf, ObjectBucket(through_leaf, "STATE") as at_hub:
+        at_leaf.put("leaf", file, {})
+        at_hub.put("hub", file, {})
+        with Cluster(address(leaf[1]), "test") as hub:
+            config = hub.stream_info("OBJ_STATE").config
+            hub.request_api("STREAM.UPDATE.OBJ_STATE", {**config, "max_msg_size": 100_000})
+        with pytest.raises(RunError, match="object store STATE"):
+            at_hub.put("hub", file, {})
+
+
+@pytest.mark.process
 def test_large_messages_and_many_subjects_keep_the_link_of_a_leafnode_open(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

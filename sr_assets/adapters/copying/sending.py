@@ -243,13 +243,16 @@ class Sender:
             )
 
     def _settle_duplicate(self, ack: wire.Ack) -> None:
-        """Look up a duplicate in the target; if it is missing there, resend the message with another id.
+        """Look up a duplicate in the target; if it is another message there, resend the message with another id.
 
-        A source that was rolled back has another message at the sequence of an earlier copy.
+        A source that was rolled back has another message at the sequence of an earlier copy. A copy that was stored since the
+        intent and is gone was deleted by a limit of the target: a newer one may have replaced it.
         """
         at, plan = ack.target_sequence or 0, self._plan
-        _, copy = self.copies.at(at)
-        if copy is not None and copy.sequence == ack.sequence and self._is_copy_of_window(copy):
+        stored, copy = self.copies.at(at)
+        if stored is None and at > plan.since:
+            self._settle([ack.sequence], at)
+        elif copy is not None and copy.sequence == ack.sequence and self._is_copy_of_window(copy):
             if at <= plan.since:
                 raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))
             self._settle([ack.sequence], at)

@@ -1,6 +1,7 @@
 """Objects in a JetStream object store, through nats-py."""
 
 import json
+import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -23,6 +24,8 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import Message
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _REPLICAS: Final = (3, 1)
 _SECONDS: Final = 60.0
@@ -31,6 +34,8 @@ _LEFT: Final = 20
 _LEFT_NS: Final = 10 * 60 * 10**9
 #: A list of more subjects may exceed the largest message that a leaf node's link accepts.
 _LISTED: Final = 10_000
+#: A put deletes at most so many.
+_SWEPT: Final = 200
 
 
 class StoredObject(NamedTuple):
@@ -48,6 +53,7 @@ class ObjectBucket:
 
     def __init__(self, cluster: ClusterSettings, bucket: str) -> None:
         self._cluster, self._bucket = cluster, bucket
+        self._info = f"STREAM.INFO.OBJ_{bucket}"
         self._thread = ClientThread(cluster, "sr-assets checkpoint", ANY)
 
     def __enter__(self) -> Self:
@@ -63,7 +69,10 @@ class ObjectBucket:
         whose subjects pass through leaf nodes.
         """
         self._run(lambda: self._put(name, file.read_bytes(), json.dumps(description)))
-        self._run(self._sweep)
+        try:
+            self._run(self._sweep)
+        except RunError as error:
+            logger.info("%s: left chunks were not deleted: %s", name, error)
 
     def get(self, name: str, file: Path) -> StoredObject | None:
         """Write an object's content into a file and return its description; None if there is none."""
@@ -89,19 +98,24 @@ class ObjectBucket:
     async def _put(self, name: str, content: bytes, description: str) -> None:
         store = await self._store(creates=True)
         assert store is not None
-        await store.put(name, content, nats.js.api.ObjectMeta(description=description))
+        info = await store.put(name, content, nats.js.api.ObjectMeta(description=description))
+        chunks = f"$O.{self._bucket}.C.{info.nuid}"
+        state = (await self._ask(self._info, {"subjects_filter": chunks}))["state"]
+        if (state.get("subjects") or {}).get(chunks, 0) != (info.chunks or 0):
+            # nats-py counts any stream's acknowledgement.
+            raise RunError(f"{self._cluster.label}: object store {self._bucket}: not all chunks of {name} were stored")
 
     async def _sweep(self) -> None:
-        prefix, info = f"$O.{self._bucket}", f"STREAM.INFO.OBJ_{self._bucket}"
-        state = (await self._ask(info, {"subjects_filter": f"{prefix}.M.>"}))["state"]
+        prefix = f"$O.{self._bucket}"
+        state = (await self._ask(self._info, {"subjects_filter": f"{prefix}.M.>"}))["state"]
         objects, count = state.get("subjects") or {}, state["num_subjects"]
         if count <= 2 * len(objects) + _LEFT or (count > _LISTED and self._cluster.api_owner):
             return
-        chunks = (await self._ask(info, {"subjects_filter": f"{prefix}.C.>"}))["state"].get("subjects") or {}
+        chunks = (await self._ask(self._info, {"subjects_filter": f"{prefix}.C.>"}))["state"].get("subjects") or {}
         described = [message for subject in objects if (message := await self._last(subject))]
-        newest_ns = max(message.stored_ns for message in described)
+        newest_ns = max((message.stored_ns for message in described), default=0)
         named = {f"{prefix}.C.{json.loads(message.payload)['nuid']}" for message in described}
-        for subject in chunks.keys() - named:
+        for subject in sorted(chunks.keys() - named)[:_SWEPT]:
             chunk = await self._last(subject)
             if chunk is not None and chunk.stored_ns < newest_ns - _LEFT_NS:
                 await self._ask(f"STREAM.PURGE.OBJ_{self._bucket}", {"filter": subject})

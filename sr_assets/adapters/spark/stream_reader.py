@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Without the option `partitions`, a task reads at least this many messages.
 _TASK_MESSAGES: Final = 50_000
+#: A new leader may not know the last messages yet.
+_OLD_ANSWERS_SECONDS: Final = 5.0
 
 
 @dataclass
@@ -70,9 +73,9 @@ class _Reading:
             lambda sequence: next_message(connection, info.stream, sequence),
         )
 
-    def _split(self, covered: SequenceRange, info: StreamInfo) -> list[SequencePartition]:
-        """Return the tasks of a range, without the sequences that the stream has deleted at its start."""
-        first = min(max(covered.first, info.first_sequence, 1), covered.next)
+    def _split(self, covered: SequenceRange, info: StreamInfo, *, whole: bool = False) -> list[SequencePartition]:
+        """Return the tasks of a range; unless `whole`, without the sequences that the stream has deleted at its start."""
+        first = max(covered.first, 1) if whole else min(max(covered.first, info.first_sequence, 1), covered.next)
         present = SequenceRange(first, covered.next)
         tasks = self._options.partitions or min(os.cpu_count() or 1, -(-len(present) // _TASK_MESSAGES))
         return [
@@ -137,14 +140,26 @@ class StreamBatchReader(_Reading, DataSourceReader):
 
 
 class StreamStreamReader(_Reading, DataSourceStreamReader):
-    """The reader of `spark.readStream`: an offset is the next sequence and the created time of the stream."""
+    """The reader of `spark.readStream`.
+
+    An offset is the next sequence, the first sequence of the query (`initial`), and the created time of the stream.
+    """
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._initial: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Return the offset of the option `start`, or of the next new message."""
-        with self._connect() as connection:
-            info = self._info(connection)
-            first = self._sequence(self._options.start, connection, info, info.last_sequence + 1)
-            return {"next": first, "created_ns": info.created_ns}
+        """Return the offset of the option `start`, or of the next new message; always the same one.
+
+        Spark asks several times for it, until the first batch is committed.
+        """
+        if self._initial is None:
+            with self._connect() as connection:
+                info = self._info(connection)
+                first = self._sequence(self._options.start, connection, info, info.last_sequence + 1)
+            self._initial = {"next": first, "initial": first, "created_ns": info.created_ns}
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Return the limit of the option `max_messages_per_trigger`."""
@@ -162,9 +177,14 @@ class StreamStreamReader(_Reading, DataSourceStreamReader):
         return {**start, "next": max(start["next"], after)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split a batch into its tasks."""
+        """Split a batch into its tasks, which depend on the offsets alone: a repeated batch has the same ones."""
+        first = start["next"]
+        if start.get("initial") != end.get("initial", start.get("initial")):
+            # A query that is restarted before its first batch is committed has another start, but the end of that batch.
+            first = end["initial"]
         with self._connect() as connection:
-            return self._split(SequenceRange(start["next"], end["next"]), self._checked(connection, start))
+            info = self._checked(connection, {**start, "next": first})
+            return self._split(SequenceRange(first, end["next"]), info, whole=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task in sequence order."""
@@ -179,9 +199,15 @@ class StreamStreamReader(_Reading, DataSourceStreamReader):
                 f"{stream} is not the stream of this query's checkpoint: it was recreated, or the checkpoint belongs to"
                 " another query; use another checkpointLocation"
             )
-        if start["next"] > info.last_sequence + 1 and info.last_sequence:
-            raise RunError(
-                f"{stream} ends at {info.last_sequence}, before the checkpoint's {start['next']}: it was rolled back; use"
-                " another checkpointLocation"
-            )
+        # The option `start` may name a sequence that does not exist yet.
+        if start["next"] != start.get("initial") and info.last_sequence:
+            deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
+            while start["next"] > info.last_sequence + 1:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"{stream} ends at {info.last_sequence}, before the checkpoint's {start['next']}: it was rolled"
+                        " back; use another checkpointLocation"
+                    )
+                time.sleep(0.2)
+                info = self._info(connection)
         return info

@@ -1,12 +1,15 @@
 """Publishing rows with `df.write` and `df.writeStream`: each row is acknowledged by the stream, and has an id.
 
-A repeated task sends the same ids, so the stream drops its rows within the duplicate window.
+An id names the row's content, not only its place: a repeated task may get its rows in another order, or without some of them.
+Ids that it sends again are dropped by the stream within the duplicate window.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -30,6 +33,8 @@ _TYPES: Final = {"subject": "string", "payload": "binary", "headers": "map<strin
 _MESSAGE_ID: Final = MESSAGE_ID_HEADER.decode()
 #: A task sends its rows again after a lost connection, this often in a row.
 _TRIES: Final = 5
+#: Equal rows are counted within this many rows of a task, which bounds the memory: some 100 bytes a row.
+_COUNTED: Final = 1 << 20
 #: Spark's names of a micro-batch's query and number.
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -56,12 +61,9 @@ class _Publishing:
         run = f"{query}/{context.getLocalProperty(_BATCH)}" if context and query else self._query
         prefix = f"{run}/{context.partitionId() if context else 0}"
         with unpacked(self._options.packed) as file:
-            takes = self._subjects(file)
-            row = 0
+            takes, ids = self._subjects(file), _Ids(prefix)
             for batch in batches:
-                rows = [self._outgoing(prefix, row + at, values, takes) for at, values in enumerate(batch.to_pylist())]
-                self._send(file, rows)
-                row += len(rows)
+                self._send(file, [self._outgoing(row, ids, takes) for row in enumerate(batch.to_pylist())])
         return WriterCommitMessage()
 
     def _subjects(self, file: str) -> Callable[[str], object]:
@@ -70,13 +72,15 @@ class _Publishing:
             config: dict[str, Any] = connection.request_api(f"STREAM.INFO.{stream}")["config"]
         return matcher(config.get("subjects") or ())
 
-    def _outgoing(self, prefix: str, row: int, values: dict[str, Any], takes: Callable[[str], object]) -> Outgoing:
-        subject, headers = values["subject"], dict(values.get("headers") or ())
+    def _outgoing(self, row: tuple[int, dict[str, Any]], ids: _Ids, takes: Callable[[str], object]) -> Outgoing:
+        number, values = row
+        subject, headers, payload = values["subject"], dict(values.get("headers") or ()), values["payload"] or b""
         if subject is None or not takes(subject):
             raise RunError(f"subject {subject!r}: stream {self._options.stream} does not take it")
-        headers.setdefault(_MESSAGE_ID, [f"{prefix}/{row}"])
         try:
-            return Outgoing(row, subject, encode_headers(headers), values["payload"] or b"")
+            if _MESSAGE_ID not in headers:
+                headers[_MESSAGE_ID] = [ids.new(subject.encode(), encode_headers(headers), payload)]
+            return Outgoing(number, subject, encode_headers(headers), payload)
         except ValueError as error:
             raise RunError(f"subject {subject!r}: {error}") from None
 
@@ -88,7 +92,8 @@ class _Publishing:
             before = len(waiting)
             try:
                 with open_connection(file, "sr-assets spark") as connection:
-                    for ack in Publisher(connection).publish_all(list(waiting.values())):
+                    publisher = Publisher(connection, stream=self._options.stream)
+                    for ack in publisher.publish_all(list(waiting.values())):
                         if ack.target_sequence is None:
                             subject = waiting[ack.sequence].subject
                             raise RunError(f"subject {subject!r}: {ack.error} ({ack.error_code})")
@@ -98,6 +103,27 @@ class _Publishing:
                 if failures >= _TRIES:
                     raise
                 time.sleep(backoff_seconds(failures, first_seconds=0.2, longest_seconds=5.0))
+
+
+class _Ids:
+    """The ids of a task's rows: equal rows have different ones."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix, self._rows = prefix, 0
+        self._equal: Counter[bytes] = Counter()
+
+    def new(self, *parts: bytes) -> str:
+        """Return the id of the next row."""
+        block, place = divmod(self._rows, _COUNTED)
+        if not place:
+            self._equal.clear()
+        self._rows += 1
+        digest = blake2b(digest_size=12)
+        for part in parts:
+            digest.update(len(part).to_bytes(8) + part)
+        content = digest.digest()
+        self._equal[content] += 1
+        return f"{self._prefix}/{block}/{content.hex()}/{self._equal[content]}"
 
 
 class StreamBatchWriter(_Publishing, DataSourceArrowWriter):

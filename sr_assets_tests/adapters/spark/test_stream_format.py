@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StructField, StructType
 
 from sr_assets.adapters.spark.java import find_java
 from sr_assets.adapters.spark.stream_options import BATCH_OPTIONS, STREAMING_OPTIONS, WRITE_OPTIONS, parse_options
+from sr_assets.adapters.spark.stream_reader import SequencePartition, StreamStreamReader
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets_tests.rig import Rig, Sent
 
@@ -119,6 +122,72 @@ def test_stream_restarts_exactly_once_from_its_checkpoint(rig: Rig, script: Scri
     rig.api(f"STREAM.DELETE.{stream}")
     rig.create(stream)
     assert "is not the stream of this query's checkpoint" in script(stream, read, fails=True)
+
+
+def test_query_that_fails_in_its_first_batch_restarts(rig: Rig, script: Script) -> None:
+    """Spark stores only the end of the first batch; until that is committed, it asks for the start again."""
+    stream = rig.make()
+    publish(rig, stream, range(1, 6))
+    read = """
+        def consume(rows, batch):
+            got = [row.sequence for row in rows.select("sequence").collect()]
+            if fails:
+                raise RuntimeError("no consumer yet")
+            seen.extend(got)
+        seen, fails = [], {fails}
+        query = (spark.readStream.format("jetstream").options(url=url, stream=stream{options}).load()
+                 .writeStream.foreachBatch(consume).option("checkpointLocation", folder + "/{name}")
+                 .trigger(processingTime="100 milliseconds").start())
+        query.processAllAvailable()
+        query.stop()
+        show(sorted(seen))
+    """
+    assert "no consumer yet" in script(stream, read.format(fails=True, options="", name="new"), fails=True)
+    publish(rig, stream, range(6, 9))
+    assert script(stream, read.format(fails=False, options="", name="new")) == [[6, 7, 8]]
+    ahead = read.format(fails=False, options=', start="10"', name="ahead")
+    assert script(stream, ahead) == [[]]
+    publish(rig, stream, range(9, 12))
+    assert script(stream, ahead) == [[10, 11]]
+
+
+def test_first_batch_has_the_same_messages_after_a_restart(rig: Rig) -> None:
+    stream = rig.make()
+    publish(rig, stream, range(1, 6))
+
+    def started() -> StreamStreamReader:
+        options = parse_options({"url": f"nats://{rig.source.address}", "stream": stream}, STREAMING_OPTIONS)
+        return StreamStreamReader(options, StructType([StructField("sequence", LongType())]))
+
+    first, again = started(), started()
+    start = first.initialOffset()
+    publish(rig, stream, range(6, 8))
+    assert first.initialOffset() == start
+    end = first.latestOffset(start, ReadAllAvailable())
+    publish(rig, stream, range(8, 10))
+    for reader, since in ((first, start), (again, again.initialOffset())):
+        (task,) = reader.partitions(since, end)
+        assert isinstance(task, SequencePartition)
+        assert (task.first, task.next) == (6, 8)
+
+
+def test_repeated_batch_loses_no_row_after_a_purge_of_its_source(rig: Rig, script: Script) -> None:
+    stream, target = rig.make(), rig.make("COPY", subjects=["to.>"], max_msgs=60, discard="new")
+    publish(rig, stream, range(1, 101))
+    copy = f"""
+        rows = spark.readStream.format("jetstream").options(url=url, stream=stream, start="1").load()
+        query = (rows.selectExpr("concat('to.', subject) as subject", "payload").writeStream.format("jetstream")
+                 .options(url=url, stream="{target}").option("checkpointLocation", folder + "/checkpoint")
+                 .trigger(availableNow=True).start())
+        query.awaitTermination()
+    """
+    assert "maximum messages exceeded" in script(stream, copy, fails=True)
+    assert [int(message.payload) for message in rig.stored(target)] == list(range(1, 61))
+    rig.api(f"STREAM.PURGE.{stream}", {"seq": 31})
+    config = rig.info(target).config
+    rig.api(f"STREAM.UPDATE.{target}", {**config, "max_msgs": -1})
+    script(stream, copy)
+    assert [int(message.payload) for message in rig.stored(target)] == list(range(1, 101))
 
 
 def test_write_publishes_each_row_once_with_headers(rig: Rig, script: Script) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters import checkpoints
+from sr_assets.adapters.checkpoints import Point
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch
@@ -231,6 +233,30 @@ def test_per_subject_limit_makes_one_gap_per_batch(rig: Rig) -> None:
     assert [copy.payload for copy in rig.copies(stream)] == [b"10", b"11", b"x", b"z"]
     gaps = rig.rows("SELECT messages, reason FROM gaps WHERE reason <> 'overtaken'")
     assert [tuple(gap.values()) for gap in gaps] == [(2, "per_subject_limit")]
+
+
+@pytest.mark.parametrize("limit", ({"max_msgs_per_subject": 1}, {"max_msgs": 3}), ids=("per_subject", "in_all"))
+def test_repeated_batch_sends_no_copy_again_that_a_limit_of_its_target_deleted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
+) -> None:
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"%d" % n, f"s{n % 3}") for n in range(1, 13)])
+    rig.add(stream, target=limit)
+
+    def end(reached: Point) -> None:
+        if reached is Point.PUBLISHED:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "hook", end)
+        with pytest.raises(KeyboardInterrupt):
+            rig.run()
+    assert [copy.payload for copy in rig.copies(stream)] == [b"10", b"11", b"12"]
+    rig.drain()
+    assert [copy.payload for copy in rig.copies(stream)] == [b"10", b"11", b"12"]
+    assert rig.info(stream, rig.target).last_sequence == 12
+    counts = rig.row("SELECT copied_messages, parked_messages, gap_messages FROM replication")
+    assert tuple(counts.values()) == (12, 0, 0)
 
 
 @pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
