@@ -23,7 +23,13 @@ from pyspark.sql.datasource import (
 
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.spark.schemas import arrow_schema, rows_of
-from sr_assets.adapters.spark.stream_options import BATCH_OPTIONS, STREAMING_OPTIONS, WRITE_OPTIONS, parse_options
+from sr_assets.adapters.spark.stream_options import (
+    BATCH_OPTIONS,
+    SPARK_OPTIONS,
+    STREAMING_OPTIONS,
+    WRITE_OPTIONS,
+    parse_options,
+)
 from sr_assets.adapters.spark.stream_rows import STREAM_SCHEMA
 from sr_assets.domain.classes import Classifier, ClassRule, decode_rules, encode_rules
 from sr_assets.domain.messages import Message
@@ -152,7 +158,8 @@ class JetStreamDataSource(DataSource):
         """Return the streaming writer."""
         from sr_assets.adapters.spark.stream_writer import StreamStreamWriter
 
-        return StreamStreamWriter(parse_options(self.options, WRITE_OPTIONS), schema)
+        ours = {name: value for name, value in self.options.items() if name.lower() not in SPARK_OPTIONS}
+        return StreamStreamWriter(parse_options(ours, WRITE_OPTIONS), schema)
 
     @property
     def _is_own(self) -> bool:

@@ -209,14 +209,25 @@ def test_write_publishes_each_row_once_with_headers(rig: Rig, script: Script) ->
     assert sorted(int(message.payload) for message in own) == list(range(200))
 
 
-def test_documented_example_runs_against_a_stream(rig: Rig, script: Script) -> None:
-    stream = rig.make()
+def test_documented_examples_run_against_a_stream(rig: Rig, script: Script, tmp_path: Path) -> None:
+    stream, copies = rig.make(), rig.make("COPIES", subjects=["copies.>"])
     publish(rig, stream, range(1, 4))
     text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
-    (example,) = re.findall(r"```python spark\n(.*?)```", text, re.DOTALL)
-    used = example.replace("nats://localhost:4222", f"nats://{rig.source.address}").replace("NODES", stream)
-    shown = script(stream, used.replace("nodes.eu.%", f"{stream}.%"), prints_json=False)
+    examples = "".join(re.findall(r"```python spark\n(.*?)```", text, re.DOTALL))
+    for shown, real in (
+        ("nats://localhost:4222", f"nats://{rig.source.address}"),
+        ("NODES", stream),
+        ("COPIES", copies),
+        ("nodes.eu.%", f"{stream}.%"),
+        ("/var/lib/copies", str(tmp_path / "checkpoint")),
+    ):
+        assert shown in examples
+        examples = examples.replace(shown, real)
+    shown = script(stream, examples, prints_json=False)
     assert re.search(rf"\| *{stream}\.s1\| *2\|", shown)
+    publish(rig, stream, range(4, 6))
+    script(stream, examples, prints_json=False)
+    assert [int(message.payload) for message in rig.stored(copies)] == [1, 2, 3, 4, 5]
 
 
 def test_misuse_is_one_line_inside_the_exception(rig: Rig, script: Script) -> None:
