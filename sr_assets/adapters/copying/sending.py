@@ -224,10 +224,9 @@ class Sender:
         self._settled, self._settled_as = messages[-1], target_first + len(messages) - 1
 
     def _confirm_stored(self) -> None:
-        """Raise StopError unless the target holds the last acknowledged copy.
+        """Raise StopError unless a target in another domain or account holds the last acknowledged copy.
 
-        If the target is in another domain, a stream of the local server may accept the same subjects and acknowledge
-        first.
+        A stream of this name on the local server may accept the same subjects and acknowledge first.
         """
         target, plan = self._target, self._plan
         if self._settled is None or not target.cluster.api_owner:
@@ -243,10 +242,9 @@ class Sender:
             )
 
     def _settle_duplicate(self, ack: wire.Ack) -> None:
-        """Look up a duplicate in the target; if it is another message there, resend the message with another id.
+        """Look up a duplicate in the target; if another message is there, resend this one with another id.
 
-        A source that was rolled back has another message at the sequence of an earlier copy. A copy that was stored since the
-        intent and is gone was deleted by a limit of the target: a newer one may have replaced it.
+        A rolled-back source has another message at the sequence of an earlier copy. A limit may have deleted the copy since.
         """
         at, plan = ack.target_sequence or 0, self._plan
         stored, copy = self.copies.at(at)

@@ -198,7 +198,9 @@ class ClientThread:
 
         async def on_closed() -> None:
             if client is self._client:
-                self._complain(self.complaint or "connection lost")
+                # A refused request before has nothing to do with it.
+                before = self.complaint or ""
+                self._complain("connection lost" if _REFUSED.search(before.lower()) else before or "connection lost")
 
         await client.connect(
             servers=f"nats://{server}",

@@ -20,9 +20,12 @@ _CONNECTION: Final = ("url", "stream", "credentials_file", "tls_ca", "tls_cert",
 BATCH_OPTIONS: Final = (*_CONNECTION, "start", "end", "filter_subject", "partitions")
 STREAMING_OPTIONS: Final = (*_CONNECTION, "start", "filter_subject", "partitions", "max_messages_per_trigger")
 WRITE_OPTIONS: Final = _CONNECTION
-#: Spark's own options of a streaming query, which it passes on to the sink.
-SPARK_OPTIONS: Final = frozenset(
-    {"checkpointlocation", "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms"}
+#: Spark passes its own options of a streaming query on to the sink.
+STREAMING_WRITE_OPTIONS: Final = (
+    *_CONNECTION,
+    "checkpointlocation",
+    "asyncprogresstrackingenabled",
+    "asyncprogresstrackingcheckpointintervalms",
 )
 
 

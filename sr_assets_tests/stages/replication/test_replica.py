@@ -236,7 +236,7 @@ def test_per_subject_limit_makes_one_gap_per_batch(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("limit", ({"max_msgs_per_subject": 1}, {"max_msgs": 3}), ids=("per_subject", "in_all"))
-def test_repeated_batch_sends_no_copy_again_that_a_limit_of_its_target_deleted(
+def test_repeated_batch_counts_copies_that_the_target_deleted(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
 ) -> None:
     stream = rig.make()
