@@ -248,7 +248,7 @@ class Sender:
         """
         at, plan = ack.target_sequence or 0, self._plan
         stored, copy = self.copies.at(at)
-        if stored is None and at > plan.since:
+        if stored is None and at > plan.since and self.copies.deletes:
             self._settle([ack.sequence], at)
         elif copy is not None and copy.sequence == ack.sequence and self._is_copy_of_window(copy):
             if at <= plan.since:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.copying.plan import CopyPlan
@@ -10,6 +11,8 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import CopyOf, find_copy
+
+_LIMITS: Final = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject")
 
 
 class TargetCopies:
@@ -20,6 +23,8 @@ class TargetCopies:
         self.last = plan.since
         #: Whether the plan's messages may be published in fast-ingest batches.
         self.takes_batches = False
+        #: Whether the target deletes copies by itself, as a limit or its consumers demand.
+        self.deletes = False
 
     def found(self) -> Iterator[tuple[int, CopyOf]]:
         """Yield the adopted copies and those stored since the intent, each with its target sequence."""
@@ -65,6 +70,10 @@ class TargetCopies:
             if error.code == STREAM_NOT_FOUND:
                 raise RunError(f"target stream {self._plan.stream} does not exist on {self._target.address}") from None
             raise
+        config = info["config"]
+        self.deletes = config.get("retention", "limits") != "limits" or any(
+            config.get(limit, 0) > 0 for limit in _LIMITS
+        )
         # A service import replaces the reply subject that describes the batch.
-        takes = bool(info["config"].get("allow_batched")) and not self._target.cluster.api_owner
+        takes = bool(config.get("allow_batched")) and not self._target.cluster.api_owner
         return int(info["state"]["last_seq"]), takes

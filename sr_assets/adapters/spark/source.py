@@ -129,9 +129,10 @@ class JetStreamDataSource(DataSource):
         """Return the batch reader."""
         if self._is_own:
             return JetStreamReader(self.options)
-        from sr_assets.adapters.spark.stream_reader import StreamBatchReader
+        from sr_assets.adapters.spark.stream_reader import NarrowedBatchReader, StreamBatchReader
 
-        return StreamBatchReader(parse_options(self.options, accepted.BATCH_OPTIONS), schema)
+        options = parse_options(self.options, accepted.BATCH_OPTIONS)
+        return (NarrowedBatchReader if options.push_filters else StreamBatchReader)(options, schema)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Return the streaming reader."""

@@ -5,6 +5,7 @@ Add an option to its tuple, to `StreamOptions` and to the table in `docs/spark.m
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _CONNECTION: Final = ("url", "stream", "credentials_file", "tls_ca", "tls_cert", "tls_key", "domain")
-BATCH_OPTIONS: Final = (*_CONNECTION, "start", "end", "filter_subject", "partitions")
+BATCH_OPTIONS: Final = (*_CONNECTION, "start", "end", "filter_subject", "partitions", "push_filters")
 STREAMING_OPTIONS: Final = (*_CONNECTION, "start", "filter_subject", "partitions", "max_messages_per_trigger")
 WRITE_OPTIONS: Final = _CONNECTION
 #: Spark passes its own options of a streaming query on to the sink.
@@ -27,6 +28,10 @@ STREAMING_WRITE_OPTIONS: Final = (
     "asyncprogresstrackingenabled",
     "asyncprogresstrackingcheckpointintervalms",
 )
+
+
+_TOKEN: Final = re.compile(r"[^\s.]+")
+_STREAM: Final = re.compile(r"[^\s.*>/\\]+")
 
 
 class Bound(NamedTuple):
@@ -47,6 +52,7 @@ class StreamOptions:
     filter_subject: str | None = None
     partitions: int | None = None
     max_messages: int | None = None
+    push_filters: bool = False
 
 
 def parse_options(options: Mapping[str, str], accepted: tuple[str, ...]) -> StreamOptions:
@@ -62,6 +68,10 @@ def parse_options(options: Mapping[str, str], accepted: tuple[str, ...]) -> Stre
     for name in ("url", "stream"):
         if not given.get(name):
             raise ConfigurationError(f"option {name} is missing; set it with .option({name!r}, …)")
+    if not _STREAM.fullmatch(given["stream"]):
+        raise ConfigurationError(f"option stream: {given['stream']!r} is not the name of a stream")
+    if not all(map(_TOKEN.fullmatch, given.get("filter_subject", "a").split("."))):
+        raise ConfigurationError(f"option filter_subject: {given['filter_subject']!r} is not a subject")
     start, end = (_bound(name, given.get(name)) for name in ("start", "end"))
     return StreamOptions(
         pack_cluster(_cluster(given)),
@@ -71,6 +81,7 @@ def parse_options(options: Mapping[str, str], accepted: tuple[str, ...]) -> Stre
         given.get("filter_subject"),
         _count("partitions", given),
         _count("max_messages_per_trigger", given),
+        _flag("push_filters", given),
     )
 
 
@@ -101,6 +112,13 @@ def _bound(name: str, text: str | None) -> Bound | None:
         raise ConfigurationError(
             f"option {name}: {text!r} is neither a sequence nor a time; use 1042 or 2026-03-15T13:48:10Z"
         ) from None
+
+
+def _flag(name: str, given: Mapping[str, str]) -> bool:
+    text = given.get(name, "false").lower()
+    if text not in {"true", "false"}:
+        raise ConfigurationError(f"option {name}: {given[name]!r} is neither true nor false")
+    return text == "true"
 
 
 def _count(name: str, given: Mapping[str, str]) -> int | None:

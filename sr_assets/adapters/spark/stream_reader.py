@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sr_assets.adapters.connection_file import open_connection, unpacked
 from sr_assets.adapters.spark.pushed_filters import Pushed, pushed
@@ -73,21 +73,16 @@ class _Reading:
             lambda sequence: next_message(connection, info.stream, sequence),
         )
 
-    def _split(self, covered: SequenceRange, info: StreamInfo, *, whole: bool = False) -> list[SequencePartition]:
-        """Return the tasks of a range; unless `whole`, without the sequences that the stream has deleted at its start."""
-        first = max(covered.first, 1) if whole else min(max(covered.first, info.first_sequence, 1), covered.next)
-        present = SequenceRange(first, covered.next)
-        tasks = self._options.partitions or min(os.cpu_count() or 1, -(-len(present) // _TASK_MESSAGES))
-        return [
-            SequencePartition(part.first, part.next, info.supports_batched_direct_get)
-            for part in present.split(max(1, tasks))
-        ]
+    def _tasks(self, messages: int) -> int:
+        return self._options.partitions or max(1, min(os.cpu_count() or 1, -(-messages // _TASK_MESSAGES)))
 
     def _rows(self, partition: SequencePartition) -> Iterator[pa.RecordBatch]:
         from sr_assets.adapters.garbage import gc_paused
         from sr_assets.adapters.wire import read_confirmed
 
         columns = self._columns
+        if partition.first >= partition.next:
+            return
         with gc_paused(), self._connect() as connection:
             for messages in read_confirmed(
                 connection,
@@ -109,15 +104,7 @@ class _Reading:
 class StreamBatchReader(_Reading, DataSourceReader):
     """The reader of `spark.read`: the messages of a stream at the time of the query's planning."""
 
-    def __init__(self, options: StreamOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._pushed = Pushed()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  Spark's name
-        """Narrow the range and the subjects; Spark still applies each filter, because times and patterns are wider."""
-        self._pushed = pushed(filters)
-        self._filter = self._filter or self._pushed.subject
-        yield from filters
+    _pushed = Pushed()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Split the range into its tasks."""
@@ -131,7 +118,11 @@ class StreamBatchReader(_Reading, DataSourceReader):
             since = self._sequence(narrowed.since, connection, info, first)
             until = self._sequence(narrowed.until, connection, info, after)
             first, after = max(first, narrowed.first, since), min(after, narrowed.next, until, info.last_sequence + 1)
-            return self._split(SequenceRange(first, max(first, after)), info)
+        # Without the sequences that the stream has deleted at its start.
+        first = min(max(first, info.first_sequence, 1), max(first, after))
+        present, direct = SequenceRange(first, max(first, after)), info.supports_batched_direct_get
+        parts = present.split(self._tasks(len(present))) if present else [present]
+        return [SequencePartition(part.first, part.next, direct) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task in sequence order."""
@@ -139,15 +130,33 @@ class StreamBatchReader(_Reading, DataSourceReader):
         return self._rows(partition)
 
 
-class StreamStreamReader(_Reading, DataSourceStreamReader):
+class NarrowedBatchReader(StreamBatchReader):
+    """A batch reader that the filters of the query narrow, for one query: Spark keeps one reader for all queries of a `load`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  Spark's name
+        """Narrow the range and the subjects; Spark still applies each filter, because times and patterns are wider."""
+        self._pushed = pushed(filters)
+        self._filter = self._filter or self._pushed.subject
+        yield from filters
+
+
+class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of `spark.readStream`.
 
-    An offset is the next sequence, the first sequence of the query (`initial`), and the created time of the stream.
+    An offset is the next sequence, the first sequence of the query (`initial`), the created time of the stream, and the
+    number of tasks of the batch that ends there: a repeated batch has the same tasks, whose rows get the same ids.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._initial: dict[str, Any] | None = None
+        # The end of a query with the trigger `availableNow`.
+        self._target: int | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """Read no message that is stored from now on."""
+        with self._connect() as connection:
+            self._target = self._info(connection).last_sequence + 1
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Return the offset of the option `start`, or of the next new message; always the same one.
@@ -174,17 +183,22 @@ class StreamStreamReader(_Reading, DataSourceStreamReader):
         if isinstance(limit, ReadMaxRows):
             # Deleted messages at the start are not counted.
             after = min(after, max(start["next"], info.first_sequence) + limit.max_rows)
-        return {**start, "next": max(start["next"], after)}
+        after = min(after, self._target or after)
+        if after <= start["next"]:
+            return start
+        return {**start, "next": after, "tasks": self._tasks(after - max(start["next"], info.first_sequence))}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split a batch into its tasks, which depend on the offsets alone: a repeated batch has the same ones."""
+        """Split a batch into its tasks."""
         first = start["next"]
         if start.get("initial") != end.get("initial", start.get("initial")):
             # A query that is restarted before its first batch is committed has another start, but the end of that batch.
             first = end["initial"]
         with self._connect() as connection:
-            info = self._checked(connection, {**start, "next": first})
-            return self._split(SequenceRange(first, end["next"]), info, whole=True)
+            direct = self._checked(connection, {**start, "next": first}).supports_batched_direct_get
+        covered = SequenceRange(max(first, 1), max(end["next"], 1))
+        parts = covered.split(end.get("tasks") or self._tasks(len(covered))) if covered else []
+        return [SequencePartition(part.first, part.next, direct) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task in sequence order."""

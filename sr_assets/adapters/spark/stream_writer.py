@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import pyarrow as pa
+    from pyspark import TaskContext
     from pyspark.sql.types import StructType
 
     from sr_assets.adapters.spark.stream_options import StreamOptions
@@ -44,27 +45,29 @@ class _Publishing:
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
-        if types | _TYPES != _TYPES or not {"subject", "payload"} <= types.keys():
+        if _TYPES | types != _TYPES or not {"subject", "payload"} <= types.keys():
             columns = ", ".join(f"{name} {kind}" for name, kind in types.items())
             raise ConfigurationError(
                 f"the columns are {columns}; select subject string, payload binary and, if needed, headers"
                 " map<string,array<string>>"
             )
-        self._options, self._query = options, uuid.uuid4().hex
+        self._options, self._write = options, uuid.uuid4().hex
 
     def _publish(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish a task's rows in order. Raises RunError with the first refused row, WireError without a connection."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        query = context and context.getLocalProperty(_QUERY)
-        run = f"{query}/{context.getLocalProperty(_BATCH)}" if context and query else self._query
-        prefix = f"{run}/{context.partitionId() if context else 0}"
+        prefix = f"{self._named(context)}/{context.partitionId() if context else 0}"
         with unpacked(self._options.packed) as file:
             takes, ids = self._subjects(file), _Ids(prefix)
             for batch in batches:
                 self._send(file, [self._outgoing(row, ids, takes) for row in enumerate(batch.to_pylist())])
         return WriterCommitMessage()
+
+    def _named(self, context: TaskContext | None) -> str:  # noqa: ARG002  another writer needs it
+        """Return the first part of the ids; each `save()` has its own."""
+        return self._write
 
     def _subjects(self, file: str) -> Callable[[str], object]:
         stream = self._options.stream
@@ -74,8 +77,11 @@ class _Publishing:
 
     def _outgoing(self, row: tuple[int, dict[str, Any]], ids: _Ids, takes: Callable[[str], object]) -> Outgoing:
         number, values = row
-        subject, headers, payload = values["subject"], dict(values.get("headers") or ()), values["payload"] or b""
-        if subject is None or not takes(subject):
+        subject, payload = values["subject"], values["payload"] or b""
+        headers = {
+            name: [text or "" for text in texts or ()] for name, texts in dict(values.get("headers") or ()).items()
+        }
+        if subject is None or "" in subject.split(".") or not takes(subject):
             raise RunError(f"subject {subject!r}: stream {self._options.stream} does not take it")
         try:
             if _MESSAGE_ID not in headers:
@@ -141,6 +147,11 @@ class StreamBatchWriter(_Publishing, DataSourceArrowWriter):
 
 class StreamStreamWriter(_Publishing, DataSourceStreamArrowWriter):
     """The writer of `df.writeStream`: a micro-batch that a restarted query repeats has the same ids."""
+
+    def _named(self, context: TaskContext | None) -> str:
+        """Return the query and the number of the micro-batch."""
+        assert context is not None
+        return f"{context.getLocalProperty(_QUERY)}/{context.getLocalProperty(_BATCH)}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish the rows of a task."""
