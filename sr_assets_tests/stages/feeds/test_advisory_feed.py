@@ -253,7 +253,7 @@ def test_overdue_heartbeat_marks_the_site_blind_and_requests_a_run(rig: Rig, fee
 
 def test_site_sends_one_heartbeat_per_period_to_its_centre(rig: Rig) -> None:
     source, listened = rig.make(), rig.make("ADVISORIES")
-    observers = rig.make("OBSERVERS", subjects=["sr_assets.observer_alive.>"])
+    observers = rig.make("OBSERVERS", subjects=[f"sr_assets.observer_alive.*.*.{source}"])
     rig.publish(source, [Sent(b'{"sender": "web1"}'), Sent(b'{"sender": "web2"}')])
     tracked = {"inspect_field": "sender", "inspect_duration": "10h", "advisory": {"subject": f"{listened}.%s.%v"}}
     rig.add(source, target_subject_prefix="c", **tracked)
