@@ -71,8 +71,9 @@ class ObjectBucket:
         self._run(lambda: self._put(name, file.read_bytes(), json.dumps(description)))
         try:
             self._run(self._sweep)
-        except RunError as error:
-            logger.info("%s: left chunks were not deleted: %s", name, error)
+        except (RunError, ValueError, KeyError) as error:
+            # A failure, or an object of another program, must not look like a checkpoint that was not stored.
+            logger.warning("%s: left chunks were not deleted: %s", name, error)
 
     def get(self, name: str, file: Path) -> StoredObject | None:
         """Write an object's content into a file and return its description; None if there is none."""
@@ -131,7 +132,10 @@ class ObjectBucket:
 
     async def _ask(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = await self._thread.ask(self._cluster.api(operation), encode_json(body))
-        return check_response(self._cluster.label, operation, decode_response(answer.data))
+        try:
+            return check_response(self._cluster.label, operation, decode_response(answer.data))
+        except ValueError as error:
+            raise RunError(f"{self._cluster.label}: {operation}: {error}") from None
 
     async def _get(self, name: str, file: Path | None) -> StoredObject | None:
         store = await self._store(creates=False)

@@ -19,7 +19,7 @@ class TooManySubjectsError(RunError):
 
 
 def held_subjects(cluster: Cluster, stream: str, subject: str = ">") -> Iterator[str]:
-    """Yield each matching subject of which a stream holds a message, page by page (100,000 a page).
+    """Yield the subjects of a stream's messages that match a pattern, from pages of 100,000.
 
     Raises TooManySubjectsError for a stream of another domain or account with more than 10,000 subjects: a leaf node closes
     its link on a response over `max_payload`.
