@@ -16,6 +16,7 @@ from sr_assets.automation.failures import build_failure_sensor
 from sr_assets.automation.jobs import build_daily_job, build_daily_schedule, resolve_job, sites_to_load
 from sr_assets.automation.observing import share_stream_infos
 from sr_assets.automation.old_runs import build_retention_schedule, retention
+from sr_assets.automation.run_processes import share_run_imports
 from sr_assets.automation.sensors import RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
 from sr_assets.resources import DataSources, FleetTables, Platform, spark_resource
@@ -28,6 +29,7 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     The resources are `platform` for the platform's assets, `spark` for the daily tables and users' assets, and `fleet_tables` and
     `data` for users' assets. `resources` replaces resources by name or adds more.
     """
+    share_run_imports()
     provided = {**_build_resources(settings), **(resources or {})}
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
     stream_infos, run_slots = share_stream_infos(settings), RunSlots(settings)

@@ -33,9 +33,9 @@ from sr_assets.stages.pace import Pace
 _PUBLISHING_SHARE: Final = 0.06
 #: Minimum interval between a run's publications, so that folding and copying share one.
 _PUBLISHED_SECONDS: Final = 1.0
-#: Minimum interval between publications of sightings and copies alone, which are thus queryable within 3 s: with a few
+#: Minimum interval between publications of sightings and copies alone, which are thus queryable within 5 s: with a few
 #: messages per second, half of the CPU time of a poll is the publication's.
-_SIGHTINGS_SECONDS: Final = 2.8
+_SIGHTINGS_SECONDS: Final = 4.8
 #: How long a run that has not caught up waits before its first publication.
 _BUSY_SECONDS: Final = 5.0
 #: How long a commit waits for active copies, so that one publication shows both.
@@ -216,7 +216,8 @@ class Site:
             "copy_error": copying.error,
             "copy_error_since_ns": copying.error_since_ns,
             "next_deadline_ns": next_ns,
-            "unpublished": self.state.outbox(stream).size(),
+            "unpublished": (advisories := self.state.outbox(stream).size()),
+            "unpublished_events": self.state.count_unpublished(stream) - advisories,
             "refused_since_ns": self.state.outbox(stream).waiting_since_ns() if stream in self._refused else None,
             "queued": self.state.copy_queue(stream).size(),
             "target": [copying.target_created_ns, max(copying.target_checked, copying.target_sequence)],

@@ -71,6 +71,8 @@ class StateConnection:
         self._memory = memory or _Memory()
         self._writing = False
         self._touched: set[str] = set()
+        # Queries of the transaction's own rows → their tables and rows.
+        self._expected: dict[tuple[object, ...], tuple[frozenset[str], Rows]] = {}
         # The last commit that the current snapshot contains.
         self._snapshot: int | None = None
 
@@ -98,10 +100,12 @@ class StateConnection:
 
     def commit(self) -> set[str]:
         """Commit the transaction; return the tables that its statements may have changed."""
-        touched = self._end()
+        expected, touched = self._expected, self._end()
         with self._memory.lock:
             self.raw.execute("COMMIT")
             self._memory.note_change(touched)
+            for key, (tables, rows) in expected.items():
+                self._memory.keep(key, self._memory.changed(tables), rows)
         return touched
 
     def rollback(self) -> None:
@@ -110,7 +114,7 @@ class StateConnection:
         self.raw.execute("ROLLBACK")
 
     def _end(self) -> set[str]:
-        touched, self._touched = self._touched, set()
+        touched, self._touched, self._expected = self._touched, set(), {}
         self._writing, self._snapshot = False, None
         return touched
 
@@ -130,6 +134,7 @@ class StateConnection:
         changed = _changed_by(query)
         if self._writing or not changed:
             self._touched |= changed
+            self._expected = {key: known for key, known in self._expected.items() if not known[0] & changed}
             return run(query, values)
         with self._memory.lock:
             result = run(query, values)
@@ -167,6 +172,11 @@ class StateConnection:
             rows = self.raw.execute(query, values).fetchall()
             self._memory.keep(key, self._memory.changed(tables), rows)
         return rows
+
+    def expect(self, query: str, values: Sequence[object], rows: Rows) -> None:
+        """Remember rows that the transaction has just written for its end, unless a later statement changes their tables."""
+        if self._writing:
+            self._expected[query, *values] = tables_in(query), rows
 
     def remembered(self, key: tuple[object, ...], query: str) -> object:
         """Return the value that `remember` was given, or None if a table in the query has changed since; in a snapshot."""

@@ -161,6 +161,11 @@ class SiteState:
         """Return a stream's transitions on which the rules of operators have not decided."""
         return Undecided(self._connection, stream)
 
+    def count_unpublished(self, stream: str) -> int:
+        """Return the number of a stream's advisories and events that wait to be published."""
+        events = (self.guard(stream), self.undecided(stream))
+        return self.outbox(stream).size() + sum(rows.count_unpublished() for rows in events)
+
     def snapshot_index(self, stream: str) -> SnapshotIndex:
         """Return the index of a stream's history."""
         return SnapshotIndex(self._connection, stream)
@@ -276,8 +281,7 @@ class SiteState:
     def _row(
         self, table: str, record: type[StreamState | CopyState | Intent], condition: str, values: list[object]
     ) -> tuple[Any, ...] | None:
-        names = ", ".join(column.name for column in fields(record))
-        rows = self._connection.rows(f"SELECT {names} FROM {table} WHERE {condition}", values)
+        rows = self._connection.rows(_selection(table, record, condition), values)
         return rows[0] if rows else None
 
     def _replace(
@@ -287,3 +291,9 @@ class SiteState:
         self._connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
         marks = ", ".join("?" * len(row))
         self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", list(row.values()))
+        self._connection.expect(_selection(table, type(record), condition), values, [tuple(row.values())])
+
+
+def _selection(table: str, record: type[StreamState | CopyState | Intent], condition: str) -> str:
+    names = ", ".join(column.name for column in fields(record))
+    return f"SELECT {names} FROM {table} WHERE {condition}"

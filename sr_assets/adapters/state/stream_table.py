@@ -29,6 +29,12 @@ class EventTable(StreamTable):
         """Return the events to publish, in order of time."""
         return self._events("outbox AND published_ns IS NULL")
 
+    def count_unpublished(self) -> int:
+        """Return the number of events to publish."""
+        return int(
+            self._value(f"SELECT count(*) FROM {self.events} WHERE stream = ? AND outbox AND published_ns IS NULL")
+        )
+
     def mark_published(self, event_ids: list[str], at_ns: int) -> None:
         """Record the publication of events; call it inside a transaction."""
         self._connection.execute(

@@ -72,7 +72,10 @@ def test_snapshot_keeps_its_rows_while_another_connection_commits(connection: St
     assert count(reading) == 1
 
 
-@given(steps=st.lists(st.tuples(st.sampled_from(("write", "end", "undo", "read")), st.integers(0, 1)), max_size=25))
+STEPS = ("write", "expect", "end", "undo", "read")
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1)), max_size=25))
 def test_remembered_rows_equal_those_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
@@ -86,7 +89,10 @@ def test_remembered_rows_equal_those_of_the_file(
         elif step == "write":
             connection.execute("INSERT INTO staged (stream, first, next) VALUES (?, ?, 0)", [stream, number])
             connection.execute("INSERT INTO gaps (stream) VALUES (?)", [stream])
-        elif step != "read" and open_ones[which]:
+        elif step == "expect" and open_ones[which]:
+            for query in _QUERIES:
+                connection.expect(query, [stream], connection.raw.execute(query, [stream]).fetchall())
+        elif step in {"end", "undo"} and open_ones[which]:
             (connection.commit if step == "end" else connection.rollback)()
             open_ones[which] = False
         elif step == "read":
@@ -95,6 +101,16 @@ def test_remembered_rows_equal_those_of_the_file(
                     assert connection.rows(query, [each]) == connection.raw.execute(query, [each]).fetchall()
     for connection in pair:
         connection.close()
+
+
+def test_expected_rows_are_remembered_unless_changed_again(connection: StateConnection) -> None:
+    for later, known in (("gaps", 7), ("staged", 1)):
+        connection.begin()
+        connection.execute("DELETE FROM staged")
+        connection.expect(_QUERIES[0], ["S"], [(7,)])
+        connection.execute(f"INSERT INTO {later} (stream) VALUES ('S')")
+        connection.commit()
+        assert count(connection) == known
 
 
 def test_remembered_value_lasts_until_its_table_changes(connection: StateConnection) -> None:
