@@ -30,7 +30,7 @@ def real_consul(folder: Path) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
         http, server, lan, wan = (probe.getsockname()[1] for probe in probes)
-    ports = {"http": http, "server": server, "serf_lan": lan, "serf_wan": wan, "dns": -1, "grpc": -1}
+    ports = {"http": http, "server": server, "serf_lan": lan, "serf_wan": wan, "dns": -1, "grpc": -1, "grpc_tls": -1}
     options = {"server": True, "bootstrap": True, "bind_addr": "127.0.0.1", "data_dir": str(folder), "ports": ports}
     file = folder / "consul.json"
     file.write_text(json.dumps(options))

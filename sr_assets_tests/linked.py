@@ -34,7 +34,9 @@ class Linked:
 
     def await_link(self) -> None:
         """Wait until the hub reaches the city's JetStream."""
-        wait_until(lambda: ask(self.hub, "$JS.city.API.INFO").get("error") is None, "the leafnode to be linked")
+        wait_until(
+            lambda: ask(self.hub, "$JS.city.API.INFO", seconds=1.0).get("error") is None, "the leafnode to be linked"
+        )
 
     def _server(self, domain: str, link: str, port: int = 0) -> NatsServer:
         return NatsServer(self._home / domain, domain, domain=domain, config=link, port=port)
@@ -52,11 +54,13 @@ def linked(home: Path) -> Iterator[Linked]:
         both.hub.stop()
 
 
-def ask(server: NatsServer, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def ask(
+    server: NatsServer, subject: str, body: dict[str, Any] | None = None, *, seconds: float = 30.0
+) -> dict[str, Any]:
     """Send a request to a server and return its response, errors included."""
     try:
         with Connection(ClusterSettings((server.address,)), "test") as opened:
-            return opened.request(subject, body or {}, 1.0)
+            return opened.request(subject, body or {}, seconds)
     except WireError as error:
         return {"error": str(error)}
 

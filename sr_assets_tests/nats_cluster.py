@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sr_assets.adapters.jetstream import encode_json
+from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, encode_json
 from sr_assets.adapters.wire import Connection, WireError
 from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.embedded.nats_server import HOST, NatsServer
@@ -85,7 +85,11 @@ class NatsCluster:
         """Wait until the servers have connected and can store a stream with three replicas."""
         self.create("PROBE", "probe")
         deadline = time.monotonic() + SECONDS
-        while not _ask(self.servers[0], "STREAM.DELETE.PROBE").get("success"):
+        # The response to a first request may have come too late.
+        while not (
+            (answer := _ask(self.servers[0], "STREAM.DELETE.PROBE")).get("success")
+            or (answer.get("error") or {}).get("err_code") == STREAM_NOT_FOUND
+        ):
             assert time.monotonic() < deadline, "the cluster does not stay together"
             time.sleep(0.1)
 

@@ -28,7 +28,7 @@ from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from sr_assets.domain.messages import Message
@@ -123,8 +123,10 @@ class Rig:
         return now_ns
 
     def await_clock(self, stream: str, at_ns: int, server: NatsServer | None = None) -> None:
-        """Wait until the clock of a stream's leader passes `at_ns`."""
-        wait_until(lambda: self.clock_ns(stream, server) > at_ns, f"the server's clock to pass {at_ns}")
+        """Wait until the clock of a stream's leader, a server on this machine, passes `at_ns`."""
+        interval_seconds = max(0.02, min((at_ns - self.clock_ns(stream, server)) / 1e9 / 4, 1.0))
+        awaited = f"the server's clock to pass {at_ns}"
+        wait_until(lambda: self.clock_ns(stream, server) > at_ns, awaited, every=interval_seconds)
 
     def publish(self, stream: str, messages: Iterable[Sent], server: NatsServer | None = None) -> None:
         """Publish messages in order and assert that each is stored."""
@@ -213,11 +215,11 @@ class Rig:
             selection = {entry.stream: frozenset(stages) for entry in opened.entries}
             return run_site(opened, selection, drain_only=drain_only)
 
-    def start(self, **top: Any) -> subprocess.Popen[str]:
+    def start(self, environ: Mapping[str, str] | None = None, **top: Any) -> subprocess.Popen[str]:
         """Start a run of the site in a process that may be killed; it prints the failures as JSON."""
         self.settings(**top)
         command = [sys.executable, "-c", _RUN, str(self.home / "replication.yaml")]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def drain(self, site: str = SITE, stages: Iterable[Stage] = tuple(Stage), **top: Any) -> dict[str, StreamReport]:
         """Run a site and assert that no stream failed."""
@@ -255,12 +257,18 @@ def leave_out_due_work(home: Path) -> None:
     note_checked(home)
 
 
-def wait_until(condition: Callable[[], bool], awaited: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Poll until a condition holds; at the deadline, raise AssertionError with the text `awaited`."""
+def wait_until(
+    condition: Callable[[], bool], awaited: str, seconds: float = PATIENCE_SECONDS, every: float = 0.02
+) -> None:
+    """Poll until a condition holds; at the deadline, raise AssertionError with the text `awaited`.
+
+    Poll an expensive condition, such as a query of a database file, at longer intervals (`every`, in seconds): at the
+    default it would use half a core, which the awaited process needs.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {awaited}"
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def stop_process(pid: int) -> None:

@@ -24,6 +24,7 @@ from typing import Self
 import psutil
 import pyspark
 
+from sr_assets.adapters.spark.config import JAVA_OPTIONS
 from sr_assets.adapters.spark.java import find_java
 from sr_assets_tests.rig import wait_until
 
@@ -97,7 +98,9 @@ class SparkCluster:
             "spark.connect.grpc.binding.address": HOST,
             "spark.connect.grpc.binding.port": str(port),
             "spark.driver.host": HOST,
+            "spark.driver.extraJavaOptions": JAVA_OPTIONS,
             "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": JAVA_OPTIONS,
             "spark.ui.port": str(shown),
             "spark.eventLog.enabled": "true",
             "spark.eventLog.compress": "false",
@@ -251,6 +254,8 @@ class SparkCluster:
             "SPARK_CONF_DIR": str(self.folder / "work"),
             "SPARK_LOCAL_DIRS": str(self.folder / "work"),
             "SPARK_LOCAL_IP": HOST,
+            # As the engine's: no process lasts until the optimizing compiler pays off.
+            "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
             "PYSPARK_PYTHON": self.python,
             "PYTHONDONTWRITEBYTECODE": "1",
             "MALLOC_ARENA_MAX": "2",

@@ -1,7 +1,6 @@
 """The demo's UI in a browser: asset graph, asset page, checks, sensors and a backfill."""
 
 import re
-import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from sr_assets_tests.browser import find_chromium, open_page
 from sr_assets_tests.demo_process import DemoProcess
+from sr_assets_tests.operate.rig import unused_port
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600)]
 _PATIENCE_MS = 180_000
@@ -29,9 +29,7 @@ def demo_url(demo_folder: Path) -> Iterator[str]:
     """The UI of a demo that has published its first tables."""
     if find_chromium() is None:
         pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     with DemoProcess(demo_folder, "--port", str(port), "--nodes", "20") as demo:
         demo.await_output("first rows", 300)
         yield f"http://127.0.0.1:{port}"

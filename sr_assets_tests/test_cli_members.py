@@ -36,7 +36,7 @@ def stream(rig: Rig) -> str:
 @pytest.fixture
 def pair(rig: Rig, tmp_path: Path, stream: str) -> Iterator[tuple[Leadership, Leadership]]:
     """Two members of which the first leads; the command uses the second one's configuration."""
-    bucket = make_bucket(rig)
+    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
     with Leadership(first, SITE) as leader:
         leader.require()

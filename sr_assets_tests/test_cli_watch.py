@@ -1,5 +1,6 @@
 """`--watch` on a real terminal, in a pipe, and with unsupported options; every table fits the window."""
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -48,6 +49,7 @@ class Terminal:
             command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
         )
         os.close(theirs)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.shown = ""
 
     def await_text(self, text: str) -> None:
@@ -55,14 +57,14 @@ class Terminal:
         seen, deadline = len(self.shown), time.monotonic() + PATIENCE_SECONDS
         while text not in self.shown[seen:]:
             assert select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0], self.shown
-            self.shown += os.read(self._ours, 65536).decode()
+            self.shown += self._decoder.decode(os.read(self._ours, 65536))
 
     def end(self, number: signal.Signals) -> int:
         """Send a signal and return the exit code."""
         self._process.send_signal(number)
         with contextlib.suppress(OSError):
             while part := os.read(self._ours, 65536):
-                self.shown += part.decode()
+                self.shown += self._decoder.decode(part)
         return self._process.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:

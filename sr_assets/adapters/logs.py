@@ -70,6 +70,20 @@ def _print_problem(kind: Literal["error", "warning"], text: str) -> None:
     print(shown, file=sys.stderr, flush=True)  # noqa: T201  what a command says is no logger's, which may be silent
 
 
+class LogFile(WatchedFileHandler):
+    """A file that is reopened after it was moved. A failure, such as a full disk, is printed and not raised."""
+
+    def __init__(self, file: Path, *, delay: bool = False) -> None:
+        super().__init__(file, encoding="utf-8", delay=delay)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+
 def open_log(level: str, form: Literal["text", "json"], file: Path | None) -> None:
     """Send the package's log to stderr, which Dagster captures for a run, and to a file; once per process.
 
@@ -80,7 +94,7 @@ def open_log(level: str, form: Literal["text", "json"], file: Path | None) -> No
         return
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if file is not None:
-        handlers.append(WatchedFileHandler(file, encoding="utf-8"))
+        handlers.append(LogFile(file))
     formatter = JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     for handler in handlers:
         handler.setFormatter(formatter)

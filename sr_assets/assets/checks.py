@@ -45,7 +45,7 @@ def stream_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
     checks, outbox = dict(_REPLICA_CHECKS), {}
     if stream.tracked:
         checks["senders_found"] = "Every message names its sender."
-        outbox["advisories_published"] = "No advisory is waiting to be published."
+        outbox["advisories_published"] = "No advisory or event is waiting to be published."
     if stream.target_options:
         checks["no_drift"] = "The target matches the `target` block."
     return [
@@ -211,7 +211,8 @@ def _last_copy_problem(site: Site, stream: StreamSettings, report: StreamReport)
 def check_advisories(stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
     """Return the check result of the outbox after a run."""
     key = stream_key(stream, "node_advisories")
-    return warning(key, "advisories_published", report.waiting == 0, {"waiting": report.waiting}, report.undeliverable)
+    reason = "; ".join(filter(None, (report.undeliverable, report.undeliverable_event))) or None
+    return warning(key, "advisories_published", report.waiting == 0, {"waiting": report.waiting}, reason)
 
 
 def check_feed(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:

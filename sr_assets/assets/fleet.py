@@ -95,6 +95,8 @@ def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
             raise dg.Failure(str(error), allow_retries=False) from None
         for table in specs:
             if table_key(table) in context.selected_asset_keys:
+                if table not in tables:
+                    raise dg.Failure(f"the table {table} cannot be read; see the log", allow_retries=False)
                 yield dg.MaterializeResult(table_key(table), metadata=_metadata(table, tables[table]))
 
     return fleet_tables
@@ -108,7 +110,8 @@ def published_tables(settings: Settings) -> Iterator[dg.AssetMaterialization]:
         # Before the first publication: the end of this run publishes the tables, or fails with the reason.
         return
     for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ())):
-        yield dg.AssetMaterialization(table_key(table), metadata=_metadata(table, tables[table]))
+        if table in tables:
+            yield dg.AssetMaterialization(table_key(table), metadata=_metadata(table, tables[table]))
 
 
 def _metadata(table: str, summary: TableSummary) -> dict[str, dg.MetadataValue]:

@@ -47,7 +47,11 @@ def is_idle(settings: Settings, site: str) -> bool:
     streams = [(entry, status["streams"].get(entry.stream, {})) for entry in entries]
     try:
         return (
-            not any(row.get(problem) for _, row in streams for problem in ("last_error", "unpublished"))
+            not any(
+                row.get(problem)
+                for _, row in streams
+                for problem in ("last_error", "unpublished", "unpublished_events")
+            )
             and find_work(eager, site) == CAUGHT_UP
             and all(_is_target_unchanged(entry, row) for entry, row in streams)
         )

@@ -96,7 +96,9 @@ def _find_orphaned_runs(instance: dg.DagsterInstance) -> Iterator[list[str]]:
     seen = {match.group() for name in names if (match := _RUN_ID.match(name))}
     connected, table = _check_executions(instance)
     with connected as connection:
-        seen |= {row[0] for row in connection.execute(table.select().with_only_columns(table.c.run_id).distinct())}
+        rows = connection.execute(table.select().with_only_columns(table.c.run_id).distinct()).fetchall()
+    # A check that was reported without a run has an empty run id, whose folder would be that of all runs.
+    seen |= {run_id for (run_id,) in rows if _RUN_ID.fullmatch(run_id)}
     remaining = iter(sorted(seen))
     while batch := list(islice(remaining, _BATCH)):
         records = instance.get_run_records(dg.RunsFilter(run_ids=batch))

@@ -87,6 +87,7 @@ def _follow_tables(
             lines = Lines(rows.columns, form, _FIRST)
             lines.header()
             fresh = [] if since is None else read_advisories(since=since).values
+            printed.update(row[-1] for row in fresh)
         lines.rows(fresh)
 
 

@@ -21,7 +21,7 @@ from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.operate.instance import open_instance, storage_errors
-from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as_interrupt
+from sr_assets.operate.processes import INTERRUPTED, end_with_parent, recorded_signals, signals_as_interrupt
 from sr_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -63,12 +63,17 @@ def command(*, once: bool, since: float) -> list[str]:
 
 
 class DueWork:
-    """The due work of one instance; each method does a part of the work that is due now."""
+    """The due work of one instance; each method does a part of the work that is due now.
 
-    def __init__(self, settings: Settings, instance: DagsterInstance, since: datetime) -> None:
+    Raises KeyboardInterrupt if a job ended because this process was `interrupted`.
+    """
+
+    def __init__(
+        self, settings: Settings, instance: DagsterInstance, since: datetime, interrupted: Callable[[], bool]
+    ) -> None:
         from sr_assets.definitions import build
 
-        self._settings, self._instance, self._since = settings, instance, since
+        self._settings, self._instance, self._since, self._interrupted = settings, instance, since, interrupted
         self._repository = build(settings).get_repository_def()
         self._cursor: str | None = None
         # Before this time a job is not due again, so that only a due job asks the database and the published tables.
@@ -97,19 +102,24 @@ class DueWork:
         succeeded = [self._run_job(job) for job in self.due_jobs()]
         return all(succeeded)
 
-    def watch_topology(self) -> None:
-        """Survey the native streams once, publish the result, and create or update streams as `manage` allows."""
+    def watch_topology(self) -> bool:
+        """Survey the native streams once, publish the result, and create or update streams as `manage` allows.
+
+        Return whether that succeeded.
+        """
         import dagster as dg
 
         if not self._settings.topology:
-            return
+            return True
         sensor = self._repository.get_sensor_def(_TOPOLOGY_SENSOR)
         result: Any = sensor(dg.build_sensor_context(instance=self._instance, cursor=self._cursor))
-        self._cursor = result.cursor
         for event in result.asset_events:
             self._instance.report_runless_asset_event(event)
-        for request in result.run_requests or ():
-            self._run_job(_DueJob(str(sensor.job_name), dict(request.tags)))
+        # Not before: the next survey would not report these results again.
+        self._cursor = result.cursor
+        requests = result.run_requests or ()
+        succeeded = [self._run_job(_DueJob(str(sensor.job_name), dict(request.tags))) for request in requests]
+        return all(succeeded)
 
     def note_failures(self) -> None:
         """Record the runs that failed since the last call, for `notify`."""
@@ -127,6 +137,8 @@ class DueWork:
         result = definition.execute_in_process(
             run_config=quiet, instance=self._instance, tags=dict(job.tags), raise_on_error=False
         )
+        if self._interrupted():
+            raise KeyboardInterrupt
         for line in [] if result.success else failures(result.all_events):
             print_error(f"{job.name}: {line}")
         return result.success
@@ -165,17 +177,21 @@ def _main() -> int:
     arguments = parser.parse_args()
     end_with_parent()
     try:
-        with signals_as_interrupt(), storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
+        with (
+            signals_as_interrupt(),
+            recorded_signals() as interrupted,
+            storage_errors(Path(os.environ["DAGSTER_HOME"])),
+            open_instance() as instance,
+        ):
             settings = load_settings()
             configure_logging(settings)
-            work = DueWork(settings, instance, datetime.fromtimestamp(arguments.since, UTC))
+            work = DueWork(settings, instance, datetime.fromtimestamp(arguments.since, UTC), interrupted)
             if arguments.mode == "follow":
                 _follow(settings, work)
-            work.watch_topology()
-            succeeded = work.run_jobs()
+            surveyed, succeeded = work.watch_topology(), work.run_jobs()
             work.note_failures()
             note_checked(settings.home)
-            return int(not succeeded)
+            return int(not (surveyed and succeeded))
     except SrAssetsError as error:
         print_error(str(error))
         return 2 if isinstance(error, ConfigurationError) else 1

@@ -14,10 +14,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from datetime import datetime
-from logging.handlers import WatchedFileHandler
 from typing import Any, Final
 
-from sr_assets.adapters.logs import JsonLines
+from sr_assets.adapters.logs import JsonLines, LogFile
 from sr_assets.settings import Settings
 
 #: An event ends after this pause, or after this number of lines.
@@ -49,9 +48,7 @@ class ChildLogs:
         self._json = settings.log_format == "json"
         self._file = settings.logfile if to_file else None
         self._handler = (
-            WatchedFileHandler(self._file, encoding="utf-8", delay=True)
-            if self._file and self._json
-            else logging.StreamHandler(sys.stderr)
+            LogFile(self._file, delay=True) if self._file and self._json else logging.StreamHandler(sys.stderr)
         )
         self._pipes: list[_Pipe] = []
 

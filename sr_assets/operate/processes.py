@@ -128,20 +128,20 @@ def _importing(frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def recorded_signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGTERM or SIGINT arrived inside the block.
+    """Yield a function that returns whether SIGTERM or SIGINT has arrived inside the block.
 
     Dagster's own handlers, active during execution, end the run but not the process.
     """
+    received: set[int] = set()
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def arrived() -> bool:
-        try:
-            return not {signal.SIGTERM, signal.SIGINT}.isdisjoint(os.read(reader, 4096))
-        except BlockingIOError:
-            return False
+        with contextlib.suppress(BlockingIOError):
+            received.update(os.read(reader, 4096))
+        return not received.isdisjoint({signal.SIGTERM, signal.SIGINT})
 
     try:
         yield arrived

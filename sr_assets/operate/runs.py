@@ -108,8 +108,11 @@ class _Children:
         return self._run_site(site, labels, "once")
 
     def follow(self, site: str, labels: Sequence[str]) -> int:
-        """Run a site in a child until `stop`, and return its exit code."""
-        return self._run_site(site, labels, "follow")
+        """Run a site in a child until `stop`, and return its exit code; start another if a signal ends the child."""
+        while (code := self._run_site(site, labels, "follow")) < 0 and not self._stopped.is_set():
+            print_error(f"the process of site {site} was ended by signal {-code}; restarting it")
+            self._stopped.wait(_AGAIN_SECONDS)
+        return code
 
     def run_due_work(self, *, once: bool) -> int:
         """Do the due work in a child and return its exit code; it reports runs that failed after the start of this command."""

@@ -239,8 +239,9 @@ def serve(settings: Settings, ui: Ui | None) -> int:
             with (
                 signals_as_interrupt(),
                 notify_beside(settings),
-                lead_all(settings),
+                # Ends after the leaderships: it may wait for a store.
                 follow_checkpoints(settings, settings.sites),
+                lead_all(settings),
                 Services(settings, ui) as services,
                 daemon_parts(open_instance, lambda: services.checked_at) as parts,
                 metrics_beside(settings, health := Health(settings, parts)) as metrics,

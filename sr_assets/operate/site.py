@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.state.status_file import record_alive
-from sr_assets.domain.errors import SrAssetsError, StandbyError
+from sr_assets.domain.errors import RunError, SrAssetsError, StandbyError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import recorded_signals
@@ -49,10 +49,12 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
             if not _await_leadership(leadership, folder, once=once):
                 FollowedSite(settings, site).show_if_due()
                 return 0
-            with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
-                result = _execute(job, instance, streams, whole=len(streams) == len(settings.sites[site]), once=once)
+            result = _try(job, streams, whole=len(streams) == len(settings.sites[site]), once=once)
             if interrupted():
                 raise KeyboardInterrupt
+            if result is None:
+                _await_poll(settings, leadership, folder)
+                continue
             if not result.success and not leadership.leads and leadership.lease.leader:
                 # Another member leads since the run began, and continues its work.
                 continue
@@ -60,16 +62,16 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
             if once:
                 return code
             if code:
-                _await_poll(settings, leadership)
+                _await_poll(settings, leadership, folder)
             while leadership.leads and not _has_work(current_settings(settings), site):
-                record_alive(folder)
-                _await_poll(settings, leadership)
+                _await_poll(settings, leadership, folder)
 
 
-def _await_poll(settings: Settings, leadership: Leadership) -> None:
+def _await_poll(settings: Settings, leadership: Leadership, folder: Path) -> None:
     """Wait for the interval of the sensor, which may change meanwhile."""
     began = time.monotonic()
     while leadership.leads:
+        record_alive(folder)
         interval_seconds = current_settings(settings).sensor.interval_ns / SECOND_NS
         left_seconds = began + interval_seconds - time.monotonic()
         if left_seconds <= 0:
@@ -107,6 +109,18 @@ def _has_work(settings: Settings, site: str) -> bool:
     except SrAssetsError as error:
         print_error(str(error))
         return False
+
+
+def _try(job: JobDefinition, streams: Sequence[Entry], *, whole: bool, once: bool) -> ExecuteInProcessResult | None:
+    """Execute a site's job; without `once`, return None after an error of Dagster's storage, which may be back soon."""
+    try:
+        with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
+            return _execute(job, instance, streams, whole=whole, once=once)
+    except RunError as error:
+        if once:
+            raise
+        print_error(str(error))
+        return None
 
 
 def _execute(

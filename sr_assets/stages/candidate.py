@@ -188,7 +188,7 @@ class Candidate:
         """Release the keys that this member still holds; return the last message of the first lost one."""
         held, self._held, self._since_ns = self._held, {}, None
         # No process of this home may continue while the keys are given back.
-        self._keep(self._made(Lease(problem="this member lost the leadership")))
+        self._keep(self._made(Lease(problem="a key was taken or deleted")))
         # Our record as a leader remains until it expires: a new leader of our kind waits for that.
         self._recorded_at = boot_seconds() + self.ttl_seconds
         lost = _NOBODY

@@ -115,7 +115,7 @@ class EntryWork(ABC):
             failed={*report.failed},
             state=state if state is not None and state.has_position else None,
             copying=store.load_copying(name),
-            waiting=store.outbox(name).size(),
+            waiting=store.count_unpublished(name),
             queued=store.copy_queue(name).size(),
         )
 
@@ -126,7 +126,7 @@ class EntryWork(ABC):
         """
         site, report, name = self._site, self.report, self._entry.stream
         state = site.state.load_stream(name) or StreamState.without_position(name)
-        self._set_error(state, self.watching.failure)
+        self._set_error(state, self.watching.outcome(state.last_error if self.watching in self.loops else None))
         if report.alive_ns is not None:
             state.alive_ns, state.alive_due_ns = report.alive_ns, report.alive_due_ns
         if report.state is not None and report.state.starts == state.starts:
@@ -147,7 +147,7 @@ class EntryWork(ABC):
         if state.has_position:
             report.state = state
         report.copying = site.state.load_copying(name)
-        report.waiting, report.queued = site.state.outbox(name).size(), site.state.copy_queue(name).size()
+        report.waiting, report.queued = site.state.count_unpublished(name), site.state.copy_queue(name).size()
 
     def _forget_old(self, state: StreamState) -> None:  # noqa: B027  as above
         """Delete rows beyond the retention, inside the caller's transaction."""

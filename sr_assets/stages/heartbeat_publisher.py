@@ -79,10 +79,12 @@ class HeartbeatPublisher:
     def _may_publish(self) -> bool:
         if self._leadership is None:
             return True
+        if self._ended.is_set():
+            return False
         try:
             # The process of this home that campaigned may have ended.
             self._leadership.begin()
-        except RunError as error:
+        except (RunError, OSError) as error:
             self._say(f"heartbeats: {error}")
         return self._leadership.campaigns and self._leadership.leads
 

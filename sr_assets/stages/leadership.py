@@ -76,9 +76,9 @@ class Leadership:
         self._candidate = self._kind(self._settings, self._site, self._keys)
         try:
             self._campaign(self._candidate)
-        except RunError as error:
-            if not (self._patient and isinstance(error, TransientError)):
-                self._candidate.stop(str(error))
+        except (RunError, OSError) as error:
+            if not (self._patient and isinstance(error, TransientError | OSError)):
+                _stop(self._candidate, error)
                 self._close(self._candidate)
                 self._candidate = None
                 raise
@@ -187,7 +187,7 @@ class Leadership:
         candidate.close()
         self._log(str(error))
         if not self.lease.holds:
-            candidate.stop(str(error))
+            _stop(candidate, error)
 
     def _log(self, line: str) -> None:
         if line != self._logged:
@@ -207,6 +207,12 @@ class Leadership:
             self._showing.join()
         candidate.close()
         self._file.close()
+
+
+def _stop(candidate: Candidate, error: Exception) -> None:
+    # On a full disk the last lease remains until its deadline.
+    with contextlib.suppress(OSError):
+        candidate.stop(str(error))
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ class StreamReport:
     alive_ns: int | None = None
     alive_due_ns: int | None = None
     undeliverable: str | None = None
+    undeliverable_event: str | None = None
     wrong_clock: str | None = None
     target_drift: list[str] = field(default_factory=list)
     advisories_stored: bool = False

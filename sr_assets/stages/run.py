@@ -80,7 +80,7 @@ class SiteRun:
                 work.join(copies_end)
             with contextlib.suppress(LeadershipLostError):
                 for work in works:
-                    work.finish()
+                    work.watching.finish(work.finish)
         finally:
             with contextlib.ExitStack() as stack:
                 for work in works:

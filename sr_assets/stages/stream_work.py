@@ -33,7 +33,7 @@ from sr_assets.stages.tracking.node_advisories import AdvisoryStage, HeartbeatSt
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets.stages.tracking.retention import forget_old_nodes
-from sr_assets.stages.tracking.site_events import publish_events
+from sr_assets.stages.tracking.site_events import EventStage
 from sr_assets.stages.work_loop import BackgroundSteps, WorkLoop
 
 _INTERRUPTED_SECONDS: Final = 5.0
@@ -78,15 +78,15 @@ class StreamWork(EntryWork):
         self._refill = HistoryRefill(self._context, self._snapshots, site.settings.run_budget_ns / 1e9)
         announces = stream.advisory is not None and Stage.NODE_ADVISORIES in stages
         self._announced_with_copies = announces and self._announced_at_target
-        self._announcing = store = self._context.store if self._announced_with_copies else site.state
+        store = self._context.store if self._announced_with_copies else site.state
+        self._events = EventStage(stream, store, site.clock, self.report) if announces else None
         self._advisories = AdvisoryStage(stream, store, site.clock, self.report) if announces else None
         grace_ns = heartbeat_grace_ns(site.settings)
         self._heartbeat = HeartbeatStage(stream, store, site.clock, grace_ns, self.report) if announces else None
         # Whether there may be work that copying has not seen yet.
         self._may_have_work = True
         self._poll_at = 0.0
-        self._has_position = False
-        self._abandoned = False
+        self._has_position = self._abandoned = False
 
     @property
     def _announced_at_target(self) -> bool:
@@ -147,10 +147,10 @@ class StreamWork(EntryWork):
         """Start the next copy step if one is due; return whether the previous one made copies."""
         busy = self._background.take() or False
         self._may_have_work |= busy and not (ends is None and self._replica.caught_up)
-        # A lingering run also polls without a sign of new work.
-        wanted = self._may_have_work or self.copying.error or (ends is None and time.monotonic() >= self._poll_at)
+        wanted = self._may_have_work or self.copying.error or time.monotonic() >= self._poll_at
         if wanted and self.copying.due and not self._background.running:
-            self._may_have_work, self._poll_at = False, self._site.pace.next_poll_at
+            # Only a lingering run also polls without a sign of new work.
+            self._may_have_work, self._poll_at = False, self._site.pace.next_poll_at if ends is None else math.inf
             self._background.start(lambda: self._copy(ends))
         return busy
 
@@ -177,10 +177,10 @@ class StreamWork(EntryWork):
         self._has_position = True
 
     def _announce(self, clusters: Clusters, where: ClusterSettings, *, busy: bool) -> bool:
-        if self._advisories is None or self._heartbeat is None:
+        if self._events is None or self._advisories is None or self._heartbeat is None:
             return False
         cluster = clusters.connect(where)
-        published = publish_events(self._stream, self._announcing, cluster, self._site.clock)
+        published = self._events.publish(cluster)
         published |= self._advisories.publish(cluster)
         self._site.note_refused(self._stream.stream, refused=self._advisories.refused)
         self._heartbeat.send(cluster, busy=busy or published)
@@ -260,7 +260,8 @@ class StreamWork(EntryWork):
         """Save the result of the run for reading and copying."""
         if self._copies and not self._background.running:
             with contextlib.suppress(LeadershipLostError):
-                self._note_copy_error(self.copying.failure, self._site.state)
+                before = self._site.state.load_copying(self._stream.stream).error
+                self._note_copy_error(self.copying.outcome(before), self._site.state)
         super().note_end()
         if not self._background.running:
             with contextlib.suppress(SrAssetsError):

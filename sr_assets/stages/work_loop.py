@@ -89,7 +89,6 @@ class WorkLoop:
             return False
 
     def _attempt(self, step: Callable[[], bool], final: Callable[[], bool]) -> bool:
-        label = self._report.stream.label
         try:
             busy = step()
         except LeadershipLostError:
@@ -101,25 +100,17 @@ class WorkLoop:
                 self.reached = True
             else:
                 self._note_disconnected()
-            self._retry_or_fail(_line(label, error), final=final())
-            return False
-        except OSError as error:
-            self._fail(f"{label}: {cannot_write(error.filename or self._folder, error)}")
-            return False
-        except SrAssetsError as error:
-            self._guard()  # Spark hides that a task was not allowed to write
-            self._report.misconfigured |= isinstance(error, ConfigurationError)
-            self._fail(_line(label, error))
+            self._retry_or_fail(_line(self._report.stream.label, error), final=final())
             return False
         except MemoryError:
             raise
-        except Exception as error:
-            # A defect that one stream's data reveals must not fail the other streams of the site.
-            logger.exception("%s: unexpected error", label)
-            self._fail(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        except Exception as error:  # noqa: BLE001  a defect that one stream's data reveals must not fail other streams
+            if isinstance(error, SrAssetsError):
+                self._guard()  # Spark hides that a task was not allowed to write
+            self._fail_by(error)
             return False
         if self.retries:
-            logger.info("%s: recovered after %d failed attempts", label, self.retries)
+            logger.info("%s: recovered after %d failed attempts", self._report.stream.label, self.retries)
         self._counts[Counter.RECONNECTIONS] += self._disconnected
         self._disconnected = False
         if self.retries or not self.reached:
@@ -128,6 +119,19 @@ class WorkLoop:
         self.reached = True
         self.retries, self.error = 0, None
         return busy
+
+    def finish(self, step: Callable[[], None]) -> None:
+        """Do the final work of a run, the compaction of the history; an error is a failure."""
+        try:
+            step()
+        except (LeadershipLostError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  as above
+            self._fail_by(error, frozenset({Stage.NODE_SNAPSHOTS}))
+
+    def outcome(self, before: str | None) -> str | None:
+        """Return the error to record at the end of a run; the recorded one, `before`, holds until a step succeeds."""
+        return self.failure or self.error or (None if self.reached else before)
 
     def _note_disconnected(self) -> None:
         """Count an error of a connection, and the connections that it closes unless an earlier error did."""
@@ -152,11 +156,24 @@ class WorkLoop:
         if self.retries == 1:
             self._on_error(line)
 
-    def _fail(self, failure: str) -> None:
+    def _fail_by(self, error: Exception, stages: frozenset[Stage] | None = None) -> None:
+        """Fail with one line about an error in these stages, by default the loop's."""
+        label = self._report.stream.label
+        self._report.misconfigured |= isinstance(error, ConfigurationError)
+        if isinstance(error, SrAssetsError):
+            self._fail(_line(label, error), stages)
+        elif isinstance(error, OSError):
+            self._fail(f"{label}: {cannot_write(error.filename or self._folder, error)}", stages)
+        else:
+            logger.error("%s: unexpected error", label, exc_info=error)
+            self._fail(f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}", stages)
+
+    def _fail(self, failure: str, stages: frozenset[Stage] | None = None) -> None:
         self._counts[Counter.ERRORS] += 1
-        self.failure, self.error = failure, None
+        # The first one says why the loop ended.
+        self.failure, self.error = self.failure or failure, None
         self._report.failures.append(failure)
-        self._report.failed |= self._stages
+        self._report.failed |= self._stages if stages is None else stages
         logger.error("%s", failure)
 
 

@@ -4,6 +4,8 @@ import json
 import logging
 from pathlib import Path
 
+import pytest
+
 from sr_assets.adapters.logs import note_run, open_log
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
@@ -50,3 +52,17 @@ def test_renamed_log_file_is_reopened(tmp_path: Path) -> None:
     log.warning("after")
     assert (tmp_path / "sr.log.1").read_text().endswith("WARNING before\n")
     assert file.read_text().endswith("WARNING after\n")
+
+
+def test_log_file_that_cannot_be_reopened_ends_no_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    open_log("warn", "text", folder / "sr.log")
+    log = logging.getLogger("sr_assets.test")
+    log.warning("before")
+    folder.rename(tmp_path / "moved")
+    log.warning("meanwhile")
+    folder.mkdir()
+    log.warning("after")
+    assert (folder / "sr.log").read_text().endswith("WARNING after\n")
+    assert "FileNotFoundError" in capsys.readouterr().err

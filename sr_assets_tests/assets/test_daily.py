@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -23,37 +23,47 @@ from sr_assets_tests.rig import Command
 
 KEY = AVAILABILITY_ASSET.key
 HOUR_NS = 3600 * 10**9
-TODAY = datetime.now(UTC).date()
-YESTERDAY = TODAY - timedelta(days=1)
-TODAY_NS = int(datetime(TODAY.year, TODAY.month, TODAY.day, tzinfo=UTC).timestamp()) * 10**9
+
+
+def today() -> date:
+    """Return the current day: a constant of the module would be yesterday after midnight."""
+    return datetime.now(UTC).date()
+
+
+def yesterday() -> date:
+    return today() - timedelta(days=1)
+
+
+def today_ns() -> int:
+    return int(datetime(today().year, today().month, today().day, tzinfo=UTC).timestamp()) * 10**9
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """A site with two nodes, one silent yesterday from 18:00 to 21:00; the watermark is 01:00 today."""
     settings = configured(tmp_path)
-    began_ns = TODAY_NS - 30 * HOUR_NS
+    began_ns = today_ns() - 30 * HOUR_NS
     histories: Histories = {
         "steady": [Change(began_ns, "new", None)],
         "shaky": [
             Change(began_ns, "new", None),
-            Change(TODAY_NS - 6 * HOUR_NS, "timeout", "up"),
-            Change(TODAY_NS - 3 * HOUR_NS, "recover", "timeout"),
+            Change(today_ns() - 6 * HOUR_NS, "timeout", "up"),
+            Change(today_ns() - 3 * HOUR_NS, "recover", "timeout"),
         ],
     }
     versions = {"steady": ["0.30.2", "0.31.0"], "shaky": ["0.30.2", "0.30.2"]}
     messages = [
         Message(node, at_ns, {"build_info": {"version": version}})
         for node, each in versions.items()
-        for version, at_ns in zip(each, (TODAY_NS - 12 * HOUR_NS, TODAY_NS + HOUR_NS // 2), strict=True)
+        for version, at_ns in zip(each, (today_ns() - 12 * HOUR_NS, today_ns() + HOUR_NS // 2), strict=True)
     ]
-    publish(settings.home, histories, TODAY_NS + HOUR_NS, messages=messages)
+    publish(settings.home, histories, today_ns() + HOUR_NS, messages=messages)
     return settings
 
 
 def tick(settings: Settings, hour: int) -> dg.RunRequest | dg.SkipReason:
     schedule = build(settings).resolve_schedule_def("hourly_availability")
-    when = datetime(TODAY.year, TODAY.month, TODAY.day, hour, 7, tzinfo=UTC)
+    when = datetime(today().year, today().month, today().day, hour, 7, tzinfo=UTC)
     with dg.DagsterInstance.ephemeral() as instance:
         context = dg.build_schedule_context(instance=instance, scheduled_execution_time=when)
         data = schedule.evaluate_tick(context)
@@ -64,14 +74,14 @@ def test_partitions_are_the_computable_days_including_today(settings: Settings) 
     asset = build(settings).resolve_assets_def(KEY)
     assert asset.partitions_def is not None
     keys = asset.partitions_def.get_partition_keys()
-    assert keys[-1] == TODAY.isoformat()
-    assert keys[0] == (TODAY - timedelta(days=89)).isoformat()
+    assert keys[-1] == today().isoformat()
+    assert keys[0] == (today() - timedelta(days=89)).isoformat()
 
 
 def test_schedule_requests_yesterday_until_it_is_computed(settings: Settings) -> None:
     request = tick(settings, 2)
     assert isinstance(request, dg.RunRequest)
-    assert (request.tags[FIRST_TAG], request.tags[LAST_TAG]) == (YESTERDAY.isoformat(), TODAY.isoformat())
+    assert (request.tags[FIRST_TAG], request.tags[LAST_TAG]) == (yesterday().isoformat(), today().isoformat())
 
 
 def test_schedule_skips_with_a_reason_before_the_first_publication(tmp_path: Path) -> None:
@@ -86,11 +96,11 @@ def test_one_availability_run_computes_and_checks_several_days(
     elsewhere = configured(tmp_path)
     object.__setattr__(elsewhere, "home", engine_home)
     definitions = build(settings, {"spark": SparkEngine(settings=elsewhere)})
-    tags = {FIRST_TAG: YESTERDAY.isoformat(), LAST_TAG: TODAY.isoformat()}
+    tags = {FIRST_TAG: yesterday().isoformat(), LAST_TAG: today().isoformat()}
     with dg.DagsterInstance.ephemeral() as instance:
         result = definitions.resolve_job_def("availability").execute_in_process(instance=instance, tags=tags)
         assert result.success
-        assert instance.get_materialized_partitions(KEY) == {YESTERDAY.isoformat(), TODAY.isoformat()}
+        assert instance.get_materialized_partitions(KEY) == {yesterday().isoformat(), today().isoformat()}
     assert {check.check_name: check.passed for check in result.get_asset_check_evaluations()} == {
         "seconds_add_up": True,
         "no_node_missing": True,
@@ -103,16 +113,16 @@ def test_one_availability_run_computes_and_checks_several_days(
     assert [record.data["node"] for record in worst.records] == ["shaky", "steady"]
     request = tick(settings, 3)
     assert isinstance(request, dg.RunRequest)
-    assert request.tags[FIRST_TAG] == TODAY.isoformat()
+    assert request.tags[FIRST_TAG] == today().isoformat()
 
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
     monkeypatch.setenv("SR_ASSETS_HOME", str(settings.home))
     code, output, _ = command("availability", "--by", "day", "--format", "json")
     assert code == 0
     days = {row["date"]: row for row in json.loads(output)}
-    assert days[YESTERDAY.isoformat()]["availability_percent"] == pytest.approx(100 * 45 / 48)
-    assert days[YESTERDAY.isoformat()]["longest_outage_seconds"] == 3 * 3600
-    assert days[TODAY.isoformat()]["final"] is False
+    assert days[yesterday().isoformat()]["availability_percent"] == pytest.approx(100 * 45 / 48)
+    assert days[yesterday().isoformat()]["longest_outage_seconds"] == 3 * 3600
+    assert days[today().isoformat()]["final"] is False
     code, output, _ = command("availability", "--site", SITE, "--node", "steady", "--since", "2d")
     assert code == 0
     assert "steady" in output
@@ -125,7 +135,7 @@ def test_one_inventory_run_counts_and_checks_several_days(
     elsewhere = configured(tmp_path)
     object.__setattr__(elsewhere, "home", engine_home)
     definitions = build(settings, {"spark": SparkEngine(settings=elsewhere)})
-    tags = {FIRST_TAG: YESTERDAY.isoformat(), LAST_TAG: TODAY.isoformat()}
+    tags = {FIRST_TAG: yesterday().isoformat(), LAST_TAG: today().isoformat()}
     with dg.DagsterInstance.ephemeral() as instance:
         result = definitions.resolve_job_def("inventory").execute_in_process(instance=instance, tags=tags)
     assert result.success
@@ -152,11 +162,11 @@ def test_dagster_command_computes_a_range_and_recomputes_one_day(settings: Setti
         "SR_ASSETS_HOME": str(settings.home),
         "DAGSTER_HOME": str(folder),
     }
-    days = {when: settings.home / "availability" / f"{when}.parquet" for when in (YESTERDAY, TODAY)}
+    days = {when: settings.home / "availability" / f"{when}.parquet" for when in (yesterday(), today())}
     command = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "sr_assets.definitions"]
     command += ["--select", "fleet/availability_daily"]
     try:
-        for chosen in (("--partition-range", f"{YESTERDAY}...{TODAY}"), ("--partition", f"{TODAY}")):
+        for chosen in (("--partition-range", f"{yesterday()}...{today()}"), ("--partition", f"{today()}")):
             made = {when: file.stat().st_ino for when, file in days.items() if file.exists()}
             done = subprocess.run([*command, *chosen], env=environ, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
@@ -164,21 +174,26 @@ def test_dagster_command_computes_a_range_and_recomputes_one_day(settings: Setti
         stop_engine(settings.home)
     # The range wrote both files; the single day replaced only its own.
     assert {when: days[when].stat().st_ino == before for when, before in made.items()} == {
-        YESTERDAY: True,
-        TODAY: False,
+        yesterday(): True,
+        today(): False,
     }
     with duckdb.connect(str(settings.home / "fleet.duckdb"), read_only=True) as fleet:
         rows = fleet.execute("SELECT date, node, outages FROM availability_daily ORDER BY ALL").fetchall()
-    assert rows == [(YESTERDAY, "shaky", 1), (YESTERDAY, "steady", 0), (TODAY, "shaky", 0), (TODAY, "steady", 0)]
+    assert rows == [
+        (yesterday(), "shaky", 1),
+        (yesterday(), "steady", 0),
+        (today(), "shaky", 0),
+        (today(), "steady", 0),
+    ]
     with dg.DagsterInstance.from_config(str(folder)) as instance:
-        assert instance.get_materialized_partitions(KEY) == {YESTERDAY.isoformat(), TODAY.isoformat()}
+        assert instance.get_materialized_partitions(KEY) == {yesterday().isoformat(), today().isoformat()}
 
 
 def test_schedule_reports_a_retention_that_is_too_short(tmp_path: Path) -> None:
     settings = configured(tmp_path, snapshots="{retention: 1d}")
-    publish(settings.home, {}, TODAY_NS + HOUR_NS)
+    publish(settings.home, {}, today_ns() + HOUR_NS)
     with pytest.raises(RunError, match=r"snapshots.retention is too short .*set it to 3d or more"):
-        due_days(settings, INVENTORY_ASSET.stage, TODAY_NS + 2 * HOUR_NS)
+        due_days(settings, INVENTORY_ASSET.stage, today_ns() + 2 * HOUR_NS)
 
 
 def test_command_reports_that_no_day_is_computed(
@@ -188,4 +203,4 @@ def test_command_reports_that_no_day_is_computed(
     monkeypatch.setenv("SR_ASSETS_HOME", str(settings.home))
     code, _, errors = command("availability", "--since", "7d")
     assert code == 0
-    assert errors.startswith(f"no day since {TODAY - timedelta(days=7)} has been computed yet")
+    assert errors.startswith(f"no day since {today() - timedelta(days=7)} has been computed yet")

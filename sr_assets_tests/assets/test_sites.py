@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.specs import site_job_name, stream_key
 from sr_assets.definitions import build
 from sr_assets.resources import LINGER, MODE_TAG
@@ -90,7 +91,7 @@ def test_lingering_run_records_assets_and_checks_before_it_ends(rig: Rig, instan
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c", **TRACKED)
     rig.publish(stream, [Sent(b'{"sender": "web1"}'), Sent(b'{"sender": "web2"}')])
-    settings = rig.settings(linger="8s")
+    settings = rig.settings(linger="20s")
     job = build(settings).resolve_job_def(site_job_name(SITE))
     prefix, seen = settings.streams[0].asset_prefix, []
     assets = [dg.AssetKey([*prefix, noun]) for noun in ("node_state", "replica", "node_snapshots", "node_advisories")]
@@ -101,6 +102,7 @@ def test_lingering_run_records_assets_and_checks_before_it_ends(rig: Rig, instan
         wait_until(
             lambda: all(materialised(instance, key) for key in (*assets, *tables)) and is_evaluated(instance, check),
             "the first results",
+            every=0.25,
         )
         seen.append(lock_owner(settings.home / "sites" / SITE))
         # A message without a sender changes a check result while the run lingers.
@@ -124,3 +126,21 @@ def test_lingering_run_records_assets_and_checks_before_it_ends(rig: Rig, instan
     senders = dg.AssetCheckKey(assets[1], "senders_found")
     executions = instance.event_log_storage.get_asset_check_execution_history(senders, limit=10)
     assert [execution.evaluation.passed for execution in executions if execution.evaluation] == [False]
+
+
+def test_table_with_a_damaged_file_hides_no_other(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c", **TRACKED)
+    rig.publish(stream, [Sent(b'{"sender": "web1"}')])
+    rig.drain()
+    settings = rig.settings()
+    whole = {event.asset_key for event in published_tables(settings)}
+    contents = {file: file.read_bytes() for file in (rig.home / "snapshots").rglob("*.parquet")}
+    for file in contents:
+        file.write_bytes(b"")
+    readable = {event.asset_key for event in published_tables(settings)}
+    # Other tests read this home too.
+    for file, content in contents.items():
+        file.write_bytes(content)
+    assert whole - readable == {dg.AssetKey(["fleet", "node_snapshots"])}
+    assert "the table node_snapshots cannot be read: " in caplog.text

@@ -96,6 +96,9 @@ def clean(instance: dg.DagsterInstance) -> None:
 def test_job_deletes_all_data_of_old_runs_and_none_of_recent_ones(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     old = [run_at(instance, timedelta(days=8)), run_at(instance, timedelta(days=31), dg.DagsterRunStatus.FAILURE)]
     kept = [run_at(instance, timedelta(days=6)), run_at(instance, timedelta(days=29), dg.DagsterRunStatus.FAILURE)]
+    # As those of native streams; its run id is empty.
+    without_run = dg.AssetCheckEvaluation(asset_key=CHECKS[0].asset_key, check_name="without_run", passed=True)
+    instance.report_runless_asset_event(without_run)
     by_hand = run_at(instance, timedelta())
     instance.delete_run(by_hand)
     assert traces(instance, tmp_path, by_hand) == {"file", "asset_check_executions"}
@@ -103,6 +106,8 @@ def test_job_deletes_all_data_of_old_runs_and_none_of_recent_ones(instance: dg.D
     clean(instance)
     assert [traces(instance, tmp_path, run_id) for run_id in (*old, by_hand)] == [set()] * 3
     assert [traces(instance, tmp_path, run_id) for run_id in kept] == [ALL_DATA] * 2
+    assert all((Path(instance.storage_directory()) / run_id).is_dir() for run_id in kept)
+    assert "asset_check_executions" in traces(instance, tmp_path, "")
     assert retention.name == "retention"
 
 

@@ -157,7 +157,7 @@ def test_nodes_and_adapter_reconnect_after_a_server_outage(tmp_path: Path, optio
 
 def test_plan_file_closes_and_restores_connections(monitored: Monitored, tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
-    plan.write_text("silences: [{match: 'web*', from: 0}]\noutages: [{match: 'sql*', from: 2s, for: 2s}]\n")
+    plan.write_text("silences: [{match: 'web*', from: 0}]\noutages: [{match: 'sql*', from: 5s, for: 8s}]\n")
     before = monitored.stored()
     with emulating(monitored.server.url, "--nodes", "10", "--interval", "200ms", "--plan", str(plan)):
         wait_until(lambda: len(monitored.nodes()) == 10, "all connected")

@@ -47,7 +47,7 @@ def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, 
     result = json.loads(demo.written)
     assert result["failed"] == [], demo.errors
     assert code == 0
-    assert result["seconds"] == 45
+    assert 45 <= result["seconds"] < 75
     assert set(result["streams"]) == {
         f"{city}/CHORIA_{stream}" for city in ("london", "paris") for stream in ("REGISTRATION", "ADVISORIES")
     }

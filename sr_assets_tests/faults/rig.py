@@ -56,6 +56,11 @@ def start_run(
     )
 
 
+def start_held(rig: Rig, point: Point, marker: Path) -> subprocess.Popen[str]:
+    """Start what a site's child of `sr-assets run` does, held at a checkpoint; four times cheaper than the command."""
+    return rig.start({**os.environ, **hold_at(point, marker)})
+
+
 def finish(process: subprocess.Popen[bytes], code: int = 0) -> str:
     """Wait for a run to end; return its stderr, which must contain no traceback."""
     _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
@@ -78,8 +83,9 @@ def kill_run(process: subprocess.Popen[Any]) -> None:
     process.wait()
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
-    if process.stderr:
-        process.stderr.close()
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
 
 
 def outcome(rig: Rig, target: str, server: NatsServer | None = None) -> dict[str, Any]:

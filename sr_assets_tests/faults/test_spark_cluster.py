@@ -235,15 +235,15 @@ from sr_assets.adapters.copying.plan import CopyPlan
 import json
 
 plan = CopyPlan.decode(json.loads(sys.argv[1]))
-with Lease(plan, 0, seconds=2.0):
+with Lease(plan, 0, seconds=float(sys.argv[2])):
     print("writing", flush=True)
     sys.stdin.read()
 """
 
 
-def writer(plan: CopyPlan) -> subprocess.Popen[str]:
-    """Start a writer with a lease of 2 s in its own process; it writes no message."""
-    command = [sys.executable, "-c", _WRITER, json.dumps(plan.encode())]
+def writer(plan: CopyPlan, lease_seconds: float = 8.0) -> subprocess.Popen[str]:
+    """Start a writer with a lease in its own process; it writes no message."""
+    command = [sys.executable, "-c", _WRITER, json.dumps(plan.encode()), f"{lease_seconds}"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -253,7 +253,7 @@ def test_writer_ends_when_its_fence_is_removed(rig: Rig, tmp_path: Path, stopped
     plan = copy_plan(tmp_path, address(rig.target), "NONE", target, fence="sr_assets_b1", subjects=(f"{target}.>",))
     with connection(rig.target) as opened:
         make_fence(opened, target, "sr_assets_b1", plan.subjects)
-        with writer(plan) as process:
+        with writer(plan, 2.0 if stopped else 8.0) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "writing\n"
             if stopped:

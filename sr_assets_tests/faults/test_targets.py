@@ -1,5 +1,6 @@
 """A target that is down, dies or stops responding: a run does everything except the copies, which follow later."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters.state.status_file import read_status
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.stages.report import StreamReport
+from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.run import SiteRun
+from sr_assets.stages.site import Site
 from sr_assets_tests.faults.rig import finish, start_run
-from sr_assets_tests.rig import Rig, Sent, stop_process, wait_until
+from sr_assets_tests.rig import SITE, Rig, Sent, stop_process, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
 BUDGET_SECONDS = 15
@@ -156,3 +160,28 @@ def test_dead_target_of_one_stream_leaves_others_running(rig: Rig, target: NatsS
     target.start()
     rig.drain()
     assert numbers(rig, dead, target) == numbers(rig, plain, target) == list(range(100))
+
+
+def is_retrying(site: Site, stream: str, rounds: Iterator[bool]) -> bool:
+    """Do a round; return whether copying has recorded an error."""
+    next(rounds)
+    return site.state.load_copying(stream).error is not None
+
+
+@pytest.mark.parametrize("tracked", (True, False), ids=("tracked", "plain"))
+def test_interrupted_run_keeps_the_error_that_it_retries(rig: Rig, target: NatsServer, tracked: bool) -> None:
+    stream = rig.make()
+    rig.add(stream, target_url=target.url, **(TRACKED if tracked else {}))
+    rig.publish(stream, forced(0, 3))
+    rig.drain()
+    target.kill()
+    for first in (3, 4):
+        rig.publish(stream, forced(first, first + 1))
+        with rig.open(run_budget="60s", linger="60s") as site:
+            run = SiteRun(site, {stream: frozenset(Stage)}, drain_only=False)
+            with contextlib.closing(run.rounds()) as rounds:
+                wait_until(lambda: is_retrying(site, stream, rounds), "an error that is retried")
+        error = rig.row("replication")["last_error"]
+        assert target.address in (error or "")
+        status = read_status(rig.home / "sites" / SITE)["streams"][stream]
+        assert status["last_error"] == error

@@ -5,20 +5,25 @@ import http.client
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psutil
 import pytest
 import yaml
 
+from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.settings import Settings, load_settings
 from sr_assets_tests.rig import leave_out_due_work
+
+T = TypeVar("T")
 
 REPOSITORY = '{repositoryName: "__repository__", repositoryLocationName: "sr_assets.definitions"}'
 
@@ -45,6 +50,12 @@ def run(*arguments: str, due_work: bool = False) -> subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, "-m", "sr_assets", "run", *arguments], capture_output=True, text=True, check=False
     )
+
+
+def runner_pid(home: Path, site: str) -> int:
+    """Return the id of the process that runs a site, or 0."""
+    owner = re.search(r"pid (\d+)", lock_owner(home / "sites" / site) or "")
+    return int(owner[1]) if owner else 0
 
 
 def unused_port() -> int:
@@ -92,6 +103,14 @@ class Up:
         """Return the process and all its descendants."""
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
+
+    def each(self, query: Callable[[psutil.Process], T]) -> list[T]:
+        """Return the result of a query for each process that does not end meanwhile."""
+        results = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                results.append(query(process))
+        return results
 
     def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
         """Send a request; returns the response's status and text."""

@@ -20,7 +20,7 @@ import yaml
 from sr_assets.operate.metrics import Exposition
 from sr_assets.operate.metrics.serving import MetricsServer
 from sr_assets_tests.exposed import advance_counters, expose_everything
-from sr_assets_tests.operate.test_metrics import free_port
+from sr_assets_tests.operate.rig import unused_port
 from sr_assets_tests.rig import wait_until
 
 CONF = Path(__file__).parent.parent.parent / "conf"
@@ -150,7 +150,7 @@ def prometheus(exposed: tuple[Path, Exposition], tmp_path_factory: pytest.TempPa
     if not shutil.which("prometheus"):
         pytest.skip("prometheus is not installed (Debian package prometheus)")
     home, exposition = exposed
-    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    folder, port = tmp_path_factory.mktemp("prometheus"), unused_port()
     with MetricsServer(exposition, "127.0.0.1", 0) as url:
         scrape = {"job_name": "sr-assets", "static_configs": [{"targets": [urllib.parse.urlsplit(url).netloc]}]}
         config = {

@@ -129,7 +129,7 @@ def test_source_that_stops_is_replaced_by_the_last_known_value(rig: Rig, stream:
 def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
     rig: Rig, data_bucket: str, stream: str, tmp_path: Path
 ) -> None:
-    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "2s", "lock_timeout": "1m"}
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "6s", "lock_timeout": "1m"}
     first = configure(rig, tmp_path, "LONDON", stream, **{**keys, "linger": "1h", "run_budget": "1h"})
     second = configure(rig, tmp_path, "PARIS", stream, **keys)
     rig.publish(stream, [Sent()])
@@ -146,7 +146,8 @@ def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
         key.put({"lock.job": ("another job", None)})
         key.close()
         site.resume()
-        lost = "the run lost its lock (another job holds ops/job since "
+        # The reason depends on the moment of the suspension.
+        lost = "the run lost its lock ("
         wait_until(lambda: lost in (tmp_path / "log").read_text(), "the suspended holder to end its run")
         assert copied(tmp_path / "LONDON") == 1
     finally:
@@ -154,7 +155,7 @@ def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
 
 
 def test_lock_timeout_names_the_holder(rig: Rig, data_bucket: str, stream: str, tmp_path: Path) -> None:
-    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "2s", "lock_timeout": "0s"}
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "10s", "lock_timeout": "0s"}
     first = configure(rig, tmp_path, "LONDON", stream, **{**keys, "linger": "1h", "run_budget": "1h"})
     second = configure(rig, tmp_path, "PARIS", stream, **keys)
     holder = start(first, "run", "--follow", output=tmp_path / "log")

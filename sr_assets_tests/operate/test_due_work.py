@@ -53,7 +53,7 @@ def following(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=50)
     finally:
         process.kill()
     assert process.returncode == 0, errors
@@ -99,7 +99,7 @@ def test_run_follow_does_the_daily_tables(tracked: Settings) -> None:
         wait_until(
             lambda: process.poll() is not None or has_rows(tracked.home, "availability_daily"),
             "a daily table",
-            100,
+            every=0.25,
         )
         assert process.poll() is None
 
@@ -125,7 +125,7 @@ def test_up_without_ui_runs_the_sites(platform: Settings) -> None:
     with following("up", "--no-ui") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "Dagster: without the UI  (Ctrl-C stops it)\n"
-        wait_until(lambda: has_rows(platform.home, "replication"), "a run of the sensor", 100)
+        wait_until(lambda: has_rows(platform.home, "replication"), "a run of the sensor", every=0.25)
 
 
 def test_run_once_records_a_run_that_failed_as_a_whole(platform: Settings) -> None:
@@ -161,7 +161,7 @@ def test_native_streams_are_created_and_shown(
         assert has_rows(configured.home, shown)
         return
     with following("run", "--follow"):
-        wait_until(lambda: has_rows(configured.home, shown), "the native stream", 100)
+        wait_until(lambda: has_rows(configured.home, shown), "the native stream", every=0.25)
 
 
 def test_damaged_stamp_counts_as_due(platform: Settings) -> None:

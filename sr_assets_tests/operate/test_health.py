@@ -27,7 +27,7 @@ from sr_assets.automation.observing import find_work
 from sr_assets.operate.health import Health, daemon_parts, site_parts, watchdog_beside
 from sr_assets.operate.metrics import MetricsServer
 from sr_assets.settings import Settings, load_settings
-from sr_assets_tests.operate.rig import configure, run
+from sr_assets_tests.operate.rig import configure, run, unused_port
 from sr_assets_tests.rig import wait_until
 
 ENTRY = {"name": "london", "stream": "REG", "source_url": "nats://127.0.0.1:1", "target_url": "nats://127.0.0.1:2"}
@@ -142,7 +142,7 @@ def test_server_of_health_alone_serves_no_metrics(settings: Settings) -> None:
 def test_service_manager_gets_start_progress_and_end(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool
 ) -> None:
-    monkeypatch.setattr("sr_assets.operate.health._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("sr_assets.operate.health._POLL_SECONDS", 1.0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(10)
         name = f"sr-assets-{os.getpid()}" if abstract else str(tmp_path / "n")
@@ -180,9 +180,7 @@ def test_hung_process_sends_no_watchdog(settings: Settings, tmp_path: Path, monk
 def served(*arguments: str) -> Iterator[str]:
     """Run a command with a health port; yield the base URL."""
     file = Path(os.environ["SR_ASSETS_CONFIG"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "health": {"port": port}}))
     load_settings()
     process = subprocess.Popen(
@@ -210,5 +208,5 @@ def answers(url: str, wanted: tuple[int, str]) -> bool:
 @pytest.mark.parametrize("command", (("run", "--follow"), ("up", "--no-ui")), ids=" ".join)
 def test_command_becomes_healthy_and_ready(platform: Settings, command: tuple[str, ...]) -> None:
     with served(*command) as base:
-        wait_until(lambda: answers(f"{base}/readyz", (200, "ok\n")), "readiness", 100)
+        wait_until(lambda: answers(f"{base}/readyz", (200, "ok\n")), "readiness")
         assert request(f"{base}/healthz") == (200, "ok\n")

@@ -60,7 +60,7 @@ def test_follow_publishes_heartbeats_that_check_does_not_store(
             wait_until(lambda: opened.stream_info(stream).messages >= 4, "some heartbeats")
         finally:
             following.send_signal(signal.SIGINT)
-            _, errors = following.communicate(timeout=60)
+            _, errors = following.communicate(timeout=150)
         assert (following.returncode, errors) == (0, b"")
         for subject, kind in (("a", "all"), ("b", "own")):
             beat = opened.last_message(stream, f"{stream}.{subject}")
@@ -118,7 +118,7 @@ def test_only_the_leader_publishes_heartbeats(
 
     with Cluster(address(nats_server), "test") as opened:
         opened.create_stream({"name": stream, "subjects": [f"{stream}.>"]})
-        config = {"max_msgs_per_subject": 1, "max_age": 2 * 10**9, "duplicate_window": 10**9, "allow_rollup_hdrs": True}
+        config = {"max_msgs_per_subject": 1, "max_age": 8 * 10**9, "duplicate_window": 10**9, "allow_rollup_hdrs": True}
         opened.create_stream({"name": f"KV_{bucket}", "subjects": [f"$KV.{bucket}.>"], **config})
         with publisher("first") as first:
             wait_until(lambda: opened.stream_info(stream).messages > 2, "heartbeats of the first host")

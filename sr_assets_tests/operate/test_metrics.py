@@ -21,6 +21,7 @@ from sr_assets.operate.metrics import Exposition, metrics_beside, write_textfile
 from sr_assets.operate.metrics.serving import MetricsServer
 from sr_assets_tests.exposed import SITES, STREAM, configured, expose_tables, write_stream
 from sr_assets_tests.faults.rig import await_marker, kill_run, start_run
+from sr_assets_tests.operate.rig import unused_port
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
 
 # The Stream Replicator's metrics: type, then labels.
@@ -131,14 +132,6 @@ def counters(text: str) -> dict[str, float]:
     }
 
 
-def free_port() -> int:
-    """Return an unused port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def from_senders(count: int, size: int = 100) -> list[Sent]:
     """Return one message per sender."""
     return [Sent(json.dumps({"sender": f"n{n}", "fill": "x" * size}).encode()) for n in range(count)]
@@ -190,7 +183,7 @@ def test_metrics_have_the_documented_names_types_labels_and_values(rig: Rig) -> 
 
 
 def test_counters_never_decrease_after_a_killed_run(rig: Rig, tmp_path: Path) -> None:
-    stream, port = rig.make(), free_port()
+    stream, port = rig.make(), unused_port()
     rig.publish(stream, from_senders(60))
     rig.add(stream, batch_messages=20)
     rig.settings(metrics={"port": port}, logfile=str(tmp_path / "log"), log_format="json")
@@ -338,6 +331,20 @@ def test_textfile_is_world_readable_and_a_missing_folder_one_warning(
     assert [file.name for file in folder.iterdir()] == ["sr_assets.prom"]
     assert stat.S_IMODE((folder / "sr_assets.prom").stat().st_mode) == 0o644
     assert value((folder / "sr_assets.prom").read_text(), "sr_assets_lag_messages", name=SITES[0], stream=STREAM) == 5
+
+
+def drip(client: socket.socket) -> None:
+    while True:
+        client.sendall(b"x")
+        time.sleep(0.05)
+
+
+def test_client_that_drips_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sr_assets.operate.metrics.serving._CLIENT_SECONDS", 0.5)
+    with MetricsServer(Exposition(configured(tmp_path)), "127.0.0.1", 0) as url:
+        port = int(url.split(":")[2].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port)) as client, pytest.raises(ConnectionError):
+            drip(client)
 
 
 def test_concurrent_scrapes_all_succeed(tmp_path: Path) -> None:

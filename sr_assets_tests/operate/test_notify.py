@@ -4,6 +4,8 @@ import contextlib
 import email
 import email.policy
 import json
+import os
+import signal
 import socketserver
 import ssl
 import stat
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import psutil
 import pyarrow as pa
 import pytest
 import trustme
@@ -83,7 +86,7 @@ class _Post(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Receive a notification."""
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body, code = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.server.code
         self.server.requests += 1
         self.server.keys.append(self.headers["Idempotency-Key"])
         if self.server.hangs:
@@ -92,9 +95,9 @@ class _Post(BaseHTTPRequestHandler):
         if self.server.line:
             self.wfile.write(self.server.line)
             return
-        if self.server.code == 200:
+        if code == 200:
             self.server.bodies.append(body)
-        self.send_response(self.server.code)
+        self.send_response(code)
         self.send_header("Location", f"{self.server.url}/elsewhere")
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -542,7 +545,7 @@ def test_response_that_never_ends_counts_as_none(
 
     def drip(answer: _Post) -> None:
         with contextlib.suppress(OSError):
-            while not receiver.ended.wait(0.05):
+            while not receiver.ended.wait(0.001):
                 answer.wfile.write(b"H")
 
     monkeypatch.setattr(_Post, "do_POST", drip)
@@ -615,6 +618,18 @@ def test_rules_select_events_by_kind_node_site_and_number(tmp_path: Path) -> Non
         assert len(by["many"].bodies) == 1
 
 
+def test_unexpected_error_ends_no_deliveries(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    settings = notifying(tmp_path, {"webhook": receiver.url})
+    ids = publish(tmp_path, "web1")
+    with monkeypatch.context() as patched, notify_beside(settings):
+        patched.setattr("sr_assets.operate.notify.delivery.lock", lambda _: 1 / 0)
+        wait_until(lambda: "division by zero; it will be retried" in capsys.readouterr().err, "a warning")
+        patched.undo()
+        wait_until(lambda: receiver.ids == ids, "the event")
+
+
 def test_failing_stream_is_reported_once_with_its_reason(tmp_path: Path, receiver: Receiver) -> None:
     settings = notifying(tmp_path, {"webhook": receiver.url})
     failure = {
@@ -633,7 +648,9 @@ def test_failing_stream_is_reported_once_with_its_reason(tmp_path: Path, receive
 
 
 class _Smtp(socketserver.StreamRequestHandler):
-    """A mail server that accepts every mail."""
+    """A mail server that refuses only the recipient `nobody`, and answers QUIT with `bye`."""
+
+    bye = b"221 bye\r\n"
 
     def handle(self) -> None:
         """Speak just enough SMTP."""
@@ -643,31 +660,82 @@ class _Smtp(socketserver.StreamRequestHandler):
                 self.wfile.write(b"354 go on\r\n")
                 mail = b"".join(iter(self.rfile.readline, b".\r\n"))
                 self.server.mails.append(mail.decode())  # type: ignore[attr-defined]
-            self.wfile.write(b"221 bye\r\n" if line.upper().startswith(b"QUIT") else b"250 ok\r\n")
             if line.upper().startswith(b"QUIT"):
+                self.wfile.write(self.bye)
                 return
+            self.wfile.write(b"550 no such user\r\n" if b"<nobody@" in line else b"250 ok\r\n")
+
+
+@contextlib.contextmanager
+def mail_server(
+    handler: type[socketserver.StreamRequestHandler] = _Smtp, context: ssl.SSLContext | None = None
+) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Run a mail server inside the block, with TLS if there is a context; yield a target's `email` and the received mails."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        mails: list[str] = []
+        server.mails = mails  # type: ignore[attr-defined]
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = {"host": "127.0.0.1", "port": server.server_address[1]}
+        yield {**address, "sender": "sr@example.net", "to": ["ops@example.net"]}, mails
+        server.shutdown()
 
 
 def test_mail_contains_text_and_ids(tmp_path: Path) -> None:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Smtp) as server:
-        server.daemon_threads = True
-        mails: list[str] = []
-        server.mails = mails  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        by_mail = {
-            "host": "127.0.0.1",
-            "port": server.server_address[1],
-            "sender": "sr@example.net",
-            "to": ["ops@example.net"],
-        }
+    with mail_server() as (by_mail, mails):
         settings = notifying(tmp_path, {"email": by_mail})
         (number,) = publish(tmp_path, "web1")
         notify_once(settings)
-        server.shutdown()
     (mail,) = (email.message_from_string(text, policy=email.policy.default) for text in mails)
     assert mail["Subject"].strip().startswith("sr-assets: web1 is silent after 90 s")
     assert (mail["From"], mail["To"]) == ("sr@example.net", "ops@example.net")
     assert number in mail.get_content()
+
+
+def test_refused_recipient_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with mail_server() as (by_mail, mails):
+        settings = notifying(tmp_path, {"email": {**by_mail, "to": ["ops@example.net", "nobody@example.net"]}})
+        publish(tmp_path, "web1")
+        for _ in range(2):
+            notify_once(settings)
+    assert len(mails) == 1
+    warning = "warning: notify: the mail server 127.0.0.1 refused these recipients: nobody@example.net\n"
+    assert capsys.readouterr().err == warning
+
+
+def test_accepted_mail_is_sent_once_whatever_follows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    class Rude(_Smtp):
+        bye = b"421 too busy\r\n"
+
+    with mail_server(Rude) as (by_mail, mails):
+        settings = notifying(tmp_path, {"email": by_mail})
+        publish(tmp_path, "web1")
+        for _ in range(2):
+            notify_once(settings)
+    assert (len(mails), capsys.readouterr().err) == (1, "")
+
+
+def test_mail_server_that_drips_holds_no_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    class Dripping(_Smtp):
+        def handle(self) -> None:
+            """Send a greeting that never ends."""
+            while True:
+                self.wfile.write(b"220-patience\r\n")
+                time.sleep(0.05)
+
+    monkeypatch.setattr("sr_assets.operate.notify.targets._MAIL_SECONDS", 0.5)
+    with mail_server(Dripping) as (by_mail, _):
+        settings = notifying(tmp_path, {"email": by_mail})
+        publish(tmp_path, "web1")
+        notify_once(settings)
+    assert "did not take the mail within 0 s; 1 events are pending" in capsys.readouterr().err
 
 
 def test_mail_server_with_untrusted_certificate_gets_no_mail(
@@ -675,20 +743,41 @@ def test_mail_server_with_untrusted_certificate_gets_no_mail(
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Smtp) as server:
-        server.daemon_threads = True
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]
-        mails: list[str] = []
-        server.mails = mails  # type: ignore[attr-defined]
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        by_mail = {"host": "127.0.0.1", "port": server.server_address[1], "tls": "tls", "sender": "a@b", "to": "c@d"}
-        settings = notifying(tmp_path, {"email": by_mail})
+    with mail_server(context=context) as (by_mail, mails):
+        settings = notifying(tmp_path, {"email": {**by_mail, "tls": "tls"}})
         publish(tmp_path, "web1")
         notify_once(settings)
-        server.shutdown()
     assert "the certificate is not trusted (" in capsys.readouterr().err
     assert mails == []
+
+
+@pytest.mark.process
+def test_background_process_of_a_command_delays_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, taken = tmp_path / "tell", tmp_path / "taken"
+    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path / 'pid'}\ncat >> {taken}\n")
+    script.chmod(stat.S_IRWXU)
+    settings = notifying(tmp_path, {"command": [str(script)]})
+    (number,) = publish(tmp_path, "web1")
+    for _ in range(2):
+        notify_once(settings)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert json.loads(taken.read_text())["event_id"] == number
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.process
+def test_processes_of_a_hanging_command_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quick: None
+) -> None:
+    monkeypatch.setattr("sr_assets.operate.notify.targets._ANSWER_SECONDS", 2.0)
+    script, pid = tmp_path / "tell", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {pid}.new; mv {pid}.new {pid}\nwait\n")
+    script.chmod(stat.S_IRWXU)
+    settings = notifying(tmp_path, {"command": [str(script)]})
+    publish(tmp_path, "web1")
+    notify_once(settings)
+    assert "did not end within 2 s; 1 events are pending" in capsys.readouterr().err
+    wait_until(lambda: not psutil.pid_exists(int(pid.read_text())), "the end of the command's child")
 
 
 @pytest.mark.process

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.settings import Settings
-from sr_assets_tests.operate.rig import Up
+from sr_assets_tests.operate.rig import Up, unused_port
 from sr_assets_tests.rig import wait_until
 
 pytestmark = [
@@ -72,9 +72,7 @@ def proxy(platform: Settings, tmp_path: Path, certificate: tuple[Path, Path]) ->
     logins = tmp_path / "logins"
     logins.write_text("me:secret\n")
     logins.chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     folder = tmp_path / "nginx"
     folder.mkdir()
     with Up("--trust-proxy", "--auth-file", str(logins)) as up:

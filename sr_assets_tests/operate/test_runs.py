@@ -1,5 +1,6 @@
 """The runs of `sr-assets run`, in real processes."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings, parse_cluster
-from sr_assets_tests.operate.rig import configure, run
+from sr_assets_tests.operate.rig import configure, run, runner_pid
 from sr_assets_tests.rig import wait_until
 
 
@@ -69,6 +70,22 @@ def test_follow_runs_until_interrupted(platform: Settings) -> None:
     finally:
         following.kill()
     assert (following.returncode, errors) == (0, "")
+
+
+def test_follow_starts_a_killed_site_again(platform: Settings, tmp_path: Path) -> None:
+    log = tmp_path / "errors"
+    with log.open("w") as errors:
+        following = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=errors)
+    try:
+        wait_until(lambda: runner_pid(platform.home, "london") > 0, "the site's run")
+        killed = runner_pid(platform.home, "london")
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: runner_pid(platform.home, "london") not in {0, killed}, "another run of the site")
+        following.send_signal(signal.SIGINT)
+        assert following.wait(100) == 0
+    finally:
+        following.kill()
+    assert "error: the process of site london was ended by signal 9; restarting it" in log.read_text()
 
 
 def test_run_once_without_work_starts_no_dagster_run(

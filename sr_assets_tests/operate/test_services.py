@@ -29,8 +29,8 @@ def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, plante
         assert up.sensors() == SENSORS
         listening = {
             connection.laddr
-            for process in up.processes()
-            for connection in process.net_connections("inet")
+            for connections in up.each(lambda process: process.net_connections("inet"))
+            for connection in connections
             if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
         }
         assert listening == {("127.0.0.1", up.port)}
@@ -80,7 +80,7 @@ def test_read_only_ui_with_login_refuses_changes(platform: Settings, tmp_path: P
         assert refused["__typename"] == "UnauthorizedError"
         refused = up.ask(SET_CURSOR, authorization=token)["setSensorCursor"]
         assert refused["__typename"] == "UnauthorizedError"
-        command_lines = " ".join(" ".join(process.cmdline()) for process in up.processes())
+        command_lines = " ".join(map(" ".join, up.each(psutil.Process.cmdline)))
         assert "secret" not in command_lines
 
 

@@ -145,7 +145,8 @@ def notifications(path: Path) -> Iterator[socket.socket]:
 def unit_service(chroot: Chroot, unit: str) -> Service:
     """Return the program of an installed unit, with the user, environment and directories that systemd would give it."""
     keys: dict[str, list[str]] = {}
-    for line in chroot.path(f"/usr/lib/systemd/system/{unit}").read_text().splitlines():
+    text = chroot.path(f"/usr/lib/systemd/system/{unit}").read_text()
+    for line in text.replace("%t", "/run").replace("%N", unit.removesuffix(".service")).splitlines():
         key, separator, value = line.partition("=")
         if separator:
             keys.setdefault(key, []).append(value)
@@ -154,12 +155,16 @@ def unit_service(chroot: Chroot, unit: str) -> Service:
         with contextlib.suppress(FileNotFoundError):
             lines = chroot.path(file.removeprefix("-")).read_text().splitlines()
             environ |= dict(line.split("=", 1) for line in lines)
-    state, logs = (f"/var/{kind}/{keys[key][0]}" for kind, key in (("lib", "StateDirectory"), ("log", "LogsDirectory")))
+    places = {"StateDirectory": "/var/lib", "LogsDirectory": "/var/log", "RuntimeDirectory": "/run"}
+    state, logs, runtime = (f"{place}/{keys[key][0]}" for key, place in places.items())
+    user, group = keys["User"][0], keys["Group"][0]
+    # A package installs the other folders.
+    chroot.succeed("install", "-d", "-o", user, "-g", group, "-m", "0700", runtime)
     return Service(
         chroot,
         shlex.split(keys["ExecStart"][0]),
         {"PATH": "/usr/sbin:/usr/bin", "STATE_DIRECTORY": state, "LOGS_DIRECTORY": logs, **environ},
-        [state, logs],
-        f"{keys['User'][0]}:{keys['Group'][0]}",
+        [state, logs, runtime],
+        f"{user}:{group}",
         keys["WorkingDirectory"][0],
     )

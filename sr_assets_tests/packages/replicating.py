@@ -41,7 +41,9 @@ def assert_replicates(service: Service, rig: Rig, log: Path, source_url: str, **
         _stop(process)
         _read_reports(receiver, received)
         assert received == {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"}
-    assert "Traceback" not in log.read_text()
+    # After its interruption, Dagster's daemon may report that a sensor no longer finds the code server.
+    running, _, _ = log.read_text().partition("Received interrupt, shutting down daemon threads")
+    assert "Traceback" not in running
 
 
 def _await_report(report: bytes, receiver: socket.socket, received: set[bytes], process: psutil.Process) -> None:

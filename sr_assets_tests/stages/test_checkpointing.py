@@ -18,7 +18,7 @@ from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.stages.checkpointing import find_checkpoint, restore_site, store_state
 from sr_assets.stages.saving import save_site
-from sr_assets_tests.members import elected, make_bucket
+from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, make_bucket
 from sr_assets_tests.rig import SITE, Rig, Sent, address
 
 pytestmark = pytest.mark.process
@@ -232,7 +232,11 @@ def test_failed_restore_does_not_prevent_a_later_one(rig: Rig, is_elected: bool)
     """An unreachable or damaged store leaves a home with an empty state, which stops, and replaces no checkpoint."""
     stream, _ = add(rig)
     rig.publish(stream, numbered(1, 9))
-    top = elected("a", make_bucket(rig)) if is_elected else {"checkpoint": {"bucket": rig.unique("STATE")}}
+    top = (
+        elected("a", make_bucket(rig, SLOW_TTL_SECONDS))
+        if is_elected
+        else {"checkpoint": {"bucket": rig.unique("STATE")}}
+    )
     rig.drain(**top)
     lose_home(rig)
     (report,) = rig.run(**{**top, "checkpoint": {"bucket": rig.unique("LOST")}}).values()
@@ -291,7 +295,7 @@ def test_restored_site_is_due_although_it_was_idle(rig: Rig, tmp_path: Path) -> 
 
 def test_leader_keeps_its_own_state(rig: Rig) -> None:
     """Not even a removed stream in the checkpoint makes that look newer."""
-    top, gone = elected("a", make_bucket(rig)), rig.make()
+    top, gone = elected("a", make_bucket(rig, SLOW_TTL_SECONDS)), rig.make()
     stream = rig.make()
     for name in (gone, stream):
         rig.add(name)

@@ -169,7 +169,7 @@ def test_acknowledgement_of_another_stream_does_not_count(
     items = [Outgoing(number, f"copy.{stream}", b"", b"%d" % number) for number in range(1, 1_001)]
 
     def publish(hub: Connection) -> None:
-        publisher = kind(hub, stream=stream, ack_timeout_seconds=1.0)
+        publisher = kind(hub, stream=stream, ack_timeout_seconds=5.0)
         if isinstance(publisher, BatchPublisher):
             end = publisher.publish(iter(items))
             assert (end.stored, end.last) == (1_000, 1_000)
@@ -180,12 +180,23 @@ def test_acknowledgement_of_another_stream_does_not_count(
     with Cluster(address(leaf[0]), "test") as at_leaf:
         at_leaf.create_stream({"name": thief, **config})
     refused = f"only of stream {thief} of domain leaf, which also accepts the subject"
+    with Cluster(address(leaf[1]), "test") as at_hub:
+        wait_until(lambda: reaches(at_hub, f"copy.{stream}"), "the hub to learn the subject of the leaf node's stream")
     with Connection(address(leaf[1])) as hub, pytest.raises(WireError, match=refused):
         publish(hub)
     with Cluster(address(leaf[1]), "test") as at_hub:
         at_hub.create_stream({"name": stream, **config})
     with Connection(address(leaf[1])) as hub:
         publish(hub)
+
+
+def reaches(cluster: Cluster, subject: str) -> bool:
+    """Return whether a stream takes a subject."""
+    try:
+        cluster.try_publishing(subject)
+    except RunError:
+        return False
+    return True
 
 
 @pytest.mark.process
@@ -205,8 +216,10 @@ def test_bucket_of_another_domain_leaves_no_chunks(
         for _ in range(30):
             at_leaf.put("leaf", file, {})
         at_hub.put("hub", file, {})
-        held = list(held_subjects(hub, "OBJ_STATE", "$O.STATE.C.>"))
-        assert len(held) > 30, "recent chunks may belong to a put in progress"
+        # Recent chunks may belong to a put in progress; a put waits for the chunks of its own bucket.
+        wait_until(
+            lambda: len(list(held_subjects(hub, "OBJ_STATE", "$O.STATE.C.>"))) > 30, "the hub's copies of chunks"
+        )
         monkeypatch.setattr(object_store, "_LEFT_NS", 0)
         at_hub.put("hub", file, {})
         assert len(list(held_subjects(hub, "OBJ_STATE", "$O.STATE.C.>"))) == 2

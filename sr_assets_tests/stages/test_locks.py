@@ -52,7 +52,7 @@ def keys(rig: Rig, bucket: str) -> Iterator[KeyBucket]:
 def test_lock_names_its_holder_and_frees_itself_at_the_end(
     rig: Rig, keys: KeyBucket, bucket: str, tmp_path: Path
 ) -> None:
-    first, second = homes(rig, tmp_path, top(rig, bucket))
+    first, second = homes(rig, tmp_path, top(rig, bucket, lock_ttl="10s"))
     with Site(first, SITE, owner="test", run_id="r1"):
         entry = keys.read("lock.maintenance")
         assert entry is not None
@@ -97,7 +97,9 @@ def test_lost_lock_ends_the_run_before_its_next_commit(rig: Rig, keys: KeyBucket
     rig.publish(stream, [Sent()])
     with rig.open(**top(rig, bucket)) as site:
         keys.put({"lock.maintenance": ("another program", None)})
-        wait_until(lambda: not site.leadership.leads, "the run to notice that its lock was taken")
+        locks = site.leadership.locks
+        assert locks is not None
+        wait_until(lambda: locks.lease.leader == "another program", "the run to notice that its lock was taken")
         text = f"^{SITE}: the run lost its lock .another program holds ops/maintenance since 20"
         with pytest.raises(LeadershipLostError, match=text), site.state.transaction():
             pass

@@ -17,7 +17,9 @@ from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import EngineLostError, TransientError
 from sr_assets.settings import FeedSettings
 from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.run import SiteRun
 from sr_assets.stages.site import Site, needs_publishing
 from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets.stages.work_loop import WorkLoop
@@ -260,7 +262,31 @@ def test_sightings_wait_longer_for_their_publication_than_events(rig: Rig) -> No
         sightings_at = due_at()
         with site.state.transaction():
             site.state.outbox(stream).mark_published([], 0)
-        assert due_at() + 1 < sightings_at < began + 4
+        assert due_at() + 1 < sightings_at < began + 6
+
+
+def test_run_rests_while_one_stream_works_longer_than_the_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a pause, the run would do thousands of rounds per second, and slow the copying down."""
+    for _ in range(2):
+        stream = rig.make()
+        rig.publish(stream, from_sender("a"))
+        rig.add(stream)
+    copy, ended = ReplicaStage.copy_next, list[str]()
+
+    def copy_slowly(stage: ReplicaStage, *arguments: Any) -> bool:
+        busy = copy(stage, *arguments)
+        name = threading.current_thread().name
+        if name.endswith(stream):
+            time.sleep(1)
+        ended.append(name)
+        return busy
+
+    monkeypatch.setattr(ReplicaStage, "copy_next", copy_slowly)
+    with rig.open() as site:
+        run = SiteRun(site, {entry.stream: frozenset(Stage) for entry in site.entries}, drain_only=True)
+        rounds = sum(1 for _ in run.rounds())
+    assert ended[-1].endswith(stream)
+    assert rounds < 100
 
 
 def test_first_successful_step_clears_the_previous_error(tmp_path: Path) -> None:

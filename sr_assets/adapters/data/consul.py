@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
-import ssl
 import time
 import urllib.error
 import urllib.request
@@ -105,8 +106,10 @@ class ConsulSource(Source):
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(key, error) from None
-        except (urllib.error.URLError, OSError, ssl.SSLError) as error:
-            reason = getattr(error, "reason", None) or error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # The text of an HTTPException quotes the response.
+            named = type(error).__name__ if isinstance(error, http.client.HTTPException) else error
+            reason = getattr(error, "reason", None) or named
             raise TransientError(f"{settings.label} is unavailable: {reason}") from None
 
     def _refused(self, key: str, error: urllib.error.HTTPError) -> RunError:
@@ -115,5 +118,8 @@ class ConsulSource(Source):
                 return MissingValueError(f"{self.settings.label} has no key {key!r}; put it")
             case HTTPStatus.FORBIDDEN | HTTPStatus.UNAUTHORIZED:
                 return RunError(f"{self.settings.label}{key}: Consul denies it ({error.code}); set a token that may")
-        lines = error.read().decode("utf-8", "replace").strip().splitlines() or [error.reason]
+        lines: list[str] = []
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            lines = error.read().decode("utf-8", "replace").strip().splitlines()
+        lines = lines or [error.reason]
         return TransientError(f"{self.settings.label}{key}: Consul answered {error.code}: {lines[0]}")

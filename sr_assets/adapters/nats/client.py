@@ -1,7 +1,6 @@
 """A nats-py client in its own thread, with a synchronous interface."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import re
@@ -21,7 +20,8 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 
 REQUEST_SECONDS: Final = 10.0
-_CLOSE_SECONDS: Final = 0.1
+_CLOSE_SECONDS: Final = 1.0
+_CLOSE_AT_ONCE_SECONDS: Final = 0.1
 _REFUSED: Final = re.compile(r'permissions violation for publish to "([^"]+)"')
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class ClientThread:
         # The subjects of the requests that await a response, in lower case like nats-py's errors.
         self._pending: dict[asyncio.Future[str], str] = {}
         self._name = name
-        self._client: Client | None = None
+        self._client: SecuredClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -76,7 +76,8 @@ class ClientThread:
     def connected(self) -> Client:
         """Return the open connection; reopen a lost one."""
         if self._client is None or self.is_lost:
-            self._client = self._submit(self._connect(), self.settings.connect_timeout_seconds)
+            seconds = self.settings.connect_timeout_seconds * len(self.settings.servers)
+            self._client = self._submit(self._connect(), seconds)
         return self._client
 
     def run(self, work: Coroutine[Any, Any, T], timeout_seconds: float = REQUEST_SECONDS) -> T:
@@ -169,9 +170,9 @@ class ClientThread:
         ready.set_result(asyncio.get_running_loop())
         await self._ended.wait()
         if self._client is not None:
-            await self._client.close()
+            await self._client.close_soon(_CLOSE_SECONDS)
 
-    async def _connect(self) -> Client:
+    async def _connect(self) -> SecuredClient:
         problems = []
         options = secure_options(self.settings)
         for server in self.settings.servers:
@@ -180,8 +181,7 @@ class ClientThread:
                 await asyncio.wait_for(self._connect_to(client, server, options), self.settings.connect_timeout_seconds)
             except (OSError, TimeoutError, nats.errors.Error) as error:
                 # nats-py waits forever for a connection on which TLS failed.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
+                await client.close_soon(_CLOSE_AT_ONCE_SECONDS)
                 hint = silence_hint(self.settings) if isinstance(error, TimeoutError) else ""
                 problem = self.complaint or error_text(error)
                 if "authorization violation" in problem.lower():

@@ -1,7 +1,10 @@
 """Objects in a JetStream object store, through nats-py."""
 
+import asyncio
+import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -29,6 +32,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _REPLICAS: Final = (3, 1)
 _SECONDS: Final = 60.0
+#: The bucket behind a leaf node's link may store the chunks after the leaf node's own bucket has acknowledged them.
+_STORED_SECONDS: Final = 3.0
+_LOOK_SECONDS: Final = 0.1
+_REPLACED_SECONDS: Final = 1.0
 #: The chunks that no object names may be so many, each with a subject of its own, before a put deletes the old ones.
 _LEFT: Final = 20
 _LEFT_NS: Final = 10 * 60 * 10**9
@@ -100,11 +107,17 @@ class ObjectBucket:
         store = await self._store(creates=True)
         assert store is not None
         info = await store.put(name, content, nats.js.api.ObjectMeta(description=description))
-        chunks = f"$O.{self._bucket}.C.{info.nuid}"
-        state = (await self._ask(self._info, {"subjects_filter": chunks}))["state"]
-        if (state.get("subjects") or {}).get(chunks, 0) != (info.chunks or 0):
-            # nats-py counts any stream's acknowledgement.
-            raise RunError(f"{self._cluster.label}: object store {self._bucket}: not all chunks of {name} were stored")
+        chunks, deadline = f"$O.{self._bucket}.C.{info.nuid}", time.monotonic() + _STORED_SECONDS
+        # nats-py counts any stream's acknowledgement, which may be earlier than this one's.
+        while await self._count(chunks) != (info.chunks or 0):
+            if time.monotonic() > deadline:
+                where = f"{self._cluster.label}: object store {self._bucket}"
+                raise RunError(f"{where}: not all chunks of {name} were stored")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _count(self, subject: str) -> int:
+        state = (await self._ask(self._info, {"subjects_filter": subject}))["state"]
+        return int((state.get("subjects") or {}).get(subject, 0))
 
     async def _sweep(self) -> None:
         prefix = f"$O.{self._bucket}"
@@ -142,10 +155,7 @@ class ObjectBucket:
         if store is None:
             return None
         try:
-            info = await store.get_info(name)
-            if file is not None:
-                with file.open("wb") as content:
-                    await store.get(name, content)
+            info = await (store.get_info(name) if file is None else self._read(store, name, file))
         except (nats.js.errors.NotFoundError, nats.js.errors.ObjectNotFoundError):
             return None
         try:
@@ -153,6 +163,26 @@ class ObjectBucket:
         except ValueError:
             description = {}
         return StoredObject(info.size or 0, description if isinstance(description, dict) else {})
+
+    async def _read(self, store: ObjectStore, name: str, file: Path) -> nats.js.api.ObjectInfo:
+        """Write an object's content into a file and return its info; begin again if another object replaces it meanwhile.
+
+        nats-py waits forever for chunks that were deleted.
+        """
+        while True:
+            nuid = (await store.get_info(name)).nuid
+            with file.open("wb") as content:
+                reading = asyncio.ensure_future(store.get(name, content))
+                try:
+                    while not (await asyncio.wait((reading,), timeout=_REPLACED_SECONDS))[0]:
+                        # On a slow link the response waits behind the chunks.
+                        with contextlib.suppress(nats.errors.TimeoutError):
+                            if (await store.get_info(name)).nuid != nuid:
+                                break
+                    else:
+                        return (await reading).info
+                finally:
+                    reading.cancel()
 
     async def _store(self, *, creates: bool) -> ObjectStore | None:
         context = self._thread.opened().jetstream(prefix=self._cluster.api_prefix, timeout=10.0)

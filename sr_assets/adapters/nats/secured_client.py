@@ -16,8 +16,9 @@ from sr_assets.domain.clusters import ClusterSettings
 class SecuredClient(Client):
     """A nats-py client that never sends plain text to a server when TLS is configured.
 
-    It overrides a private method: nats-py decides by the server's `tls_required` alone and has no public hook between
-    the server's greeting and the login. It reads a private attribute, because nats-py gives no access to its socket.
+    It overrides private methods: nats-py decides by the server's `tls_required` alone, has no public hook between the
+    server's greeting and the login, and may lose a connection without a report. It reads a private attribute, because
+    nats-py gives no access to its socket.
     """
 
     def __init__(self, settings: ClusterSettings) -> None:
@@ -31,11 +32,31 @@ class SecuredClient(Client):
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
 
+    async def _process_op_err(self, e: Exception) -> None:
+        # nats-py would try to send the waiting data, fail again, and neither close the socket nor report the loss.
+        self._pending, self._pending_data_size = [], 0
+        await super()._process_op_err(e)
+
     def bound_delivery(self, vanished_ms: int | None) -> None:
         """Let the kernel close the connection if sent data stays unacknowledged for this long; None changes nothing."""
-        writer = getattr(self._transport, "_io_writer", None)
-        if vanished_ms is not None and isinstance(writer, asyncio.StreamWriter) and hasattr(socket, "TCP_USER_TIMEOUT"):
+        writer = self._writer
+        if vanished_ms is not None and writer is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, vanished_ms)
+
+    async def close_soon(self, seconds: float) -> None:
+        """Close the connection; after this time without its unsent data, because the server may never take it."""
+        writer = self._writer
+        try:
+            await asyncio.wait_for(self.close(), seconds)
+        except OSError:
+            # TimeoutError is one.
+            if writer is not None:
+                writer.transport.abort()
+
+    @property
+    def _writer(self) -> asyncio.StreamWriter | None:
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer if isinstance(writer, asyncio.StreamWriter) else None
 
 
 def secure_options(settings: ClusterSettings) -> dict[str, Any]:

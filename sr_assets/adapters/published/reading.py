@@ -5,6 +5,7 @@ Readers and publishers never wait for each other.
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from sr_assets.adapters.published.schema import (
 from sr_assets.adapters.published.table import literal
 from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
 from sr_assets.domain.errors import ConfigurationError, RunError
+
+logger = logging.getLogger(__name__)
 
 #: Memory limit of a confined connection, which cannot spill to disk.
 MEMORY: Final = "1GiB"
@@ -199,7 +202,7 @@ class TableSummary(NamedTuple):
 
 
 def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]:
-    """Return the number of rows of every public table, and a few of them."""
+    """Return the number of rows of every public table, and a few of them; without a table that has an unreadable file."""
     tables = [
         *(table for table in TABLES if table not in INTERNAL),
         "node_availability",
@@ -215,14 +218,20 @@ def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]
     summaries = {}
     with open_fleet(home) as connection:
         for table in tables:
-            ((row_count,),) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
-            first: list[dict[str, Any]] = []
-            if row_count and first_rows:
-                cursor = connection.execute(f"SELECT * FROM {table} LIMIT {first_rows}")
-                columns = [str(column[0]) for column in cursor.description or ()]
-                first = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
-            summaries[table] = TableSummary(row_count, first)
+            try:
+                summaries[table] = _summarize(connection, table, first_rows)
+            except duckdb.Error as error:
+                logger.warning("the table %s cannot be read: %s", table, _first_line(error))
     return summaries
+
+
+def _summarize(connection: duckdb.DuckDBPyConnection, table: str, first_rows: int) -> TableSummary:
+    ((row_count,),) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
+    if not row_count or not first_rows:
+        return TableSummary(row_count, [])
+    cursor = connection.execute(f"SELECT * FROM {table} LIMIT {first_rows}")
+    columns = [str(column[0]) for column in cursor.description or ()]
+    return TableSummary(row_count, [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()])
 
 
 def count_rows(home: Path) -> dict[str, int]:

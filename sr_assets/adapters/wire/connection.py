@@ -217,7 +217,8 @@ class Connection:
         self._await_frame(b"PONG")
 
     def ping(self) -> None:
-        """Wait until the server has processed all that was sent since the opening, within its time limit."""
+        """Wait until the server has processed all that was sent; the time limit of the login begins again."""
+        self._open_link().renew_deadline()
         self.send(b"PING\r\n")
         self._await_frame(b"PONG")
 

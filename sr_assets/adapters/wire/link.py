@@ -82,12 +82,16 @@ class Link:
         self._polled = select.POLLIN
         self._buffer = bytearray(RECEIVE_BYTES)
         self._timeout_seconds = timeout_seconds
-        self._deadline = time.monotonic() + timeout_seconds
+        self.renew_deadline()
 
     @property
     def login_seconds(self) -> float:
-        """The remaining time for TLS and login; 0 or less once it is over."""
+        """The remaining time for the login; 0 or less once it is over."""
         return self._deadline - time.monotonic()
+
+    def renew_deadline(self) -> None:
+        """Let the time limit of the login begin again."""
+        self._deadline = time.monotonic() + self._timeout_seconds
 
     def secure(self, context: ssl.SSLContext) -> None:
         """Start TLS; raises WireError if either side does not trust the other, or on a timeout."""

@@ -17,6 +17,7 @@ from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.exposition import CONTENT_TYPE
+from sr_assets.operate.bounded import shut_after
 from sr_assets.operate.health import HEALTH_PATHS, Health
 from sr_assets.operate.metrics.reading import Exposition
 from sr_assets.operate.page import PAGE_HEADERS, PAGE_PATHS, PagePublisher
@@ -104,8 +105,18 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = _CLIENT_SECONDS
 
+    def setup(self) -> None:
+        """Limit the time in which a client sends its whole request."""
+        super().setup()
+        self._limit = shut_after(_CLIENT_SECONDS, lambda: self.connection)
+
+    def finish(self) -> None:
+        self._limit.cancel()
+        super().finish()
+
     def do_GET(self) -> None:
         """Serve the configured parts; other paths get a 404 that names them."""
+        self._limit.cancel()
         path, page = self.path.partition("?")[0], self.server.page
         exposition, health = self.server.exposition, self.server.health
         if health and path in HEALTH_PATHS:

@@ -78,21 +78,29 @@ class _Delivery:
     def __init__(self, settings: Settings, target: NotifySettings) -> None:
         self._settings, self._target = settings, target
         self._file = SentFile(settings.home, target)
-        self._failures = 0
+        self._failures = self._errors = 0
 
     def run_until(self, ended: threading.Event) -> None:
         """Deliver until `ended` is set."""
         pause_seconds = 0.0
         while not ended.wait(pause_seconds):
-            # Lock for each attempt: another process, such as a single run, may release it at any time.
-            self._read_dynamic()
-            with self._locked() as locked:
-                started = time.monotonic()
-                succeeded = not locked or self._deliver()
+            started = time.monotonic()
+            try:
+                self._read_dynamic()
+                # Lock for each attempt: another process, such as a single run, may release it at any time.
+                with self._locked() as locked:
+                    succeeded = not locked or self._deliver()
+            except Exception as error:  # noqa: BLE001  no defect may end all deliveries of the target
+                self._errors += 1
+                if self._errors == 1:
+                    print_warning(f"{self._target.label}: {type(error).__name__}: {error}; it will be retried")
+                succeeded = False
+            else:
+                self._errors = 0
             if succeeded:
                 pause_seconds = max(_POLL_SECONDS, (time.monotonic() - started) / _POLL_SHARE)
             else:
-                pause_seconds = _pause_seconds(self._failures)
+                pause_seconds = _pause_seconds(self._failures + self._errors)
 
     def _read_dynamic(self) -> None:
         self._settings = current_settings(self._settings)

@@ -3,22 +3,32 @@
 import contextlib
 import http.client
 import json
+import os
+import signal
 import smtplib
 import socket
 import ssl
 import subprocess
-import threading
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from email.message import EmailMessage
-from typing import Final
+from typing import Final, TypeVar
 
+from sr_assets.adapters.logs import print_warning
+from sr_assets.operate.bounded import shut_after
 from sr_assets.operate.notify.messages import Message
 from sr_assets.settings import EmailSettings, NotifySettings
 
 #: Time limit of a server's response and of a command.
 _ANSWER_SECONDS: Final = 10.0
+#: Time limit of a mail; each response has the limit above.
+_MAIL_SECONDS: Final = 60.0
+#: A command's error is looked for in so many bytes at the end of its stderr.
+_LAST_BYTES: Final = 4096
+
+Mailer = TypeVar("Mailer", bound=smtplib.SMTP)
 
 
 class NotSentError(Exception):
@@ -82,16 +92,11 @@ def _bounded(kind: type[http.client.HTTPConnection]) -> type[http.client.HTTPCon
     class Bounded(kind):  # type: ignore[misc,valid-type]
         def connect(self) -> None:
             super().connect()
-            timer = threading.Timer(_ANSWER_SECONDS, _shut, [self.sock])
-            timer.daemon = True
-            timer.start()
+            # Not `self.sock` later: urllib hands the socket over to the response.
+            sock = self.sock
+            shut_after(_ANSWER_SECONDS, lambda: sock)
 
     return Bounded
-
-
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 _OPENER: Final = urllib.request.build_opener(_NoRedirection, _Http, _Https)
@@ -107,41 +112,85 @@ def _post(url: str, message: Message) -> None:
     try:
         with _OPENER.open(request, timeout=_ANSWER_SECONDS):
             pass
-    except http.client.HTTPException:
-        if time.monotonic() < deadline:
+    except (OSError, http.client.HTTPException) as error:
+        # After the deadline the socket is shut; this may surface as any of these errors.
+        if isinstance(error, urllib.error.HTTPError) or time.monotonic() < deadline:
             raise
         raise TimeoutError from None
 
 
 def _run(command: tuple[str, ...], message: Message) -> None:
-    """Run a command with the JSON on its stdin."""
-    ended = subprocess.run(
-        command, input=json.dumps(message.body).encode(), capture_output=True, timeout=_ANSWER_SECONDS, check=False
-    )
-    if ended.returncode:
-        errors = ended.stderr.decode(errors="replace").strip().splitlines()
-        last = f": {''.join(filter(str.isprintable, errors[-1]))}" if errors else ""
-        raise NotSentError(f"ended with exit code {ended.returncode}{last}")
+    """Run a command with the JSON on its stdin. Its background processes may continue; if it hangs, they are killed with it."""
+    # Not pipes: a background process would hold them open.
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=output, process_group=0
+        ) as process,
+    ):
+        try:
+            process.communicate(json.dumps(message.body).encode(), _ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        if process.returncode:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_BYTES))
+            errors = output.read().decode(errors="replace").strip().splitlines()
+            last = f": {''.join(filter(str.isprintable, errors[-1]))}" if errors else ""
+            raise NotSentError(f"ended with exit code {process.returncode}{last}")
 
 
 def _mail(email: EmailSettings, message: Message) -> None:
+    """Send a mail. If the server refuses only some recipients, that is a warning."""
     mail = EmailMessage()
     mail["Subject"], mail["From"], mail["To"] = " ".join(message.subject.split()), email.sender, ", ".join(email.to)
     # The same for a repeated message, so that mail servers and readers can drop duplicates.
     mail["Message-ID"] = f"<{message.key}@sr-assets>"
     ids = "\n".join(event.id for event in message.events)
     mail.set_content(f"{message.body['text']}\n\nevent ids:\n{ids}\n")
-    with _mail_server(email) as server:
+    deadline = time.monotonic() + _MAIL_SECONDS
+    try:
+        refused = _deliver(email, mail)
+    except (OSError, smtplib.SMTPException):
+        if time.monotonic() < deadline:
+            raise
+        raise NotSentError(f"did not take the mail within {_MAIL_SECONDS:.0f} s") from None
+    if refused:
+        print_warning(f"notify: the mail server {email.host} refused these recipients: {', '.join(refused)}")
+
+
+def _deliver(email: EmailSettings, mail: EmailMessage) -> list[str]:
+    """Send a mail and return the refused recipients."""
+    server = _mail_server(email)
+    try:
         if email.tls == "starttls":
             server.starttls(context=ssl.create_default_context())
         if email.user is not None:
             server.login(email.user, email.password or "")
-        server.send_message(mail)
+        return list(server.send_message(mail))
+    finally:
+        # The server has taken the mail, whatever it answers now.
+        with contextlib.suppress(OSError, smtplib.SMTPException):
+            server.quit()
+        server.close()
 
 
 def _mail_server(email: EmailSettings) -> smtplib.SMTP:
     if email.tls == "tls":
         # smtplib's default context verifies no certificate.
         verified = ssl.create_default_context()
-        return smtplib.SMTP_SSL(email.host, email.port, timeout=_ANSWER_SECONDS, context=verified)
-    return smtplib.SMTP(email.host, email.port, timeout=_ANSWER_SECONDS)
+        return _bounded_mail(smtplib.SMTP_SSL)(email.host, email.port, timeout=_ANSWER_SECONDS, context=verified)
+    return _bounded_mail(smtplib.SMTP)(email.host, email.port, timeout=_ANSWER_SECONDS)
+
+
+def _bounded_mail(kind: type[Mailer]) -> type[Mailer]:
+    """Return a class whose connections end after `_MAIL_SECONDS`; it overrides the only method between open and greeting."""
+
+    class Bounded(kind):  # type: ignore[misc,valid-type]
+        def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
+            opened: socket.socket = super()._get_socket(host, port, timeout)
+            # STARTTLS replaces the socket.
+            shut_after(_MAIL_SECONDS, lambda: self.sock)
+            return opened
+
+    return Bounded

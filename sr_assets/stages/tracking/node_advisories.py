@@ -25,7 +25,7 @@ _CHUNK: Final = 5_000
 #: A starting server may respond that no stream takes the advisories; the query is repeated for this long.
 _OLD_ANSWERS_SECONDS: Final = 3.0
 #: Pause before a refused advisory is sent again; new ones are published meanwhile.
-_RETRY_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 10.0
 _EVERY_SECONDS: Final = 60.0
 _EVERY_NS: Final = 60_000_000_000
 #: Maximum time from the request of a run to its first heartbeat.
@@ -68,7 +68,7 @@ class AdvisoryStage:
                     f"no stream on {cluster.settings.label} takes {advisory_pattern(self._advisory.subject)}:"
                     f" {self._outbox.size()} advisories wait; create such a stream"
                 )
-                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                self._retry_at = time.monotonic() + RETRY_SECONDS
                 return False
             self._report.undeliverable = None
         elif self._all_refused or (self._report.undeliverable and not self._held_back):
@@ -99,7 +99,7 @@ class AdvisoryStage:
                 delivered, self._report.undeliverable = rows, None
             except PermissionDeniedError as error:
                 delivered, self._report.undeliverable = [], f"{error}; they will be sent again"
-                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                self._retry_at = time.monotonic() + RETRY_SECONDS
             self._mark(delivered, failed=[] if delivered else rows)
             sent += len(delivered)
         self._report.published += sent
@@ -148,7 +148,7 @@ class AdvisoryStage:
 
     def _hold_back(self, cluster: Cluster, refusals: dict[str, str]) -> None:
         if not self._held_back:
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            self._retry_at = time.monotonic() + RETRY_SECONDS
         self._held_back.update(refusals)
         node, refusal = next(iter(refusals.items()))
         self._report.undeliverable = (

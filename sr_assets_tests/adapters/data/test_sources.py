@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.data.source import Change
-from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.errors import ConfigurationError, RunError, TransientError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets.settings.references import MissingValueError
@@ -201,6 +203,32 @@ def test_kv_leaves_no_connection_open_outside_with(rig: Rig) -> None:
     del source
     # An open socket would be a ResourceWarning, which fails a test.
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    "response",
+    (
+        b"hello\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n5m",
+        b"HTTP/1.1 200 OK\r\nX-Consul-Index: soon\r\nContent-Length: 2\r\n\r\n5m",
+        b"HTTP/1.1 500 no\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n5m",
+    ),
+)
+def test_broken_response_of_consul_is_one_line(opened: Opened, response: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as client:
+                client.recv(65536)
+                client.sendall(response)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        source = opened(type="consul", url=f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(TransientError) as raised:
+            source.read("budget")
+        answering.join()
+    assert "\n" not in str(raised.value)
 
 
 def test_unavailable_consul_is_one_line(opened: Opened) -> None:

@@ -1,5 +1,9 @@
 """Administration of real servers: stream info, creation of streams, acknowledgements and errors."""
 
+import asyncio
+import contextlib
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +16,13 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.jetstream import ApiError, PermissionDeniedError
+from sr_assets.adapters.nats import client
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.publishing import Delivery
+from sr_assets.adapters.nats.secured_client import SecuredClient
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.target_stream import target_config
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests import rig
@@ -182,6 +188,56 @@ def test_acknowledgements_before_lost_connection_count(tmp_path: Path) -> None:
         # A message is stored before it is acknowledged, so the stream may hold more than were acknowledged.
         assert 0 < sum(done) <= stored < len(items)
         assert done == sorted(done, reverse=True)
+
+
+@pytest.mark.process
+def test_connection_reset_before_unsent_data_closes_client(tmp_path: Path) -> None:
+    async def lose(server: NatsServer) -> None:
+        closed = asyncio.Event()
+
+        async def on_closed() -> None:
+            closed.set()
+
+        lost = SecuredClient(ClusterSettings((server.address,)))
+        await lost.connect(f"nats://{server.address}", allow_reconnect=False, closed_cb=on_closed)
+        os.kill(server.pid, signal.SIGSTOP)
+        # The server reads nothing. When the kernel's buffers are full, the rest waits in the client.
+        while not lost.pending_data_size:
+            await lost.publish("anything", b"x" * 1_000_000)
+            await asyncio.sleep(0.05)
+        server.kill()
+        await asyncio.wait_for(closed.wait(), rig.PATIENCE_SECONDS)
+
+    with NatsServer(tmp_path, "mortal") as mortal:
+        asyncio.run(lose(mortal))
+
+
+@pytest.mark.process
+def test_close_does_not_wait_for_a_stopped_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 0.5)
+    with NatsServer(tmp_path, "frozen") as server:
+        opened = rig.cluster(server)
+        made(opened, "FEED")
+        rig.stop_process(server.pid)
+        try:
+            with pytest.raises(TransientError):
+                opened.publish_many([("FEED.x", b"x" * 1_000_000, f"{n}") for n in range(16)], timeout_seconds=0.1)
+            ending = threading.Thread(target=opened.close)
+            ending.start()
+            ending.join(30)
+            assert not ending.is_alive()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def test_client_reaches_the_server_after_silent_ones(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 0.1)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in silent]
+        settings = ClusterSettings((*addresses, nats_server.address), connect_timeout_seconds=1.0)
+        with Cluster(settings) as opened:
+            assert opened.max_payload
 
 
 def _await_messages(server: NatsServer, stream: str, count: int) -> None:

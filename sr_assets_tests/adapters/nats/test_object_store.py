@@ -1,14 +1,20 @@
-"""An object store on a server that does not respond."""
+"""An object store: a server that does not respond, an object that is replaced while it is read."""
 
+import asyncio
 import gc
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nats.js.object_store import ObjectStore
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import TransientError
+from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.rig import address
 
 
 def test_object_store_leaves_no_coroutine_without_a_connection(tmp_path: Path) -> None:
@@ -21,3 +27,28 @@ def test_object_store_leaves_no_coroutine_without_a_connection(tmp_path: Path) -
             bucket.get("a", tmp_path / "a")
         gc.collect()
     assert [str(each.message) for each in caught] == []
+
+
+@pytest.mark.process
+def test_object_replaced_while_it_is_read_is_read_anew(
+    nats_server: NatsServer, unique: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, file = unique("STATE"), tmp_path / "checkpoint"
+    find, nuids = ObjectStore.get_info, []
+    with ObjectBucket(address(nats_server), name) as reader, ObjectBucket(address(nats_server), name) as writer:
+        file.write_bytes(b"old" * 100_000)
+        writer.put("site", file, {})
+        file.write_bytes(b"new" * 100_000)
+
+        async def replace_before_the_chunks(store: ObjectStore, *arguments: Any) -> Any:
+            info = await find(store, *arguments)
+            nuids.append(info.nuid)
+            # The first is that of the reader, the second that of nats-py, which then reads the chunks.
+            if len(nuids) == 2:
+                await asyncio.to_thread(writer.put, "site", file, {})
+            return info
+
+        monkeypatch.setattr(ObjectStore, "get_info", replace_before_the_chunks)
+        assert reader.get("site", tmp_path / "read")
+    assert (tmp_path / "read").read_bytes() == b"new" * 100_000
+    assert len(set(nuids)) == 2

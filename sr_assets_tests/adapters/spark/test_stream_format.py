@@ -3,10 +3,7 @@
 import json
 import os
 import re
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,44 +12,50 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sr_assets.adapters.spark.java import find_java
 from sr_assets.adapters.spark.stream_options import BATCH_OPTIONS, STREAMING_OPTIONS, WRITE_OPTIONS, parse_options
 from sr_assets.adapters.spark.stream_reader import SequencePartition, StreamStreamReader
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets_tests.adapters.spark.scripts import Printed, ScriptServer, run_alone
 from sr_assets_tests.rig import Rig, Sent
 
 pytestmark = pytest.mark.process
 
 Script = Callable[..., Any]
-_BEGIN = """
-import json, sys
-from pyspark.sql import SparkSession, functions as f
-from sr_assets.spark import register
-spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-         .config("spark.sql.session.timeZone", "UTC").config("spark.sql.shuffle.partitions", "1").getOrCreate())
-register(spark)
-url, stream, folder = sys.argv[1:4]
-def source(**options):
-    return spark.read.format("jetstream").options(url=url, stream=stream, **options)
-def show(value):
-    print(json.dumps(value, default=str))
-"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptServer]:
+    """The process of the scripts that share a session."""
+    with ScriptServer(tmp_path_factory.mktemp("scripts")) as started:
+        yield started
+
+
+def outcome_of(printed: Printed, *, fails: bool, prints_json: bool) -> Any:
+    """Return what a script printed, one JSON value per line, or its error."""
+    assert (printed.error is not None) == fails, printed.error
+    if fails:
+        return printed.error
+    return [json.loads(line) for line in printed.text.splitlines()] if prints_json else printed.text
 
 
 @pytest.fixture
-def script(rig: Rig, tmp_path: Path) -> Script:
-    """Run a script in a clean environment, and return what it prints, one JSON value per line, or its error."""
-    java = find_java(tmp_path)
-    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "JAVA_HOME": str(java)}
+def script(rig: Rig, tmp_path: Path, server: ScriptServer) -> Script:
+    """Run a script in the shared session, and return what it prints or its error."""
 
     def run(stream: str, text: str, *, fails: bool = False, prints_json: bool = True) -> Any:
-        url = f"nats://{rig.source.address}"
-        command = [sys.executable, "-c", _BEGIN + textwrap.dedent(text), url, stream, str(tmp_path)]
-        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (done.returncode != 0) == fails, done.stderr
-        if fails:
-            return done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()] if prints_json else done.stdout
+        printed = server.run(text, f"nats://{rig.source.address}", stream, tmp_path)
+        return outcome_of(printed, fails=fails, prints_json=prints_json)
+
+    return run
+
+
+@pytest.fixture
+def lone_script(rig: Rig, tmp_path: Path) -> Script:
+    """Run a script in its own process, and return what it prints or its error."""
+
+    def run(stream: str, text: str, *, fails: bool = False, prints_json: bool = True) -> Any:
+        printed = run_alone(text, f"nats://{rig.source.address}", stream, tmp_path)
+        return outcome_of(printed, fails=fails, prints_json=prints_json)
 
     return run
 
@@ -100,7 +103,10 @@ def test_batch_reads_columns_ranges_and_filters(rig: Rig, script: Script) -> Non
     assert filtered == [5, 7, 2]
 
 
-def test_stream_restarts_exactly_once_from_its_checkpoint(rig: Rig, script: Script, tmp_path: Path) -> None:
+def test_stream_restarts_exactly_once_from_its_checkpoint(
+    rig: Rig, script: Script, lone_script: Script, tmp_path: Path
+) -> None:
+    """It restarts in another process."""
     stream = rig.make()
     publish(rig, stream, range(1, 26))
     read = """
@@ -116,7 +122,7 @@ def test_stream_restarts_exactly_once_from_its_checkpoint(rig: Rig, script: Scri
     rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 27})
     publish(rig, stream, range(26, 31))
     rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 27})
-    (again,) = script(stream, read)
+    (again,) = lone_script(stream, read)
     assert sum(again) == 4
     lines = [json.loads(line) for file in (tmp_path / "rows").glob("*.json") for line in file.read_text().splitlines()]
     assert sorted(row["sequence"] for row in lines) == [*range(1, 27), 28, 29, 30]
@@ -245,7 +251,9 @@ def test_write_publishes_each_row_once_with_headers(rig: Rig, script: Script) ->
     assert sorted(int(message.payload) for message in own) == list(range(200))
 
 
-def test_documented_examples_run_against_a_stream(rig: Rig, script: Script, tmp_path: Path) -> None:
+def test_documented_examples_run_against_a_stream(
+    rig: Rig, script: Script, lone_script: Script, tmp_path: Path
+) -> None:
     stream, copies = rig.make(), rig.make("COPIES", subjects=["copies.>"])
     publish(rig, stream, range(1, 4))
     text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
@@ -259,7 +267,7 @@ def test_documented_examples_run_against_a_stream(rig: Rig, script: Script, tmp_
     ):
         assert shown in examples
         examples = examples.replace(shown, real)
-    shown = script(stream, examples, prints_json=False)
+    shown = lone_script(stream, examples, prints_json=False)
     assert re.search(rf"\| *{stream}\.s1\| *2\|", shown)
     publish(rig, stream, range(4, 6))
     script(stream, examples, prints_json=False)

@@ -245,8 +245,12 @@ def test_overdue_heartbeat_marks_the_site_blind_and_requests_a_run(rig: Rig, fee
         ("paris", False, True, 0, 1, 1),
         ("rome", False, False, 1, None, None),
     ]
-    publish(rig, feed, heartbeats)
-    assert watched_check().passed
+
+    def watched_again() -> bool:
+        publish(rig, feed, heartbeats)
+        return bool(watched_check().passed)
+
+    wait_until(watched_again, "a run before the next heartbeat is due")
     assert rig.rows("SELECT name FROM global_summary WHERE blind") == []
     assert rig.row("SELECT count(*) AS n FROM global_availability")["n"] == 2, "a heartbeat was counted as a node"
 

@@ -86,13 +86,14 @@ def test_advisories_alone_reveal_a_lost_state(rig: Rig, empty: Callable[[Rig, st
 
 @pytest.mark.parametrize("change", (keep_target, purge_target))
 def test_recovered_node_keeps_its_announced_silence(rig: Rig, change: Callable[[Rig, str], None]) -> None:
-    stream, advisories = add_tracked(rig, warn_duration="1s")
+    stream, advisories = add_tracked(rig, warn_duration="5s")
     rig.publish(stream, numbered(2))
     rig.drain()
     deadline = time.monotonic() + 60
     while ("timeout", "n2") not in announced(rig, advisories):
         assert time.monotonic() < deadline
         rig.drain()
+        time.sleep(0.2)
     rig.publish(stream, numbered(1))
     rig.drain()
     change(rig, stream)

@@ -1,7 +1,7 @@
 """Targets that were rolled back, purged, recreated, or written to by others."""
 
+import contextlib
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from sr_assets.adapters.state.records import CopyState, Intent
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication import replica, target_history
 from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.report import Stage
+from sr_assets.stages.run import SiteRun
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -131,13 +133,18 @@ def test_idle_run_detects_a_filled_target_rollback(
     restorable.drain()
     restore_target("save")
     restorable.publish(stream, numbered(4, 6))
-    run = threading.Thread(target=lambda: restorable.run(drain_only=False, run_budget="60s", linger="20s"))
-    run.start()
-    wait_until(lambda: payloads(restorable, stream) == [1, 2, 3, 4, 5], "the copies")
-    restore_target("restore")
-    restorable.publish(stream, numbered(91, 95), restorable.target)
-    wait_until(lambda: payloads(restorable, stream) == [1, 2, 3, 91, 92, 93, 94, 4, 5], "the copies' return", 20)
-    run.join()
+    with restorable.open(run_budget="60s", linger="60s") as site:
+        run = SiteRun(site, {stream: frozenset(Stage)}, drain_only=False)
+        with contextlib.closing(run.rounds()) as rounds:
+
+            def copied(*numbers: int) -> bool:
+                next(rounds)
+                return payloads(restorable, stream) == list(numbers)
+
+            wait_until(lambda: copied(1, 2, 3, 4, 5), "the copies")
+            restore_target("restore")
+            restorable.publish(stream, numbered(91, 95), restorable.target)
+            wait_until(lambda: copied(1, 2, 3, 91, 92, 93, 94, 4, 5), "the copies' return", 20)
 
 
 def test_open_batch_follows_the_copies_resent_after_a_rollback(

@@ -66,7 +66,7 @@ def test_first_matching_class_wins_with_its_own_durations(rig: Rig, spark: dict[
 
 def test_change_of_class_takes_effect_with_its_message(rig: Rig) -> None:
     slow = {"name": "slow", "field": "role", "value": "slow", "warn_duration": "5h"}
-    fast = {"name": "fast", "field": "role", "value": "fast", "inspect_duration": "20s", "warn_duration": "1s"}
+    fast = {"name": "fast", "field": "role", "value": "fast", "inspect_duration": "20s", "warn_duration": "5s"}
     stream, _ = add(rig, slow, fast)
     rig.publish(stream, [message("a", "slow")])
     rig.drain()
@@ -75,7 +75,7 @@ def test_change_of_class_takes_effect_with_its_message(rig: Rig) -> None:
     rig.publish(stream, [message("a", "fast")])
     rig.drain()
     assert (events(rig), classes_of(rig)) == ([("a", "new")], {"a": "fast"})
-    drain_until_watermark(rig, rig.stored(stream)[1].stored_ns + SECOND)
+    drain_until_watermark(rig, rig.stored(stream)[1].stored_ns + 5 * SECOND)
     rig.publish(stream, [message("a", "slow")])
     rig.drain()
     rows = rig.rows("SELECT event, class, transition FROM node_advisories ORDER BY transition")
@@ -112,7 +112,8 @@ def test_class_without_announcements_publishes_nothing(rig: Rig) -> None:
     act_on_node(rig.settings(), "retire", "web1", None)
     assert announced(rig, advisories) == [("a", "new")]
     web = [event for node, event in events(rig) if node == "web1"]
-    assert web == ["new", "timeout", "expire", "new", "expire"]
+    # On a busy machine it is silent again before it is retired.
+    assert (web[:4], web[-1]) == (["new", "timeout", "expire", "new"], "expire")
     assert rig.rows("SELECT * FROM node_advisories WHERE class = 'web' AND published_at IS NOT NULL") == []
 
 
@@ -121,7 +122,7 @@ def test_changed_classes_apply_at_the_next_run(rig: Rig) -> None:
     rig.publish(stream, [message("web1"), message("a", "db")])
     rig.drain()
     assert classes_of(rig) == {"web1": None, "a": "db"}
-    rig.entries[0]["classes"] = KINDS
+    rig.entries[0]["classes"] = [{**WEB, "inspect_duration": "1h"}, *KINDS[1:]]
     rig.drain()
     assert classes_of(rig) == {"web1": "web", "a": "db"}
     drain_until_watermark(rig, rig.stored(stream)[0].stored_ns + 2 * SECOND)

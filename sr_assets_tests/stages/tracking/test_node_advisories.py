@@ -45,12 +45,12 @@ def test_advisories_are_stored_once(rig: Rig, reliable: bool | None) -> None:
 def test_v1_format_omits_new_nodes(rig: Rig) -> None:
     stream, advisories = rig.make(), rig.make("ADV")
     rig.publish(stream, from_sender("a", "b"))
-    short = {"inspect_field": "sender", "inspect_duration": "2s", "warn_duration": "1s"}
+    short = {"inspect_field": "sender", "inspect_duration": "6s", "warn_duration": "5s"}
     rig.add(stream, advisory={"subject": f"{advisories}.old", "reliable": True, "format": "v1"}, **short)
     rig.drain()
     assert published_nodes(rig, advisories) == []
     assert all(row["published_at"] for row in rig.rows("node_advisories")), "the outbox is not empty"
-    rig.await_clock(stream, rig.clock_ns(stream) + 3 * 10**9)
+    rig.await_clock(stream, rig.clock_ns(stream) + 7 * 10**9)
     rig.drain()
     stored = [message.payload for message in rig.stored(advisories)]
     assert [problem for payload in stored for problem in problems(payload, V1)] == []

@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.published.node_histories import TIMEOUT, UP, Histories
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.automation.idle import is_idle
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.tracking.by_hand import retire
 from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, transition_row
+from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.notify.events import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets_tests.announcing import POLICY, SECOND, configured, fold, history, outbox, site_events
 from sr_assets_tests.naive_rules import NaiveGuard, announced_by_guard
-from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.rig import SITE, Rig, wait_until
 from sr_assets_tests.rig import Sent as Message
 
 WARNING = 10
@@ -203,3 +205,32 @@ def test_dark_site_sends_one_event_and_only_lost_nodes(rig: Rig) -> None:
         statuses = [status for (status,) in histories.connection.execute(query).fetchall()]
     assert statuses[:3] == [UP, TIMEOUT, UP]
     assert [body["event"] for body in bodies if body.get("value") == "web1"][:1] == ["new"]
+
+
+def test_denied_site_event_delays_no_advisory_and_is_shown(rig: Rig, tmp_path: Path) -> None:
+    permissions = '{ publish: { deny: "sr_assets.site.>" } }'
+    users = f"{{ user: all, password: all }}, {{ user: me, password: p, permissions: {permissions} }}"
+    config = f"authorization {{ users: [ {users} ] }}\nno_auth_user: all\n"
+    with NatsServer(tmp_path / "guarded", "guarded", config=config) as server:
+        rig.source = server
+        stream, advisories = rig.make(), rig.make("ADV")
+        seen_ns = send(rig, stream, [f"web{number}" for number in range(5)])
+        short = {"inspect_field": "sender", "inspect_duration": "1h", "warn_duration": "2s"}
+        url = f"nats://me:p@{server.address}"
+        advisory = {"subject": f"{advisories}.%s.%v"}
+        rig.add(stream, source_url=url, advisory=advisory, outage_guard={"min_nodes": 5}, **short)
+        rig.drain()
+        rig.await_clock(stream, seen_ns + 5 * SECOND)
+        rig.drain()
+        send(rig, stream, ["fresh"])
+
+        def announced() -> set[tuple[str, str]]:
+            bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
+            return {(body["value"], body["event"]) for body in bodies}
+
+        wait_until(lambda: bool(rig.drain()) and ("fresh", "new") in announced(), "the advisory of the new node")
+        (report,) = rig.drain().values()
+        assert (report.failure, report.waiting) == (None, 1)
+        assert 'publish to "sr_assets.site.dark.' in (report.undeliverable_event or "")
+        assert rig.rows("SELECT event, published_at FROM site_events") == [{"event": "dark", "published_at": None}]
+        assert not is_idle(rig.settings(), SITE), "a quiet `run --once` would not try again"

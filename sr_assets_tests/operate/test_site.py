@@ -1,0 +1,52 @@
+"""The repeated runs of one site in `run --follow`."""
+
+import threading
+import time
+
+import pytest
+
+from sr_assets.adapters.state.status_file import last_alive
+from sr_assets.domain.errors import RunError
+from sr_assets.operate import site
+from sr_assets.operate.instance import prepare_instance
+from sr_assets.settings import Settings
+from sr_assets.stages.leadership import Leadership
+from sr_assets_tests.rig import wait_until
+
+
+def test_failure_of_dagsters_storage_ends_no_site(
+    platform: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+
+    def execute(*_: object, **__: object) -> None:
+        runs.append("run")
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        raise RunError("the storage does not respond")
+
+    monkeypatch.setenv("DAGSTER_HOME", str(prepare_instance(platform)))
+    monkeypatch.setattr(site, "_execute", execute)
+    monkeypatch.setattr(site, "_await_poll", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        site.execute_site(platform, "london", [platform.streams[0].label], once=False)
+    assert capsys.readouterr().err == "error: the storage does not respond\n"
+    del runs[:]
+    with pytest.raises(RunError, match="does not respond"):
+        site.execute_site(platform, "london", [platform.streams[0].label], once=True)
+
+
+def test_site_with_a_long_interval_stays_alive(platform: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "_INTERVAL_SECONDS", 0.1)
+    hourly = platform.changed(sensor=platform.sensor.model_copy(update={"interval_ns": 3600 * 10**9}))
+    folder = platform.home / "sites" / "london"
+    folder.mkdir(parents=True)
+    leadership = Leadership(hourly, "london")
+    waiting = threading.Thread(target=site._await_poll, args=(hourly, leadership, folder))
+    waiting.start()
+    try:
+        began = time.time()
+        wait_until(lambda: last_alive(folder) > began + 0.5, "a sign of life after the first")
+    finally:
+        monkeypatch.setattr(Leadership, "leads", False)
+        waiting.join()
