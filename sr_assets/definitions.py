@@ -13,9 +13,16 @@ from sr_assets.assets.sites import build_site_assets
 from sr_assets.assets.specs import site_job_name
 from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation.failures import build_failure_sensor
-from sr_assets.automation.jobs import build_daily_job, build_daily_schedule, resolve_job, sites_to_load
+from sr_assets.automation.jobs import (
+    JOB_TAG,
+    SITE_TAG,
+    build_daily_job,
+    build_daily_schedule,
+    resolve_job,
+    sites_to_load,
+)
 from sr_assets.automation.observing import share_stream_infos
-from sr_assets.automation.old_runs import build_retention_schedule, retention
+from sr_assets.automation.old_runs import build_retention
 from sr_assets.automation.run_processes import share_run_imports
 from sr_assets.automation.sensors import RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
@@ -38,17 +45,21 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
     shared = [*native, build_fleet_assets(settings), *daily.values()]
     surveying = "Survey the native streams, and create or update them as `manage` allows."
-    topology_jobs = [resolve_job(JOB, surveying, native, {"platform": provided["platform"]})] if native else []
+    platform = {"platform": provided["platform"]}
+    topology_jobs = [resolve_job(JOB, surveying, native, platform, {JOB_TAG: JOB})] if native else []
+    assets = [*(asset for assets, _ in sites for asset in assets), *shared]
+    jobs = [*(job for _, job in sites), *topology_jobs, *hourly.values()]
+    retention, nightly = build_retention(settings, assets, [job.name for job in jobs])
     return dg.Definitions(
-        assets=[*(asset for assets, _ in sites for asset in assets), *shared],
-        jobs=[*(job for _, job in sites), *topology_jobs, retention, *hourly.values()],
+        assets=assets,
+        jobs=[*jobs, retention],
         sensors=[
             *(build_lag_sensor(settings, name, stream_infos, run_slots) for name in settings.sites),
             *([build_topology_sensor(settings)] if native else []),
             build_failure_sensor(settings),
         ],
         schedules=[
-            build_retention_schedule(),
+            nightly,
             *(
                 build_daily_schedule(settings, stage, job, minute=7 + 10 * number)
                 for number, (stage, job) in enumerate(hourly.items())
@@ -77,7 +88,8 @@ def _site_parts(
     sources = [spec for entry in settings.sites[name] for spec in entry_assets(entry).source_specs(settings)]
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*sources, build_site_assets(settings, name)]
     description = f"Replicate, track and advise for every stream of site {name}."
-    return assets, resolve_job(site_job_name(name), description, assets, {"platform": resources["platform"]})
+    platform = {"platform": resources["platform"]}
+    return assets, resolve_job(site_job_name(name), description, assets, platform, {SITE_TAG: name})
 
 
 def _build_resources(settings: Settings) -> dict[str, Any]:

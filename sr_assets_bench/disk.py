@@ -29,8 +29,7 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
     import dagster as dg
 
     from sr_assets.assets.specs import site_job_name
-    from sr_assets.automation.old_runs import retention
-    from sr_assets.definitions import build_sites
+    from sr_assets.definitions import build, build_sites
 
     folder = bench.home / "dagster"
     folder.mkdir()
@@ -38,7 +37,8 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
     bench.create(bench.source, "DISK")
     bench.publish("DISK", 100, 100, 1_000)
     tracked = {"stream": "DISK", "target_subject_prefix": "disk", "inspect_field": "sender", "inspect_duration": "1h"}
-    job = build_sites(bench.settings([tracked]), [SITE]).resolve_job_def(site_job_name(SITE))
+    settings = bench.settings([tracked])
+    job = build_sites(settings, [SITE]).resolve_job_def(site_job_name(SITE))
     before = os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(folder)
     try:
@@ -49,7 +49,7 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
             copy_run(folder, run_id, copies)
             make_older(folder, {copy: number * _MINUTES for number, copy in enumerate(copies)})
             most, started = folder_bytes(folder), time.perf_counter()
-            retention.execute_in_process(instance=instance)
+            build(settings).resolve_job_def("retention").execute_in_process(instance=instance)
             seconds, left = time.perf_counter() - started, instance.get_runs_count()
         left_bytes = folder_bytes(folder)
     finally:
@@ -77,6 +77,7 @@ def copy_run(folder: Path, run_id: str, copies: Sequence[str]) -> None:
         (history / "runs" / "index.db", "event_logs"),
         (history / "runs" / "index.db", "asset_check_executions"),
         (history / "runs.db", "runs"),
+        (history / "runs.db", "run_tags"),
     ):
         with closing(sqlite3.connect(database)) as connection, connection:
             names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] != "id"]

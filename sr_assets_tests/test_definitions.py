@@ -12,7 +12,6 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_shared.serdes import serialize_value
 
 from sr_assets.assets.columns import COLUMN_TYPES
-from sr_assets.automation.old_runs import retention
 from sr_assets.definitions import build, defs
 from sr_assets.settings import FeedSettings, Settings, load_settings
 
@@ -189,5 +188,5 @@ def test_only_process_of_site_run_loads_active_sites_alone(tmp_path: Path, monke
         instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
         assert loaded() == ["__ASSET_JOB", "site2_replication"]
         assert sorted(defs().get_repository_def().job_names) == all_jobs
-        instance.create_run_for_job(retention, status=dg.DagsterRunStatus.STARTED)
+        instance.create_run_for_job(build(settings).resolve_job_def("retention"), status=dg.DagsterRunStatus.STARTED)
         assert loaded() == all_jobs

@@ -13,6 +13,7 @@ import dagster as dg
 from sr_assets.adapters.run_failures import RunFailure, note_run_failure, read_run_failures
 from sr_assets.adapters.state.status_file import streams_without_error
 from sr_assets.assets.specs import site_job_name
+from sr_assets.automation.jobs import is_own_run
 from sr_assets.resources import NOTED
 from sr_assets.settings import Entry, Settings
 
@@ -22,7 +23,7 @@ _INTERRUPTED: Final = frozenset({"DagsterExecutionInterruptedError", "KeyboardIn
 
 
 def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
-    """Return the sensor of failed runs, including runs of the command line."""
+    """Return the sensor of the platform's failed runs, including runs of the command line, which have no code location."""
 
     @dg.run_failure_sensor(
         name="run_failures",
@@ -31,6 +32,8 @@ def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
         description="Names the streams of a failed run and the remedy, and lets `notify` report the failure.",
     )
     def run_failures(context: dg.RunFailureSensorContext) -> None:
+        if not is_own_run(context.dagster_run):
+            return
         steps = context.get_step_failure_events()
         if line := record_failure(settings, context.instance, context.dagster_run, [*steps, context.failure_event]):
             context.log.error("%s", line)
@@ -43,8 +46,9 @@ def record_failures_since(settings: Settings, instance: dg.DagsterInstance, sinc
     failed = dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=since)
     for record in instance.get_run_records(failed, ascending=True):
         run, kinds = record.dagster_run, (dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE)
-        logged = [entry.dagster_event for kind in kinds for entry in instance.all_logs(run.run_id, of_type=kind)]
-        record_failure(settings, instance, run, [event for event in logged if event is not None])
+        if is_own_run(run):
+            logged = [entry.dagster_event for kind in kinds for entry in instance.all_logs(run.run_id, of_type=kind)]
+            record_failure(settings, instance, run, [event for event in logged if event is not None])
         since = max(since, record.update_timestamp.replace(tzinfo=UTC))
     return since
 

@@ -20,6 +20,10 @@ from sr_assets.stages.daily import DailyStage
 #: The event log has every event. The console is for our own log lines; Dagster would add a traceback to every failure.
 RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
+#: Each run of the platform has one of these tags: the name of its site, or of its job if it is no site's.
+SITE_TAG: Final = "sr_assets/site"
+JOB_TAG: Final = "sr_assets/job"
+
 #: The statuses of a run that has a process.
 _PROCESS_STATUSES: Final = [dg.DagsterRunStatus[name] for name in ("STARTING", "STARTED", "CANCELING")]
 
@@ -28,10 +32,19 @@ FIRST_TAG: Final = "dagster/asset_partition_range_start"
 LAST_TAG: Final = "dagster/asset_partition_range_end"
 
 
+def is_own_run(run: dg.DagsterRun) -> bool:
+    """Return whether the platform started a run."""
+    return not {SITE_TAG, JOB_TAG}.isdisjoint(run.tags)
+
+
 def resolve_job(
-    name: str, description: str, assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], resources: Mapping[str, Any]
+    name: str,
+    description: str,
+    assets: Sequence[dg.AssetsDefinition | dg.AssetSpec],
+    resources: Mapping[str, Any],
+    tags: Mapping[str, str],
 ) -> dg.JobDefinition:
-    """Return the job that materialises these assets in one process.
+    """Return the job that materialises these assets in one process; its runs have these tags.
 
     The job is resolved among its own assets: Dagster would resolve each job among the assets of all sites. It accepts no
     configuration, whose schema would be most of its snapshot.
@@ -42,6 +55,7 @@ def resolve_job(
         description=description,
         executor_def=dg.in_process_executor,
         config=dg.ConfigMapping(config_fn=lambda _: RUN_CONFIG, config_schema={}),
+        tags=tags,
     )
     return dg.Definitions(assets=assets, jobs=[job], resources=resources).resolve_job_def(job.name)
 
@@ -69,6 +83,7 @@ def build_daily_job(stage: DailyStage, asset: dg.AssetsDefinition) -> dg.Unresol
         description=f"Compute {stage.table.name} for one or more days.",
         executor_def=dg.in_process_executor,
         config=RUN_CONFIG,
+        tags={JOB_TAG: stage.table.computed},
     )
 
 

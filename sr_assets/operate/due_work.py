@@ -85,6 +85,8 @@ class DueWork:
 
         due, now = [], datetime.now(UTC)
         for schedule in self._repository.schedule_defs:
+            if schedule.default_status is not dg.DefaultScheduleStatus.RUNNING:
+                continue
             name, period = schedule.job_name, _PERIODS.get(schedule.job_name, _HOURLY)
             if now < self._not_before.get(name, now):
                 continue

@@ -87,7 +87,7 @@ def _disk_kind(folder: Path) -> str:
 def prepare_instance(settings: Settings) -> Path:
     """Create the home and the Dagster instance's folder, set DAGSTER_HOME for this process and its children; return it.
 
-    The folder is `DAGSTER_HOME`, else `<home>/dagster`; it gets the package's dagster.yaml if it has none. Raises
+    The folder is `DAGSTER_HOME`, else `<home>/dagster`; it gets the package's dagster.yaml if it has none and no runs. Raises
     ConfigurationError if a folder is unusable.
     """
     own = settings.home / "dagster"
@@ -111,7 +111,8 @@ def prepare_instance(settings: Settings) -> Path:
     _remove_old_connections(settings)
     os.environ["DAGSTER_HOME"] = str(folder)
     file = folder / "dagster.yaml"
-    if not file.exists():
+    # Without this file, an instance with runs has Dagster's own settings, which others may rely on.
+    if not file.exists() and (folder == own or not (folder / "history").exists()):
         write_private(file, files("sr_assets").joinpath("dagster.yaml").read_text(encoding="utf-8"))
     return folder
 

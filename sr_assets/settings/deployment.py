@@ -36,7 +36,7 @@ from sr_assets.settings.outage_guard import OutageGuardBlock
 from sr_assets.settings.references import Loaded
 from sr_assets.settings.streams import CatchUp, Entry, StreamSettings
 from sr_assets.settings.topology import TopologySettings
-from sr_assets.settings.values import Duration, File, FileMode, Port, Positive, Span, Value, choice, shown
+from sr_assets.settings.values import Duration, File, FileMode, Flag, Port, Positive, Span, Value, choice, shown
 
 T = TypeVar("T")
 AnyEntry = TypeVar("AnyEntry", StreamSettings, FeedSettings)
@@ -45,7 +45,18 @@ LogFormat = Literal["text", "json"]
 
 #: Settings that differ between hosts and do not affect a run.
 _WITHOUT_EFFECT: Final = frozenset(
-    {"home", "logfile", "log_format", "named_concurrency", "metrics", "health", "notify", "data", "lock_timeout_ns"}
+    {
+        "home",
+        "logfile",
+        "log_format",
+        "named_concurrency",
+        "run_retention",
+        "metrics",
+        "health",
+        "notify",
+        "data",
+        "lock_timeout_ns",
+    }
 )
 
 
@@ -76,6 +87,11 @@ class Settings(Block):
         None,
         name="concurrency",
         default_text="number of cores",
+    )
+    run_retention: Flag | None = file_key(
+        "delete [old runs](operations.md#old-runs) of this platform every night",
+        None,
+        default_text="in a Dagster instance that `sr-assets` created",
     )
     catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
     classes: ClassBlocks = file_key(

@@ -1,6 +1,7 @@
 """The sensor of failed runs, in a real Dagster instance with a real receiver of notifications."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -8,7 +9,8 @@ import pytest
 
 from sr_assets.adapters.run_failures import read_run_failures
 from sr_assets.assets.specs import site_job_name
-from sr_assets.automation.failures import build_failure_sensor
+from sr_assets.automation.failures import build_failure_sensor, record_failures_since
+from sr_assets.automation.jobs import JOB_TAG
 from sr_assets.definitions import build
 from sr_assets.operate.notify import begin_notifying, notify_once
 from sr_assets.resources import MODE_TAG, ONCE
@@ -17,6 +19,8 @@ from sr_assets_tests.exposed import SITES, STREAM, configured
 from sr_assets_tests.operate.test_notify import Receiver, receiving
 
 LONDON, PARIS = SITES
+#: A tag of all runs of the platform.
+OURS = {JOB_TAG: "any"}
 
 
 class Dagster:
@@ -34,7 +38,7 @@ class Dagster:
         tags = {MODE_TAG: ONCE}
         return job.execute_in_process(instance=self._instance, tags=tags, raise_on_error=False).run_id
 
-    def fail(self, job_name: str, error: BaseException) -> str:
+    def fail(self, job_name: str, error: BaseException, tags: dict[str, str] = OURS) -> str:
         """Execute a job of this name whose only step raises; return the run's id."""
 
         @dg.op
@@ -45,7 +49,7 @@ class Dagster:
         def failing() -> None:
             fails()
 
-        return failing.execute_in_process(instance=self._instance, raise_on_error=False).run_id
+        return failing.execute_in_process(instance=self._instance, tags=tags, raise_on_error=False).run_id
 
     def evaluate(self) -> None:
         """Evaluate the sensor; the first evaluation only sets its cursor."""
@@ -114,6 +118,20 @@ def test_interrupted_run_is_not_a_failure(tmp_path: Path, instance: dg.DagsterIn
     dagster.fail(site_job_name(LONDON), KeyboardInterrupt())
     dagster.evaluate()
     assert read_run_failures(tmp_path) == {}
+
+
+@pytest.mark.process
+def test_failures_of_other_owners_are_not_recorded(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    settings = configured(tmp_path, LONDON)
+    dagster, begin = Dagster(settings, instance), datetime.fromtimestamp(0, UTC)
+    dagster.fail("nightly", RuntimeError("theirs"), tags={})
+    dagster.fail(site_job_name(LONDON), RuntimeError("of a job with our name"), tags={"team": "x"})
+    dagster.evaluate()
+    record_failures_since(settings, instance, begin)
+    assert read_run_failures(tmp_path) == {}
+    dagster.fail("nightly", RuntimeError("ours"))
+    record_failures_since(settings, instance, begin)
+    assert read_run_failures(tmp_path).keys() == {"nightly"}
 
 
 @pytest.mark.process

@@ -1,11 +1,14 @@
-"""The Dagster instance's folder: its settings and the permitted disks."""
+"""The Dagster instance: its settings, the permitted disks, and what we change in the instance of others."""
 
 import os
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from sr_assets import operate
+from sr_assets.automation.jobs import JOB_TAG, SITE_TAG
+from sr_assets.definitions import build
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import Settings
 
@@ -43,3 +46,49 @@ def test_home_on_a_network_disk_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(operate.instance, "_REMOTE_DISKS", frozenset({operate.instance._disk_kind(tmp_path)}))
     with pytest.raises(ConfigurationError, match="is on a network disk"):
         operate.check_home(tmp_path)
+
+
+def nightly(settings: Settings) -> dg.ScheduleDefinition:
+    """Return the schedule of the job."""
+    schedule = build(settings).get_repository_def().get_schedule_def("nightly_retention")
+    assert isinstance(schedule, dg.ScheduleDefinition)
+    return schedule
+
+
+def is_nightly(settings: Settings) -> bool:
+    """Return whether the job runs by itself."""
+    return nightly(settings).default_status is dg.DefaultScheduleStatus.RUNNING
+
+
+def test_retention_is_off_in_an_instance_of_others(
+    platform: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(theirs))
+    with dg.DagsterInstance.get() as instance:
+        instance.create_run_for_job(build(platform).get_repository_def().get_job("availability"))
+    before = sorted(path.name for path in theirs.iterdir())
+    assert operate.prepare_instance(platform) == theirs
+    assert sorted(path.name for path in theirs.iterdir()) == before
+    assert not is_nightly(platform)
+    assert is_nightly(platform.changed(run_retention=True))
+
+
+def test_retention_is_on_in_our_own_instance(
+    platform: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    operate.prepare_instance(platform)
+    assert is_nightly(platform)
+    assert not is_nightly(platform.changed(run_retention=False))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "empty"))
+    operate.prepare_instance(platform)
+    assert is_nightly(platform)
+
+
+def test_all_jobs_tag_their_runs(platform: Settings) -> None:
+    repository = build(platform).get_repository_def()
+    jobs = [repository.get_job(name) for name in repository.job_names if not name.startswith("__")]
+    assert {tag for job in jobs for tag in job.run_tags} == {SITE_TAG, JOB_TAG}
+    assert all(len(job.run_tags) == 1 for job in jobs)
