@@ -248,10 +248,23 @@ def test_invalid_configuration_ends_process_with_exit_code_2(tmp_path: Path) -> 
     assert "secret" not in ended.stdout + ended.stderr
 
 
-def test_config_option_overrides_environment(tmp_path: Path, home: Path, command: Command) -> None:
-    code, _, errors = command("--config", str(tmp_path / "other.yaml"), "check")
+@pytest.mark.parametrize("position", (0, 1, 2, 3))
+def test_config_option_overrides_environment_anywhere(
+    tmp_path: Path, home: Path, command: Command, position: int
+) -> None:
+    words = ["data", "get", "SOURCE/KEY"]
+    words[position:position] = ["--config", str(tmp_path / "other.yaml")]
+    code, _, errors = command(*words)
     assert code == 2
     assert "other.yaml: cannot be read" in errors
+
+
+@pytest.mark.parametrize("group", ((), ("data",), ("topology",), ("maintenance",), ("spark",)))
+def test_group_without_arguments_prints_its_help(command: Command, group: tuple[str, ...]) -> None:
+    code, output, errors = command(*group)
+    assert (code, errors) == (0, "")
+    assert output.startswith("Usage: ")
+    assert "\nCommands:\n" in output
 
 
 @pytest.mark.parametrize(

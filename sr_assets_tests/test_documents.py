@@ -205,7 +205,9 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
 def test_reference_has_every_command_with_its_options(name: str, command: click.Command) -> None:
     line = next((line for line in section("Commands").splitlines() if re.match(rf"\| [^|]*`{name}[ `]", line)), None)
     assert line is not None, f"{name} is missing"
-    options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    # The options of all commands are described once.
+    own = [parameter for parameter in command.params if parameter not in cli.params]
+    options = {option for parameter in own for option in parameter.opts if option.startswith("--")}
     missing = {option for option in options if not re.search(rf"{option}\b", line)}
     assert not missing
 

@@ -89,6 +89,9 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; every error is one line on stderr."""
     try:
         return int(cli.main(arguments, prog_name="sr-assets", standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
     except click.ClickException as error:
         return fail(error.format_message(), error.exit_code)
     except ConfigurationError as error:
@@ -150,8 +153,34 @@ def stream_named(settings: "Settings", name: str, refusal: str) -> "StreamSettin
     raise ConfigurationError(f"--stream {name}: {refusal}")
 
 
+def _use_config(_: click.Context, __: click.Parameter, config: Path | None) -> None:
+    if config is not None:
+        os.environ["SR_ASSETS_CONFIG"] = str(config.absolute())
+
+
 class _Commands(click.Group):
-    """The group of commands. Ctrl-C ends a command with one line on stderr instead of click's empty line."""
+    """A group of commands, each with the option `--config`, like the group itself.
+
+    Ctrl-C ends a command with one line on stderr instead of click's empty line.
+    """
+
+    group_class = type
+    _config = click.Option(
+        ["--config"],
+        type=click.Path(path_type=Path),
+        expose_value=False,
+        callback=_use_config,
+        help="Use this configuration file (default: SR_ASSETS_CONFIG, else conf/replication.yaml).",
+    )
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params.append(self._config)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        super().add_command(cmd, name)
+        if self._config not in cmd.params:
+            cmd.params.append(self._config)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -161,16 +190,9 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    help="Use this configuration file (default: SR_ASSETS_CONFIG, else conf/replication.yaml).",
-)
 @click.version_option(package_name="sr-assets", prog_name="sr-assets")
-def cli(config: Path | None) -> None:
+def cli() -> None:
     """Replicate, sample and track fleets of machines that report over NATS JetStream."""
-    if config is not None:
-        os.environ["SR_ASSETS_CONFIG"] = str(config.absolute())
 
 
 def need_feeds(settings: "Settings", caller: str) -> None:
