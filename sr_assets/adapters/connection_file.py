@@ -6,13 +6,12 @@ For tasks on other machines, the file is packed with the files that it names, an
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sr_assets.adapters.private import write_private
+from sr_assets.adapters.private import remove_files, write_private
 from sr_assets.adapters.wire import Connection
 from sr_assets.adapters.wire.connection import REQUEST_SECONDS
 from sr_assets.adapters.wire.link import VANISHED_MS
@@ -38,7 +37,7 @@ def write_connection(file: Path, cluster: ClusterSettings) -> Path:
 
 def remove_connections(folder: Path) -> None:
     """Remove the connection files of a site's folder."""
-    shutil.rmtree(folder / CONNECTIONS, ignore_errors=True)
+    remove_files(folder / CONNECTIONS, "*.json", ".*.json.*")
 
 
 def open_connection(

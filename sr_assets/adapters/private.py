@@ -7,6 +7,7 @@ import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -104,6 +105,18 @@ def write_private(file: Path, text: str, mode: int = 0o600) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+def remove_files(folder: Path, *patterns: str) -> None:
+    """Delete the files below a folder whose names match a pattern, and then each empty folder; others' files remain."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        with contextlib.suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            elif any(fnmatch(path.name, pattern) for pattern in patterns):
+                path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def make_shared_folder(folder: Path) -> None:

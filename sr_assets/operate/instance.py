@@ -120,7 +120,7 @@ def prepare_instance(settings: Settings) -> Path:
 def _remove_old_connections(settings: Settings) -> None:
     """Delete connection files, which contain passwords, that a killed run left at a site no longer configured."""
     for site in (settings.home / "sites").glob("*"):
-        if site.name not in settings.sites:
+        if site.name not in settings.sites and (site / "lock").exists():
             remove_connections(site)
 
 

@@ -4,12 +4,15 @@ Published tables go first and files last, so that no reader finds a table withou
 forgetting the same name again completes the deletion.
 """
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
-from sr_assets.adapters.published.history import site_history, stream_folder
+from sr_assets.adapters.private import remove_files
+from sr_assets.adapters.published.history import FILES, site_history, stream_folder
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.state.database import BrokenStateError
@@ -24,6 +27,38 @@ from sr_assets.stages.site import Site, published_sites
 
 _OWNER = "forget"
 _WAIT_SECONDS = 60.0
+#: The folders of unfinished work in a site's folder.
+SCRATCH = (
+    ".checkpoint.zip.parts",
+    ".restoring",
+    "compaction",
+    "connections",
+    "refill",
+    "requests",
+    "staging",
+    "standby",
+    "writers",
+)
+#: The files in a site's folder.
+_FILES = (
+    "state.duckdb*",
+    "status.json",
+    "lock",
+    "alive",
+    "closed",
+    "looked",
+    "paused.json",
+    "maintenance.json",
+    "heartbeats.json",
+    "fence.json",
+    "checkpoint.json",
+    "checkpoint.zip",
+    "checkpoint-now",
+    "leader.json",
+    "election.lock",
+    "step-down",
+    ".*.json.*",
+)
 
 
 def forget(settings: Settings, site: str, stream: str | None = None, replicator: str | None = None) -> list[str]:
@@ -72,7 +107,14 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
         _unpublish(settings, site, folder if left else None)
         counts |= _remove_files(settings, site, stream if left else None)
         if not left:
-            shutil.rmtree(folder)
+            for name in SCRATCH:
+                shutil.rmtree(folder / name, ignore_errors=True)
+            for file in folder.iterdir():
+                if not file.is_dir() and any(fnmatch(file.name, pattern) for pattern in _FILES):
+                    file.unlink()
+            # Other files are not ours.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     return [_removed(site if stream is None else f"{site}/{stream}", counts)]
 
 
@@ -98,7 +140,8 @@ def _holds(settings: Settings, site: str, stream: str | None) -> bool:
 
 def _site_folders(settings: Settings) -> list[str]:
     """Return the sites with a folder in this home, which excludes names such as `..`."""
-    return sorted(folder.name for folder in (settings.home / "sites").glob("*") if folder.is_dir())
+    marks = ("lock", "state.duckdb", "status.json", "paused.json")
+    return sorted({file.parent.name for name in marks for file in (settings.home / "sites").glob(f"*/{name}")})
 
 
 def _known_streams(settings: Settings, site: str) -> list[str]:
@@ -132,8 +175,8 @@ def _unpublish(settings: Settings, site: str, folder: Path | None) -> None:
 def _remove_files(settings: Settings, site: str, stream: str | None) -> dict[str, int]:
     """Delete the Parquet history of a stream, or of all streams, and other files of its runs."""
     history = site_history(settings.home, site) if stream is None else stream_folder(settings.home, site, stream)
-    count = sum(1 for _ in history.rglob("*.parquet"))
-    shutil.rmtree(history, ignore_errors=True)
+    count = sum(1 for _ in history.rglob(FILES[0]))
+    remove_files(history, *FILES)
     if stream is not None:
         for kind in ("staging", "writers"):
             shutil.rmtree(settings.home / "sites" / site / kind / asset_name(stream), ignore_errors=True)

@@ -20,7 +20,14 @@ from pyarrow import parquet
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.private import share_as_folder
-from sr_assets.adapters.published.history import GROUP_ROWS, file_mark, file_range, open_writer, read_sequences
+from sr_assets.adapters.published.history import (
+    GROUP_ROWS,
+    file_mark,
+    file_range,
+    history_files,
+    open_writer,
+    read_sequences,
+)
 from sr_assets.domain.history_layout import HOUR_NS, HistoryFile, Merge
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ def holds_rows(file: Path, other: Path) -> bool:
 def whole_files(folder: Path) -> list[HistoryFile]:
     """Return the files of a stream's history without parts of a merged file, which wait for their deletion."""
     whole: list[HistoryFile] = []
-    for file in sorted(map(describe, folder.glob("date=*/[0-9]*.parquet")), key=lambda file: -file.level):
+    for file in sorted(map(describe, history_files(folder)), key=lambda file: -file.level):
         if not any(holds_rows(other.path, file.path) for other in whole):
             whole.append(file)
     return whole

@@ -18,6 +18,7 @@ from sr_assets.domain.errors import RunError, cannot_write
 
 #: The beginning of the name of the file without rows, so that the view's pattern always matches one.
 _EMPTY: Final = "0000-00-00"
+_DAY: Final = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class DailyTable:
 
     def computed_dates(self, home: Path) -> list[date]:
         """Return the computed dates in order."""
-        stems = (file.stem for file in (home / self.folder).glob("????-??-??.parquet") if file.stem != _EMPTY)
+        stems = (file.stem for file in (home / self.folder).glob(f"{_DAY}.parquet") if file.stem != _EMPTY)
         return sorted(date.fromisoformat(text) for text in stems)
 
     def forget_before(self, home: Path, first: date) -> None:

@@ -7,6 +7,7 @@ are compared or compacted with each other.
 """
 
 import itertools
+import re
 import shutil
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from sr_assets.adapters.private import make_shared_folder, share_as_folder
+from sr_assets.adapters.private import make_shared_folder, remove_files, share_as_folder
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.subjects import printable
 
+#: The names of a history's files and, with a dot in front, of unfinished ones, as patterns for `remove_files`.
+FILES: Final = ("[0-9]*-[0-9]*.parquet", ".[0-9]*-[0-9]*.parquet")
+_FILE: Final = re.compile(r"[0-9]+(-[0-9]+)+\.parquet")
 _CHUNK: Final = 500
 _MOST_CHUNKS: Final = 8
 #: Rows of a row group, unless their payloads are large.
@@ -165,7 +169,7 @@ def copied_sequences(folder: Path, mark: str, since_ns: int) -> list[int]:
     """Return the source sequences of one source in a stream's history, ascending, stored since a time (unix ns)."""
     since = pa.scalar(since_ns // 1000, pa.timestamp("us", tz="UTC"))
     sequences: set[int] = set()
-    for file in folder.glob("date=*/[0-9]*.parquet"):
+    for file in history_files(folder):
         if file_mark(file) != mark:
             continue
         rows = parquet.read_table(file, columns=["sequence", "stored_at"], partitioning=None)
@@ -239,7 +243,7 @@ def place_refilled(staging: Path, folder: Path, covered: SequenceRange, mark: st
 def held_sequences(folder: Path, mark: str, covered: SequenceRange) -> set[int]:
     """Return the sequences of one source in a range that a stream's history holds."""
     held: set[int] = set()
-    for file in folder.glob("date=*/[0-9]*.parquet"):
+    for file in history_files(folder):
         first, after = file_range(file)
         if file_mark(file) == mark and first < covered.next and after > covered.first:
             held.update(sequence for sequence in _sequences(file).to_pylist() if sequence in covered)
@@ -263,6 +267,11 @@ def _merge(parts: Iterable[Path], file: Path) -> None:
     share_as_folder(file)
 
 
+def history_files(folder: Path) -> list[Path]:
+    """Return the files of a stream's history, by date; other files in its folder are not ours."""
+    return sorted(file for file in folder.glob("date=*/[0-9]*.parquet") if _FILE.fullmatch(file.name))
+
+
 def file_range(file: Path) -> tuple[int, int]:
     """Return the range of source sequences in a file's name."""
     first, after = file.stem.split("-")[:2]
@@ -276,7 +285,7 @@ def file_mark(file: Path) -> str:
 
 def remove_before(folder: Path, date: str) -> int:
     """Delete the days before an ISO date; return their number."""
-    old = [day for day in folder.glob("date=*") if day.name.removeprefix("date=") < date]
+    old = [day for day in folder.glob("date=????-??-??") if day.name.removeprefix("date=") < date]
     for day in old:
-        shutil.rmtree(day)
+        remove_files(day, *FILES)
     return len(old)

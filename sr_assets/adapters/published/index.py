@@ -17,7 +17,7 @@ import duckdb
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
-from sr_assets.adapters.private import write_private
+from sr_assets.adapters.private import remove_files, write_private
 from sr_assets.adapters.published.leaders import LEADERS, Leader, common_leader, read_leaders, write_leaders
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
@@ -30,7 +30,13 @@ from sr_assets.adapters.published.manifest import (
     was_moved,
     write_manifest,
 )
-from sr_assets.adapters.published.publication import Publication, publication_folder, read_publication, site_folders
+from sr_assets.adapters.published.publication import (
+    FILES,
+    Publication,
+    publication_folder,
+    read_publication,
+    site_folders,
+)
 from sr_assets.adapters.published.schema import (
     SCHEMA_VERSION,
     SNAPSHOT_INFO,
@@ -188,7 +194,7 @@ def _remove_gone(home: Path, sites: Sequence[str], manifest: Manifest) -> None:
             write_private(gone, str(manifest.number))
             continue
         if all(number >= since for number in manifest.numbers):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_files(folder, *FILES, gone.name)
 
 
 def _wal(file: Path) -> Path:

@@ -140,7 +140,7 @@ def retain_open_files(home: Path, manifest: Manifest, number: int) -> list[Opene
             retained.append(Opened(earlier.number, replaced_at))
     names = {str(earlier.number) for earlier in retained}
     for file in folder.iterdir():
-        if file.name not in names:
+        if file.name not in names and file.name.isdecimal():
             file.unlink()
     return retained
 

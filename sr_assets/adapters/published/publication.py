@@ -6,6 +6,7 @@ import uuid
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 from urllib.parse import quote, unquote
@@ -23,6 +24,8 @@ from sr_assets.domain.errors import RunError, cannot_write
 #: Folder of the home with a folder of files for each site.
 FOLDER: Final = "published"
 _NAME: Final = "publication.json"
+#: The names of the files of a publication, as patterns for `remove_files`.
+FILES: Final = (f"*-{'[0-9a-f]' * 32}.parquet", _NAME, f".{_NAME}.*")
 #: A checksum of the tables' columns: the next run writes a publication of other columns again.
 COLUMNS: Final = zlib.crc32(repr([(name, table.kinds) for name, table in (TABLES | TOPOLOGY_TABLES).items()]).encode())
 
@@ -162,7 +165,7 @@ def sweep(folder: Path, publication: Publication, opened: Iterable[int]) -> None
     """
     opened = list(opened)
     for file in folder.iterdir():
-        if file.name in publication.names or file.name == _NAME:
+        if file.name in publication.names or file.name == _NAME or not fnmatch(file.name, FILES[0]):
             continue
         first, last = publication.replaced.get(file.name, (0, -1))
         if not any(first <= number and (last is None or number <= last) for number in opened):

@@ -13,7 +13,14 @@ from typing import Final, NamedTuple
 
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.compaction import whole_files
-from sr_assets.adapters.published.history import file_mark, file_range, mark_restart, source_mark, stream_folder
+from sr_assets.adapters.published.history import (
+    file_mark,
+    file_range,
+    history_files,
+    mark_restart,
+    source_mark,
+    stream_folder,
+)
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.refill_request import request_refill
@@ -233,7 +240,7 @@ def _recovered_copying(site: Site, stream: StreamSettings, copying: CopyState, c
 def _last_restart(site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies) -> int:
     """Return the last restart number in the history's files, plus one if it belongs to an earlier source."""
     folder = stream_folder(site.settings.home.resolve(), stream.name, stream.stream)
-    marks = {file_mark(file) for file in folder.glob("date=*/[0-9]*.parquet")}
+    marks = {file_mark(file) for file in history_files(folder)}
     last = max(map(mark_restart, marks), default=0)
     of_earlier = bool(len(copies.earlier)) and source_mark(source.created_ns, last) not in marks
     return last + (of_earlier and not copies.source_is_another)

@@ -13,6 +13,7 @@ from sr_assets.adapters.published.compaction import describe, holds_rows, is_aba
 from sr_assets.adapters.published.history import (
     file_mark,
     file_range,
+    history_files,
     remove_before,
     source_mark,
     stream_folder,
@@ -156,9 +157,9 @@ class HistoryCompaction:
         if self._adopted:
             return
         self._adopted = True
-        for draft in self._folder.glob("date=*/.*.parquet"):
+        for draft in self._folder.glob("date=*/.[0-9]*-[0-9]*.parquet"):
             draft.unlink()
-        present = set(self._folder.glob("date=*/[0-9]*.parquet"))
+        present = set(history_files(self._folder))
         listed = {self._home / file.file for file in self._index.files()}
         replaced = {self._home / name for name in self._index.replaced()}
         if missing := listed - present:

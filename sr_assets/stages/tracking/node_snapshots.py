@@ -5,7 +5,14 @@ from pathlib import Path
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.published.compaction import describe, is_abandoned
-from sr_assets.adapters.published.history import drop_rows, file_mark, file_range, place_staged, stream_folder
+from sr_assets.adapters.published.history import (
+    drop_rows,
+    file_mark,
+    file_range,
+    history_files,
+    place_staged,
+    stream_folder,
+)
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import StreamSettings
@@ -41,7 +48,7 @@ class SnapshotStage:
             replaced = {self._home / name for name in self._index.replaced()}
             self._later = [
                 file
-                for file in self.folder.glob("date=*/[0-9]*.parquet")
+                for file in history_files(self.folder)
                 if file_range(file)[1] > batches[0][0]
                 and file not in replaced
                 and (file in listed or not is_abandoned(file, listed))
