@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from sr_assets.adapters.nats.object_store import ObjectBucket, StoredObject
 from sr_assets.adapters.private import own_folder
@@ -16,9 +16,11 @@ from sr_assets.adapters.state.checkpoint import (
     Stored,
     note_stored,
     read_about,
+    read_positions,
     restore_checkpoint,
     write_checkpoint,
 )
+from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.maintenance import add_windows, added_windows, read_window
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
@@ -113,9 +115,11 @@ def store_state(settings: Settings, store: CheckpointSettings, site: str, state:
     """
     folder = settings.home / "sites" / site
     file = folder / "checkpoint.zip"
+    # The checkpoint has at least this commit.
+    commit = state.last_commit()
     try:
         about = export_state(settings, site, state, file)
-        stored = Stored(about.at_ns, about.positions)
+        stored = Stored(about.at_ns, about.positions, commit)
         with open_store(store) as bucket:
             before = _stored(bucket.find(object_name(settings, site)))
             if before is not None and (unread := _unread(settings, site, before, stored.positions)):
@@ -151,20 +155,29 @@ def export_state(settings: Settings, site: str, state: SiteState, file: Path) ->
         )
 
 
+class _Own(NamedTuple):
+    """A home's state of a site: the next sequence of each stream that it has read, and the number of its last commit."""
+
+    positions: dict[str, int]
+    commit: int
+
+
 def restore_newer(settings: Settings, site: str) -> None:
-    """Restore the newest checkpoint of a site if this home has no state of a stream in it, or in an election if another
-    member went on.
+    """Restore the newest checkpoint of a site if this home has no state of a stream in it, or in an election if it has later
+    commits: another member's. Call it inside the site's lock, before the state is opened.
 
     A store that does not respond, or an unusable checkpoint, causes a warning: the run continues from its own state.
     """
     store, folder = settings.checkpoint_store(site), settings.home / "sites" / site
-    exists = (folder / "state.duckdb").exists()
-    elected = any(entry.leader_election_name for entry in settings.sites[site])
-    if store is None or (exists and not elected and not _lacks_stream(settings, site)):
+    if store is None:
         return
+    elected = any(entry.leader_election_name for entry in settings.sites[site])
     try:
+        own = _read_own(folder)
+        if own is not None and not elected and own.positions.keys() >= {entry.stream for entry in settings.sites[site]}:
+            return
         newest = find_checkpoint(settings, site)
-        if newest is None or (exists and not _is_ahead(settings, site, newest, elected=elected)):
+        if newest is None or (own is not None and not _is_ahead(settings, site, newest, own, elected=elected)):
             return
         about, aside = _restore_stored(settings, store, site)
     except RunError as error:
@@ -174,30 +187,33 @@ def restore_newer(settings: Settings, site: str) -> None:
     logger.warning("%s: restored the checkpoint of %s%s", site, described(about), kept)
 
 
-def _lacks_stream(settings: Settings, site: str) -> bool:
-    """Return whether this home has no state of a configured stream: a new one, or one of a state that was not restored."""
-    return not _positions(settings, site).keys() >= {entry.stream for entry in settings.sites[site]}
+def _read_own(folder: Path) -> _Own | None:
+    """Return what this home's state holds, or None without one; of a damaged state, what the last publication said.
 
-
-def _is_ahead(settings: Settings, site: str, newest: Stored, *, elected: bool) -> bool:
-    """Return whether a checkpoint holds a configured stream that this home's state lacks, or in an election is newer than
-    this home's state and has read more of one.
+    Raises RunError if the state is intact and cannot be opened now.
     """
-    own = _positions(settings, site)
-    if _unread(settings, site, newest, own):
+    if not (folder / "state.duckdb").exists():
+        return None
+    try:
+        with SiteState(folder) as state:
+            return _Own(read_positions(state.connection.raw), state.last_commit())
+    except BrokenStateError:
+        status = read_status(folder)
+        streams = status.get("streams", {})
+        positions = {stream: row["next_sequence"] for stream, row in streams.items() if row["created_ns"]}
+        return _Own(positions, status.get("committed_at_ns", 0))
+
+
+def _is_ahead(settings: Settings, site: str, newest: Stored, own: _Own, *, elected: bool) -> bool:
+    """Return whether a checkpoint holds a configured stream that this home's state lacks, or in an election is later."""
+    if _unread(settings, site, newest, own.positions):
         return True
-    committed_at_ns = read_status(settings.home / "sites" / site).get("committed_at_ns", 0)
-    return (
-        elected
-        and newest.at_ns > committed_at_ns
-        and any(newest.positions.get(entry.stream, 0) > own.get(entry.stream, 0) for entry in settings.sites[site])
+    if newest.commit is not None:
+        return elected and newest.commit > own.commit
+    read_more = any(
+        newest.positions.get(entry.stream, 0) > own.positions.get(entry.stream, 0) for entry in settings.sites[site]
     )
-
-
-def _positions(settings: Settings, site: str) -> dict[str, int]:
-    """Return the next sequence of each stream that this home has read."""
-    streams = read_status(settings.home / "sites" / site).get("streams", {})
-    return {stream: status["next_sequence"] for stream, status in streams.items() if status["created_ns"]}
+    return elected and newest.at_ns > own.commit and read_more
 
 
 def _unread(settings: Settings, site: str, stored: Stored, positions: Mapping[str, int]) -> list[str]:
@@ -221,7 +237,7 @@ def find_checkpoint(settings: Settings, site: str) -> Stored | None:
 def _stored(newest: StoredObject | None) -> Stored | None:
     if newest is None or "at_ns" not in newest.description:
         return None
-    return Stored(newest.description["at_ns"], newest.description["positions"])
+    return Stored(**{name: newest.description[name] for name in Stored._fields if name in newest.description})
 
 
 def restore_site(settings: Settings, site: str, file: Path | None) -> str:
@@ -239,8 +255,21 @@ def restore_site(settings: Settings, site: str, file: Path | None) -> str:
             if store is None:
                 raise RunError(f"{site}: no store is configured; set `checkpoint`, or name a file")
             about, aside = _restore_stored(settings, store, site)
+        _outrank_stored(settings, site)
     kept = f"; the previous state is kept as {aside}" if aside else ""
     return f"{site}: restored the checkpoint of {described(about)}{kept}"
+
+
+def _outrank_stored(settings: Settings, site: str) -> None:
+    """Let a state that an operator chose count as later than the stored checkpoint, which the next run would restore."""
+    folder = settings.home / "sites" / site
+    try:
+        newest = find_checkpoint(settings, site)
+        after = 0 if newest is None else newest.commit or newest.at_ns
+    except RunError:
+        after = Clock(folder).now_ns()
+    with SiteState(folder) as state:
+        state.note_change(after=after)
 
 
 def _restore_stored(settings: Settings, store: CheckpointSettings, site: str) -> tuple[About, Path | None]:

@@ -13,11 +13,12 @@ class Clock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: tuple[int, float] | None = None
+        self._reported = False
 
     def set(self, ts_ns: int | None) -> None:
         """Set the time to a server's clock (unix ns); None, or a clock far ahead, changes nothing."""
         if (credible_ns := self.credible_ns(ts_ns)) is not None:
-            self._known = (credible_ns, time.monotonic())
+            self._known, self._reported = (credible_ns, time.monotonic()), True
 
     @classmethod
     def credible_ns(cls, ts_ns: int | None) -> int | None:
@@ -28,6 +29,10 @@ class Clock:
     def own_ns() -> int:
         """Return this machine's time (unix ns), which bounds servers' clocks and retentions, and dates metrics."""
         return time.time_ns()
+
+    def servers_ns(self) -> int:
+        """Return the servers' time (unix ns), or 0 before a server has reported it to this process."""
+        return self.now_ns() if self._reported else 0
 
     def now_ns(self) -> int:
         """Return the servers' time (unix ns): before the first response, the last run's status or this machine's time."""

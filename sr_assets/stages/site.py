@@ -101,7 +101,9 @@ class Site:
             stack.callback(self.files.remove)
             restore_newer(self.settings, self.name)
             stack.callback(note_closed_state, self.folder)
-            self.state = stack.enter_context(SiteState(self.folder, self._note_change, self.leadership.ensure))
+            self.state = stack.enter_context(
+                SiteState(self.folder, self._note_change, self.leadership.ensure, self.clock.servers_ns)
+            )
             self._checkpoints = stack.enter_context(Checkpoints(self.settings, self.name, self.state, self.leadership))
             stack.callback(self.spark.close)
             stack.callback(self.clusters.close)

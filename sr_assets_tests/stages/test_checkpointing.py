@@ -2,23 +2,29 @@
 
 import json
 import shutil
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
+from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.state.checkpoint import last_stored, write_checkpoint
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.status_file import write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.idle import is_idle
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
-from sr_assets.stages.checkpointing import find_checkpoint, restore_site, store_state
+from sr_assets.stages.checkpointing import find_checkpoint, restore_newer, restore_site, store_state
 from sr_assets.stages.saving import save_site
-from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, make_bucket
+from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, make_bucket, member
 from sr_assets_tests.rig import SITE, Rig, Sent, address
 
 pytestmark = pytest.mark.process
@@ -40,10 +46,14 @@ def add(rig: Rig) -> tuple[str, str]:
 
 
 def state_rows(rig: Rig) -> dict[str, list[tuple[Any, ...]]]:
-    """Return all rows of the state by table."""
+    """Return all rows of the state by table, except the numbers of its commits."""
     with duckdb.connect(str(rig.home / "sites" / SITE / "state.duckdb"), read_only=True) as connection:
         tables = connection.execute("SELECT table_name FROM duckdb_tables() WHERE NOT temporary").fetchall()
-        return {table: connection.execute(f"FROM {table} ORDER BY ALL").fetchall() for (table,) in tables}
+        return {
+            table: connection.execute(f"FROM {table} ORDER BY ALL").fetchall()
+            for (table,) in tables
+            if table != "commits"
+        }
 
 
 def lose_home(rig: Rig) -> None:
@@ -83,7 +93,7 @@ def test_checkpoint_of_an_earlier_build_is_restored(rig: Rig, tmp_path: Path) ->
     save_site(settings, SITE, file)
     with zipfile.ZipFile(file) as whole, zipfile.ZipFile(tmp_path / "earlier", "w") as earlier:
         for name in whole.namelist():
-            if name != "answered_requests.parquet":
+            if name not in ("answered_requests.parquet", "commits.parquet"):
                 earlier.writestr(name, whole.read(name))
     (rig.home / "sites" / SITE / "state.duckdb").unlink()
     restore_site(settings, SITE, tmp_path / "earlier")
@@ -97,6 +107,7 @@ def test_state_of_an_earlier_build_gets_the_missing_parts(rig: Rig) -> None:
     before = state_rows(rig)
     with duckdb.connect(str(rig.home / "sites" / SITE / "state.duckdb")) as state:
         state.execute("DROP TABLE answered_requests")
+        state.execute("DROP TABLE commits")
         state.execute("ALTER TABLE transitions DROP COLUMN undone_ns")
     rig.drain()
     assert {table: len(rows) for table, rows in state_rows(rig).items()} == {
@@ -310,3 +321,124 @@ def test_leader_keeps_its_own_state(rig: Rig) -> None:
         rig.drain(**top)
     assert numbers(rig, stream) == [1, 2, 3, 4, 5]
     assert list((rig.home / "sites" / SITE).glob("*.replaced-*")) == []
+
+
+def test_leader_keeps_the_commits_that_it_has_not_published(rig: Rig) -> None:
+    top, stream = elected("a", make_bucket(rig, SLOW_TTL_SECONDS)), rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain(**top)
+    with rig.open(**top) as site:
+        commit(site.state, stream, 7, read=True)
+    assert find_checkpoint(rig.settings(**top), SITE).positions == {stream: 5}  # type: ignore[union-attr]
+    with rig.open(**top) as site:
+        assert value_of(site.state, stream) == 7
+    assert list((rig.home / "sites" / SITE).glob("*.replaced-*")) == []
+
+
+@pytest.mark.parametrize("status", (None, ""), ids=("missing", "empty"))
+def test_home_without_a_status_keeps_its_state(rig: Rig, store: dict[str, Any], status: str | None) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain(**store)
+    rig.publish(stream, numbered(4, 6))
+    rig.drain()
+    file = rig.home / "sites" / SITE / "status.json"
+    file.unlink() if status is None else file.write_text(status)
+    with rig.open(**store) as site:
+        state = site.state.load_stream(stream)
+    assert state is not None
+    assert state.next_sequence == 6
+
+
+def test_state_that_an_operator_restored_is_kept(rig: Rig, tmp_path: Path) -> None:
+    top, (stream, _) = elected("a", make_bucket(rig, SLOW_TTL_SECONDS)), add(rig)
+    rig.publish(stream, numbered(1, 9))
+    rig.drain(**top)
+    save_site(rig.settings(**top), SITE, tmp_path / "checkpoint")
+    rig.publish(stream, numbered(9, 20))
+    rig.drain(**top)
+    restore_site(rig.settings(**top), SITE, tmp_path / "checkpoint")
+    with rig.open(**top) as site:
+        state = site.state.load_stream(stream)
+    assert state is not None
+    assert state.next_sequence == 9
+
+
+def test_commit_is_numbered_by_the_clock_of_the_source(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    began_ns = rig.clock_ns(stream)
+    rig.drain()
+    with rig.open() as site:
+        assert began_ns < site.state.last_commit() < rig.clock_ns(stream)
+        site.clock.set(began_ns)
+        before = site.state.last_commit()
+        commit(site.state, stream, 1, read=False)
+        assert site.state.last_commit() == before + 1
+
+
+def commit(state: SiteState, stream: str, value: int, *, read: bool) -> None:
+    """Commit a value, and with `read` a later position."""
+    row = state.load_stream(stream) or StreamState(stream, 1, 1)
+    row.skipped_messages, row.next_sequence = value, row.next_sequence + read
+    with state.transaction():
+        state.save_stream(row)
+
+
+def value_of(state: SiteState, stream: str) -> int:
+    row = state.load_stream(stream)
+    return row.skipped_messages if row else 0
+
+
+class Members:
+    """Two homes that lead a site in turn. A value rises with each commit, whichever home makes it."""
+
+    def __init__(self, rig: Rig, folder: Path, bucket: str) -> None:
+        self.stream, self.homes = rig.entries[0]["stream"], [member(rig, folder, name, bucket) for name in "ab"]
+        self.held, self.stored, self.last = [0, 0], 0, 0
+
+    def lead(self, home: int, steps: list[str]) -> None:
+        """Start a home, check what it continues from, take some steps, and end as in a crash."""
+        settings = self.homes[home]
+        folder, store = settings.home / "sites" / SITE, settings.checkpoint_store(SITE)
+        own_folder(folder)
+        assert store is not None
+        restore_newer(settings, SITE)
+        with SiteState(folder, time_ns=time.time_ns) as state:
+            assert value_of(state, self.stream) == max(self.held[home], self.stored)
+            self.held[home] = value_of(state, self.stream)
+            for step in steps:
+                if step in ("read", "commit"):
+                    self.last += 1
+                    commit(state, self.stream, self.last, read=step == "read")
+                    self.held[home] = self.last
+                elif step == "checkpoint":
+                    store_state(settings, store, SITE, state)
+                    self.stored = self.held[home]
+                elif step == "publish" and (row := state.load_stream(self.stream)):
+                    streams = {self.stream: {"created_ns": row.created_ns, "next_sequence": row.next_sequence}}
+                    write_status(folder, {"streams": streams, "committed_at_ns": time.time_ns()})
+                elif step == "lose status":
+                    (folder / "status.json").unlink(missing_ok=True)
+
+
+STEPS = ("read", "commit", "checkpoint", "publish", "lose status")
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(turns=st.lists(st.tuples(st.sampled_from((0, 1)), st.lists(st.sampled_from(STEPS), max_size=5)), max_size=5))
+@example(turns=[(0, ["read", "publish", "read", "checkpoint", "commit"]), (0, [])])
+@example(turns=[(0, ["read", "checkpoint", "commit", "commit"]), (1, ["commit", "checkpoint"]), (0, []), (1, [])])
+@example(turns=[(0, ["read", "publish", "checkpoint", "commit", "lose status"]), (0, [])])
+def test_home_never_goes_back_behind_its_last_commit(
+    rig: Rig, tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[int, list[str]]]
+) -> None:
+    """Each home continues from its own last commit or from another's stored one, whichever is later."""
+    if not rig.entries:
+        rig.add(rig.make())
+    members = Members(rig, tmp_path_factory.mktemp("members"), rig.unique("ELECTION"))
+    for home, steps in turns:
+        members.lead(home, steps)

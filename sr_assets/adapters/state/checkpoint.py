@@ -108,10 +108,14 @@ class About:
 
 
 class Stored(NamedTuple):
-    """A stored checkpoint: its time (unix ns) and the next sequence of each stream."""
+    """A stored checkpoint: its time (unix ns), the next sequence of each stream, and the number of its last commit.
+
+    An earlier build stored one without a number.
+    """
 
     at_ns: int
     positions: dict[str, int]
+    commit: int | None = None
 
 
 def last_stored(folder: Path) -> Stored | None:
@@ -126,6 +130,11 @@ def note_stored(folder: Path, stored: Stored) -> None:
     write_private(folder / _NOTE, json.dumps(stored._asdict()))
 
 
+def read_positions(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Return the next sequence of each stream that a state has read."""
+    return dict(connection.execute("SELECT stream, next_sequence FROM streams WHERE created_ns <> 0").fetchall())
+
+
 def write_checkpoint(
     connection: duckdb.DuckDBPyConnection,
     file: Path,
@@ -138,7 +147,7 @@ def write_checkpoint(
     maintenance: Iterable[Window] = (),
 ) -> About:
     """Write a checkpoint of the state, as the connection's transaction sees it; the file appears when it is complete."""
-    positions = dict(connection.execute("SELECT stream, next_sequence FROM streams WHERE created_ns <> 0").fetchall())
+    positions = read_positions(connection)
     computed = [stream for stream, identity in identities.items() if _follow(connection, stream, identity)]
     about = About(
         replicator, site, at_ns, positions, dict(identities), computed, sorted(paused), list(map(asdict, maintenance))
@@ -212,6 +221,8 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
                     connection.execute(f"INSERT INTO {table} BY NAME {query}", {"file": str(part)})
             _compute_ids(connection, about)
             _forget_missing_files(connection, home)
+            # An earlier build did not number the commits.
+            connection.execute("INSERT INTO commits SELECT ? WHERE NOT EXISTS (FROM commits)", [about.at_ns])
             connection.execute("COMMIT")
             connection.execute("CHECKPOINT")
         return _put_in_place(draft, folder / _STATE)

@@ -43,6 +43,8 @@ class _Memory:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.commits = 0
+        #: The number of the last commit in the file, or None before the first one of this process.
+        self.number: int | None = None
         self.known: dict[tuple[object, ...], tuple[int, object]] = {}
         self._changed: dict[str, int] = {}
 
@@ -98,15 +100,45 @@ class StateConnection:
             self.raw.execute("FROM about LIMIT 0").fetchall()  # DuckDB begins it with the first use of the file
             self._snapshot = self._memory.commits
 
-    def commit(self) -> set[str]:
-        """Commit the transaction; return the tables that its statements may have changed."""
+    def commit(self, time_ns: int = 0) -> set[str]:
+        """Commit the transaction; return the tables that its statements may have changed.
+
+        A commit that changes a table has a number: after that of the one before, and not before `time_ns`. So of the states
+        of two members, the one with the higher number is the later one.
+        """
         expected, touched = self._expected, self._end()
         with self._memory.lock:
+            number = self._note_number(time_ns) if touched else self._memory.number
             self.raw.execute("COMMIT")
+            self._memory.number = number
             self._memory.note_change(touched)
             for key, (tables, rows) in expected.items():
                 self._memory.keep(key, self._memory.changed(tables), rows)
         return touched
+
+    def _note_number(self, time_ns: int) -> int:
+        """Add the number of the transaction to the file, within the transaction. Call it inside the memory's lock."""
+        try:
+            last = self._memory.number
+            if last is None:
+                last = self.last_commit()
+                # Only the first commit of a process deletes, because two transactions must not delete the same row.
+                self.raw.execute("DELETE FROM commits")
+            number = max(last + 1, time_ns)
+            self.raw.execute("INSERT INTO commits VALUES (?)", [number])
+        except duckdb.Error:
+            self.raw.execute("ROLLBACK")
+            raise
+        return number
+
+    def mark_changed(self) -> None:
+        """Let the commit of the transaction have a number although no statement changes a table."""
+        self._touched.add("commits")
+
+    def last_commit(self) -> int:
+        """Return the number of the last commit, or 0 without one."""
+        ((number,),) = self.raw.execute("SELECT coalesce(max(number), 0) FROM commits").fetchall()
+        return int(number)
 
     def rollback(self) -> None:
         """Undo the transaction, or end the snapshot."""

@@ -32,8 +32,11 @@ from sr_assets.domain.errors import RunError
 
 SCHEMA_VERSION: Final = 1
 
+#: The numbers of the last commits; the highest one is the state's.
+_COMMITS: Final = "CREATE TABLE commits (number BIGINT);"
 SCHEMA: Final = f"""
 CREATE TABLE about (schema_version INTEGER);
+{_COMMITS}
 CREATE TABLE streams (
     stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, epoch_ns BIGINT DEFAULT 0, watermark_ns BIGINT,
     planned_ns BIGINT, last_stored_ns BIGINT, mark_sequence BIGINT, mark_ns BIGINT,
@@ -137,8 +140,12 @@ _LATER_COLUMNS: Final = {
     "global_sites": ("outage VARCHAR", "outage_ns BIGINT"),
 }
 _LATER_TABLES: Final = (
-    f"{latencies.SCHEMA} {operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA} {partitions.SCHEMA}"
+    f"{latencies.SCHEMA} {operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA} {partitions.SCHEMA} {_COMMITS}"
 )
+#: An earlier build did not number the commits: the last one is at least as late as the newest row.
+_EARLIER_COMMIT: Final = """
+    INSERT INTO commits SELECT max(as_of_ns) FROM streams HAVING max(as_of_ns) IS NOT NULL AND NOT EXISTS (FROM commits)
+"""
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",
@@ -204,6 +211,7 @@ def _add_missing(connection: duckdb.DuckDBPyConnection) -> None:
             for column in added:
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
         connection.execute(_LATER_TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
+        connection.execute(_EARLIER_COMMIT)
 
 
 def create_database(file: Path) -> None:

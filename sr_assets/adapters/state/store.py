@@ -39,7 +39,8 @@ class SiteState:
     """The open `state.duckdb` of one site, as a context manager. Use it inside the site's lock.
 
     `on_commit` is called after each transaction, with the tables that it may have changed; `guard` before it and before
-    its commit: it raises an error unless this process may change the state.
+    its commit: it raises an error unless this process may change the state. `time_ns` returns the servers' time (unix ns),
+    from which the numbers of commits are made, or 0 while it is unknown.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class SiteState:
         folder: Path,
         on_commit: Callable[[set[str]], None] = lambda _: None,
         guard: Callable[[], None] = lambda: None,
+        time_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._folder = folder
-        self._on_commit, self._guard = on_commit, guard
+        self._on_commit, self._guard, self._time_ns = on_commit, guard, time_ns
 
     def __enter__(self) -> Self:
         """Open or create the file; raises the errors of `open_database`."""
@@ -63,7 +65,7 @@ class SiteState:
     @contextlib.contextmanager
     def second_connection(self) -> Iterator[SiteState]:
         """Yield the same state with another connection, for another thread of this process."""
-        other = SiteState(self._folder, self._on_commit, self._guard)
+        other = SiteState(self._folder, self._on_commit, self._guard, self._time_ns)
         other._connection = self._connection.second()
         try:
             yield other
@@ -81,8 +83,11 @@ class SiteState:
         return self._connection
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Run the block in one transaction; raises RunError if the commit cannot be written."""
+    def transaction(self, *, after: int = 0) -> Iterator[None]:
+        """Run the block in one transaction; raises RunError if the commit cannot be written.
+
+        The number of the commit is higher than `after`.
+        """
         self._guard()
         self._connection.begin()
         try:
@@ -92,7 +97,7 @@ class SiteState:
             self._connection.rollback()
             raise
         try:
-            touched = self._connection.commit()
+            touched = self._connection.commit(max(self._time_ns(), after + 1))
         except duckdb.OperationalError as error:
             file = self._folder / "state.duckdb"
             raise RunError(cannot_write(f"the state {file}", OSError(first_line(error)))) from None
@@ -105,6 +110,15 @@ class SiteState:
         with contextlib.ExitStack() as stack:
             stack.callback(self._connection.rollback)
             yield
+
+    def note_change(self, *, after: int = 0) -> None:
+        """Commit a number higher than `after`, and nothing else: what belongs to the state has changed outside of it."""
+        with self.transaction(after=after):
+            self._connection.mark_changed()
+
+    def last_commit(self) -> int:
+        """Return the number of the last commit, or 0 without one."""
+        return self._connection.last_commit()
 
     # ---------------------------------------------------------------------------------- tables with their own module
 
