@@ -1,17 +1,22 @@
 """Objects in a JetStream object store, through nats-py."""
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import nats.errors
 import nats.js.api
 import nats.js.errors
+from nats.js import JetStreamContext
 from nats.js.object_store import ObjectStore
 
 from sr_assets.adapters.jetstream import (
@@ -31,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _REPLICAS: Final = (3, 1)
+_CHUNK_BYTES: Final = 128 * 1024
 _SECONDS: Final = 60.0
 #: The bucket behind a leaf node's link may store the chunks after the leaf node's own bucket has acknowledged them.
 _STORED_SECONDS: Final = 3.0
@@ -69,13 +75,22 @@ class ObjectBucket:
     def __exit__(self, *_: object) -> None:
         self._thread.close()
 
-    def put(self, name: str, file: Path, description: dict[str, Any]) -> None:
+    def put(
+        self,
+        name: str,
+        file: Path,
+        description: dict[str, Any],
+        check: Callable[[StoredObject | None], None] = lambda _: None,
+    ) -> None:
         """Store a file's content; the previous object stays valid until the new one is complete.
+
+        `check` is called directly before, with the object that will be replaced, and raises an error to keep it. Raises
+        RunError if another client replaces the object after that.
 
         Then delete old chunks that no object names: of interrupted puts, and of a bucket with this name in another domain,
         whose subjects pass through leaf nodes.
         """
-        self._run(lambda: self._put(name, file.read_bytes(), json.dumps(description)))
+        self._run(lambda: self._put(name, file.read_bytes(), json.dumps(description), check))
         try:
             self._run(self._sweep)
         except (RunError, ValueError, KeyError) as error:
@@ -91,7 +106,7 @@ class ObjectBucket:
         return self._run(lambda: self._get(name, None))
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        where = f"{self._cluster.label}: object store {self._bucket}"
+        where = self._where
 
         async def attempt() -> T:
             try:
@@ -103,17 +118,77 @@ class ObjectBucket:
 
         return self._thread.run(attempt(), _SECONDS)
 
-    async def _put(self, name: str, content: bytes, description: str) -> None:
-        store = await self._store(creates=True)
-        assert store is not None
-        info = await store.put(name, content, nats.js.api.ObjectMeta(description=description))
-        chunks, deadline = f"$O.{self._bucket}.C.{info.nuid}", time.monotonic() + _STORED_SECONDS
-        # nats-py counts any stream's acknowledgement, which may be earlier than this one's.
-        while await self._count(chunks) != (info.chunks or 0):
+    async def _put(
+        self, name: str, content: bytes, description: str, check: Callable[[StoredObject | None], None]
+    ) -> None:
+        await self._store(creates=True)
+        nuid = secrets.token_hex(11)
+        chunks_subject = f"$O.{self._bucket}.C.{nuid}"
+        chunks = [content[at : at + _CHUNK_BYTES] for at in range(0, len(content), _CHUNK_BYTES)]
+        try:
+            for chunk in chunks:
+                await self._context().publish(chunks_subject, chunk)
+            deadline = time.monotonic() + _STORED_SECONDS
+            # An acknowledgement may be that of another stream, which is earlier than this one's.
+            while await self._count(chunks_subject) != len(chunks):
+                if time.monotonic() > deadline:
+                    raise RunError(f"{self._where}: not all chunks of {name} were stored")
+                await asyncio.sleep(_LOOK_SECONDS)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode()
+            info = nats.js.api.ObjectInfo(
+                name=name,
+                bucket=self._bucket,
+                nuid=nuid,
+                size=len(content),
+                chunks=len(chunks),
+                digest=f"SHA-256={digest}",
+                description=description,
+                options=nats.js.api.ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
+                mtime=datetime.now(UTC).isoformat(),
+            )
+            before = await self._replace(name, info, check)
+        except BaseException:
+            with contextlib.suppress(RunError):
+                await self._purge(chunks_subject)
+            raise
+        if before is not None and (old := json.loads(before.payload).get("nuid")):
+            await self._purge(f"$O.{self._bucket}.C.{old}")
+
+    async def _replace(
+        self, name: str, info: nats.js.api.ObjectInfo, check: Callable[[StoredObject | None], None]
+    ) -> Message | None:
+        """Let a name stand for a new object, unless another client does so first; return the message of the previous one."""
+        subject = f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+        before = await self._last(subject)
+        revision = before.sequence if before else 0
+        check(_stored_object(json.loads(before.payload)) if before else None)
+        headers = {"Nats-Rollup": "sub", "Nats-Expected-Last-Subject-Sequence": str(revision)}
+        refusal = "was not stored"
+        try:
+            await self._context().publish(subject, json.dumps(info.as_dict()).encode(), headers=headers)
+        except nats.js.errors.APIError as error:
+            # Of this bucket, or of one with its name in another domain.
+            refusal = str(error)
+        deadline = time.monotonic() + _STORED_SECONDS
+        while True:
+            last = await self._last(subject)
+            if last is not None and json.loads(last.payload).get("nuid") == info.nuid:
+                return before
+            if (last.sequence if last else 0) != revision:
+                raise RunError(f"{self._where}: another client has replaced {name}; it was left as it is")
             if time.monotonic() > deadline:
-                where = f"{self._cluster.label}: object store {self._bucket}"
-                raise RunError(f"{where}: not all chunks of {name} were stored")
+                raise RunError(f"{self._where}: {name}: {refusal}")
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _purge(self, subject: str) -> None:
+        await self._ask(f"STREAM.PURGE.OBJ_{self._bucket}", {"filter": subject})
+
+    def _context(self) -> JetStreamContext:
+        return self._thread.opened().jetstream(prefix=self._cluster.api_prefix, timeout=10.0)
+
+    @property
+    def _where(self) -> str:
+        return f"{self._cluster.label}: object store {self._bucket}"
 
     async def _count(self, subject: str) -> int:
         state = (await self._ask(self._info, {"subjects_filter": subject}))["state"]
@@ -132,7 +207,7 @@ class ObjectBucket:
         for subject in sorted(chunks.keys() - named)[:_SWEPT]:
             chunk = await self._last(subject)
             if chunk is not None and chunk.stored_ns < newest_ns - _LEFT_NS:
-                await self._ask(f"STREAM.PURGE.OBJ_{self._bucket}", {"filter": subject})
+                await self._purge(subject)
 
     async def _last(self, subject: str) -> Message | None:
         """Return the last message of a subject, or None if another member has just deleted it."""
@@ -158,11 +233,7 @@ class ObjectBucket:
             info = await (store.get_info(name) if file is None else self._read(store, name, file))
         except (nats.js.errors.NotFoundError, nats.js.errors.ObjectNotFoundError):
             return None
-        try:
-            description = json.loads(info.description or "{}")
-        except ValueError:
-            description = {}
-        return StoredObject(info.size or 0, description if isinstance(description, dict) else {})
+        return _stored_object(info.as_dict())
 
     async def _read(self, store: ObjectStore, name: str, file: Path) -> nats.js.api.ObjectInfo:
         """Write an object's content into a file and return its info; begin again if another object replaces it meanwhile.
@@ -185,7 +256,7 @@ class ObjectBucket:
                     reading.cancel()
 
     async def _store(self, *, creates: bool) -> ObjectStore | None:
-        context = self._thread.opened().jetstream(prefix=self._cluster.api_prefix, timeout=10.0)
+        context = self._context()
         try:
             return await context.object_store(self._bucket)
         except nats.js.errors.NotFoundError:
@@ -198,3 +269,14 @@ class ObjectBucket:
                 if replicas == 1:
                     raise
         return None
+
+
+def _stored_object(info: dict[str, Any]) -> StoredObject | None:
+    """Return an object from the JSON of its info, or None if it was deleted."""
+    if info.get("deleted"):
+        return None
+    try:
+        description = json.loads(info.get("description") or "{}")
+    except ValueError:
+        description = {}
+    return StoredObject(info.get("size") or 0, description if isinstance(description, dict) else {})
