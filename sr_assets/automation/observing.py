@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.state.checkpoint_request import is_requested
 from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.status_file import is_outdated, read_status, record_idle_poll, status_age_seconds
 from sr_assets.automation.decisions import (
@@ -107,6 +108,8 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
     status = read_status(folder)
     if not status and any(_rules(entry).starts_empty for entry in settings.sites[site]):
         return Decision("first run")
+    if is_requested(settings, site):
+        return Decision("a checkpoint is requested")
     if is_outdated(status):
         return Decision("the state was changed")
     if needs_publishing(settings.home, folder):

@@ -174,12 +174,14 @@ def _paused_labels(settings: "Settings") -> frozenset[str]:
 @configured
 def pause(settings: "Settings", name: str) -> None:
     """Stop copying a stream until `resume`; tracking, tables and advisories continue."""
+    from sr_assets.adapters.state.checkpoint_request import request_checkpoint
     from sr_assets.adapters.state.pausing import set_paused
 
     stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=True)
     if changed:
         note_action(settings, "pause", stream.label)
+        request_checkpoint(settings, stream.name)
     effect = "its nodes are still tracked" if stream.tracked else "no messages are read"
     click.echo(f"{stream.label}: {'paused' if changed else 'already paused'}; {effect}")
 
@@ -189,12 +191,14 @@ def pause(settings: "Settings", name: str) -> None:
 @configured
 def resume(settings: "Settings", name: str) -> None:
     """Resume the copying of a paused stream from its position."""
+    from sr_assets.adapters.state.checkpoint_request import request_checkpoint
     from sr_assets.adapters.state.pausing import set_paused
 
     stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=False)
     if changed:
         note_action(settings, "resume", stream.label)
+        request_checkpoint(settings, stream.name)
     click.echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'not paused'}")
     if stream.paused:
         click.echo(f"{stream.label}: stays paused: `paused` of the configuration is true")

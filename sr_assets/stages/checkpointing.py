@@ -1,10 +1,13 @@
 """Checkpoints of a site: stored during its runs, restored by a member whose home has no state or an older one."""
 
 import contextlib
+import hashlib
+import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -14,12 +17,14 @@ from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.state.checkpoint import (
     About,
     Stored,
+    last_stored,
     note_stored,
     read_about,
     read_positions,
     restore_checkpoint,
     write_checkpoint,
 )
+from sr_assets.adapters.state.checkpoint_request import end_request, take_request
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.maintenance import add_windows, added_windows, read_window
@@ -35,8 +40,6 @@ from sr_assets.stages.leadership import Leadership
 
 logger = logging.getLogger(__name__)
 
-#: A file that requests a checkpoint from the active run.
-REQUEST: Final = "checkpoint-now"
 _POLL_SECONDS: Final = 1.0
 _LOCK_SECONDS: Final = 10.0
 
@@ -51,7 +54,8 @@ class Checkpoints:
         self._settings, self._site, self._leadership = settings, site, leadership
         self._folder = settings.home / "sites" / site
         self._store = settings.checkpoint_store(site)
-        self._commits = self._stored = 0
+        #: The last checkpoint of this home's state.
+        self._stored = last_stored(self._folder)
         self._problem = ""
         self._ended = threading.Event()
         self._stack = contextlib.ExitStack()
@@ -71,32 +75,30 @@ class Checkpoints:
         if self._store is not None:
             self._ended.set()
             self._thread.join()
-            if not self._problem:
-                self._attempt(self._store)
+            self._serve(self._store, due=not self._problem)
             self._stack.close()
-
-    def note_commit(self) -> None:
-        """Note that the state has changed."""
-        self._commits += 1
 
     def _keep(self) -> None:
         assert self._store is not None
         due_at = time.monotonic() + self._store.interval_ns / 1e9
-        request = self._folder / REQUEST
         while not self._ended.wait(_POLL_SECONDS):
-            if request.exists() or time.monotonic() >= due_at:
-                self._attempt(self._store, anyway=request.exists())
-                request.unlink(missing_ok=True)
+            if self._serve(self._store, due=time.monotonic() >= due_at):
                 due_at = time.monotonic() + self._store.interval_ns / 1e9
 
-    def _attempt(self, store: CheckpointSettings, *, anyway: bool = False) -> None:
-        commits = self._commits
-        if commits == self._stored and not anyway:
-            return
+    def _serve(self, store: CheckpointSettings, *, due: bool) -> bool:
+        """Store a checkpoint if one is requested, or if one is due and the state has changed; return whether it was so."""
+        requested = take_request(self._folder)
+        if requested or due:
+            self._attempt(store, anyway=requested)
+        end_request(self._folder)
+        return requested or due
+
+    def _attempt(self, store: CheckpointSettings, *, anyway: bool) -> None:
         try:
-            self._leadership.ensure()
-            store_state(self._settings, store, self._site, self._state)
-            self._stored, self._problem = commits, ""
+            if anyway or _has_changed(self._state, self._stored):
+                self._leadership.ensure()
+                self._stored = store_state(self._settings, store, self._site, self._state, self._leadership.ensure)
+                self._problem = ""
         except LeadershipLostError:
             return
         except SrAssetsError as error:
@@ -107,30 +109,62 @@ class Checkpoints:
             logger.exception("%s: unexpected error while storing a checkpoint", self._site)
 
 
-def store_state(settings: Settings, store: CheckpointSettings, site: str, state: SiteState) -> None:
-    """Write a checkpoint of an open state and store it.
+def _has_changed(state: SiteState, stored: Stored | None) -> bool:
+    """Return whether an open state, or the markers in its folder, have changed since a checkpoint."""
+    return stored is None or (state.last_commit(), _markers(state.folder)) != (stored.commit, stored.markers)
 
-    Raises RunError if the store refuses it or does not respond, or holds a checkpoint of a stream that this state has never
-    read: the state of a home that could not restore it.
+
+def _markers(folder: Path) -> str:
+    """Return a digest of what operators have set in a site's folder: paused streams and windows."""
+    set_ = [sorted(paused_streams(folder)), [asdict(window) for window in added_windows(folder)]]
+    return hashlib.sha256(json.dumps(set_).encode()).hexdigest()[:16]
+
+
+def store_state(
+    settings: Settings,
+    store: CheckpointSettings,
+    site: str,
+    state: SiteState,
+    guard: Callable[[], None] = lambda: None,
+) -> Stored:
+    """Write a checkpoint of an open state and store it. `guard` raises an error unless this home leads the site.
+
+    Raises RunError if the store refuses it or does not respond, or holds a later checkpoint, or one of a stream that this
+    state has never read: the state of a home that could not restore it.
     """
     folder = settings.home / "sites" / site
-    file = folder / "checkpoint.zip"
+    file, before, markers = folder / "checkpoint.zip", last_stored(folder), _markers(folder)
+    if before is None or before.markers != markers:
+        # So that this checkpoint is later than one with the same rows and other markers.
+        state.note_change()
     # The checkpoint has at least this commit.
     commit = state.last_commit()
     try:
         about = export_state(settings, site, state, file)
-        stored = Stored(about.at_ns, about.positions, commit)
-        with open_store(store) as bucket:
-            before = _stored(bucket.find(object_name(settings, site)))
-            if before is not None and (unread := _unread(settings, site, before, stored.positions)):
+        stored = Stored(about.at_ns, about.positions, commit, markers)
+
+        def check(replaced: StoredObject | None) -> None:
+            """Refuse to replace a checkpoint, directly before."""
+            guard()
+            if (other := _stored(replaced)) is None:
+                return
+            if unread := _unread(settings, site, other, stored.positions):
                 raise RunError(
                     f"{site}: object store {store.bucket} holds a checkpoint of {', '.join(unread)}, and this home has no state"
                     " of it; the next run restores that checkpoint"
                 )
-            bucket.put(object_name(settings, site), file, stored._asdict())
+            if other.commit is not None and other.commit > commit:
+                raise RunError(
+                    f"{site}: object store {store.bucket} holds a later checkpoint ({described(other)}); it was not replaced"
+                )
+
+        with open_store(store) as bucket:
+            check(bucket.find(object_name(settings, site)))
+            bucket.put(object_name(settings, site), file, stored._asdict(), check)
     finally:
         file.unlink(missing_ok=True)
     note_stored(folder, stored)
+    return stored
 
 
 def export_state(settings: Settings, site: str, state: SiteState, file: Path) -> About:
@@ -303,7 +337,7 @@ def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | N
     return about, aside
 
 
-def described(about: About) -> str:
+def described(about: About | Stored) -> str:
     """Return the time and the positions of a checkpoint."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(about.at_ns / 1e9))
     return f"{at} ({', '.join(f'{stream} at {next_}' for stream, next_ in about.positions.items())})"

@@ -108,7 +108,9 @@ def show_checkpoint(settings: Settings, site: str) -> bool:
     newest, temporary = find_checkpoint(settings, site), folder / _FOLDER
     if store is None or newest is None:
         return False
-    if newest == last_stored(folder) and not temporary.exists() and is_published(settings.home, site):
+    known = last_stored(folder)
+    # An earlier build stored less about a checkpoint.
+    if known and newest[:2] == known[:2] and not temporary.exists() and is_published(settings.home, site):
         return False
     open_home(settings.home, settings.published_mode)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -121,8 +123,8 @@ def show_checkpoint(settings: Settings, site: str) -> bool:
         # A new leader's run waits for the lock, and publishes its own state afterwards.
         if standby_line(settings, site) is None:
             return False
-        note_stored(folder, Stored(about.at_ns, about.positions))
         with SiteState(temporary) as state:
+            note_stored(folder, Stored(about.at_ns, about.positions, state.last_commit(), newest.markers))
             publish_site(
                 settings.home,
                 site,

@@ -104,7 +104,7 @@ class Site:
             self.state = stack.enter_context(
                 SiteState(self.folder, self._note_change, self.leadership.ensure, self.clock.servers_ns)
             )
-            self._checkpoints = stack.enter_context(Checkpoints(self.settings, self.name, self.state, self.leadership))
+            stack.enter_context(Checkpoints(self.settings, self.name, self.state, self.leadership))
             stack.callback(self.spark.close)
             stack.callback(self.clusters.close)
             self._stack = stack.pop_all()
@@ -120,7 +120,6 @@ class Site:
         self._has_events |= not EVENT_TABLES.isdisjoint(tables)
         if not self._changed:
             self._changed, self._changed_at = True, time.monotonic()
-        self._checkpoints.note_commit()
 
     def note_refused(self, stream: str, *, refused: bool) -> None:
         """Note for the sensor whether a stream's advisories are refused."""

@@ -14,18 +14,26 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.private import own_folder
-from sr_assets.adapters.state.checkpoint import last_stored, write_checkpoint
+from sr_assets.adapters.published.queries import node_states
+from sr_assets.adapters.state.checkpoint import Stored, last_stored, write_checkpoint
+from sr_assets.adapters.state.checkpoint_request import is_pending, request_checkpoint
+from sr_assets.adapters.state.maintenance import added_windows
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.idle import is_idle
 from sr_assets.automation.observing import find_work
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import LeadershipLostError, RunError
+from sr_assets.settings import Settings
 from sr_assets.stages.checkpointing import find_checkpoint, restore_newer, restore_site, store_state
+from sr_assets.stages.report import Stage
+from sr_assets.stages.run import run_site
 from sr_assets.stages.saving import save_site
+from sr_assets.stages.site import Site
 from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, make_bucket, member
-from sr_assets_tests.rig import SITE, Rig, Sent, address
+from sr_assets_tests.rig import SITE, Command, Rig, Sent, address, wait_until
+from sr_assets_tests.test_cli_members import use
 
 pytestmark = pytest.mark.process
 
@@ -442,3 +450,133 @@ def test_home_never_goes_back_behind_its_last_commit(
     members = Members(rig, tmp_path_factory.mktemp("members"), rig.unique("ELECTION"))
     for home, steps in turns:
         members.lead(home, steps)
+
+
+def drain(settings: Settings) -> None:
+    with Site(settings, SITE, owner="test", run_id="test") as site:
+        reports = run_site(site, {entry.stream: frozenset(Stage) for entry in site.entries}, drain_only=True)
+    assert [report.failure for report in reports.values() if report.failure] == []
+
+
+def is_retired(settings: Settings, node: str) -> bool:
+    rows = node_states(settings.home, node)
+    return [dict(zip(rows.columns, row, strict=True))["status"] for row in rows.values] == ["retired"]
+
+
+@pytest.mark.parametrize("change", ("pause", "maintenance", "retire"))
+def test_next_leader_has_what_an_operator_changed_at_a_quiet_site(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, change: str
+) -> None:
+    stream, _ = add(rig)
+    rig.publish(stream, numbered(1, 9))
+    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    first, second = member(rig, tmp_path, "a", bucket), member(rig, tmp_path, "b", bucket)
+    drain(first)
+    rig.await_clock(stream, rig.stored(stream)[-1].stored_ns + 1_000_000_000)
+    drain(second)
+    use(monkeypatch, tmp_path / "b")
+    arguments = {
+        "pause": ("pause", "--stream", stream),
+        "maintenance": ("maintenance", "add", "--match", "n1", "--for", "1h", "--reason", "test"),
+        "retire": ("retire", "n1"),
+    }
+    assert command(*arguments[change])[::2] == (0, "")
+    if change != "retire":
+        assert find_work(second, SITE).reason == "a checkpoint is requested"
+        drain(second)
+    assert find_work(second, SITE).reason is None
+    drain(first)
+    folder = first.home / "sites" / SITE
+    found = {
+        "pause": bool(paused_streams(folder)),
+        "maintenance": bool(added_windows(folder)),
+        "retire": is_retired(first, "n1"),
+    }
+    assert found == {name: name == change for name in found}
+
+
+def test_request_during_a_checkpoint_is_served_by_another_one(
+    rig: Rig, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    stored: list[Stored] = []
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain(**store)
+    store["checkpoint"]["interval"] = "1h"
+    put = ObjectBucket.put
+    with rig.open(**store) as site:
+        commit(site.state, stream, 1, read=False)
+
+        def put_slowly(bucket: ObjectBucket, *arguments: Any) -> None:
+            """While the first checkpoint is on its way, commit and request another one."""
+            if not stored:
+                commit(site.state, stream, 2, read=False)
+                request_checkpoint(site.settings, SITE)
+            put(bucket, *arguments)
+            newest = find_checkpoint(site.settings, SITE)
+            assert newest is not None
+            stored.append(newest)
+
+        monkeypatch.setattr(ObjectBucket, "put", put_slowly)
+        request_checkpoint(site.settings, SITE)
+        wait_until(lambda: not is_pending(site.folder), "the requests to be served")
+        assert stored[-1].commit == site.state.last_commit()
+    assert len(stored) == 2
+
+
+def test_suspended_leader_replaces_no_later_checkpoint(rig: Rig, tmp_path: Path) -> None:
+    """Another member leads and stores its state while the first one is about to replace the object."""
+    stream = rig.make()
+    rig.add(stream)
+    bucket = rig.unique("ELECTION")
+    homes = [member(rig, tmp_path, name, bucket) for name in "ab"]
+    stores = [store for settings in homes if (store := settings.checkpoint_store(SITE))]
+    for home in homes:
+        own_folder(home.home / "sites" / SITE)
+    with (
+        SiteState(homes[0].home / "sites" / SITE, time_ns=time.time_ns) as old,
+        SiteState(homes[1].home / "sites" / SITE, time_ns=time.time_ns) as new,
+    ):
+        for state in (old, new):
+            commit(state, stream, 1, read=True)
+        store_state(homes[0], stores[0], SITE, old)
+        commit(old, stream, 2, read=True)
+        for _ in range(2):
+            commit(new, stream, 3, read=True)
+        calls = []
+
+        def resume() -> None:
+            calls.append(1)
+            if len(calls) == 2:
+                store_state(homes[1], stores[1], SITE, new)
+
+        with pytest.raises(RunError, match="another client has replaced"):
+            store_state(homes[0], stores[0], SITE, old, resume)
+        with pytest.raises(RunError, match="holds a later checkpoint"):
+            store_state(homes[0], stores[0], SITE, old)
+    newest = find_checkpoint(homes[0], SITE)
+    assert newest is not None
+    assert newest.positions == {stream: 4}
+
+
+def test_checkpoint_is_not_replaced_after_the_lease_has_ended(rig: Rig, store: dict[str, Any]) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain(**store)
+    before, settings = find_checkpoint(rig.settings(**store), SITE), rig.settings(**store)
+    calls = []
+
+    def guard() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise LeadershipLostError("the lease has ended")
+
+    with rig.open() as site:
+        commit(site.state, stream, 1, read=True)
+        where = settings.checkpoint_store(SITE)
+        assert where is not None
+        with pytest.raises(LeadershipLostError):
+            store_state(settings, where, SITE, site.state, guard)
+    assert find_checkpoint(settings, SITE) == before

@@ -108,7 +108,8 @@ class About:
 
 
 class Stored(NamedTuple):
-    """A stored checkpoint: its time (unix ns), the next sequence of each stream, and the number of its last commit.
+    """A stored checkpoint: its time (unix ns), the next sequence of each stream, the number of its last commit, and a digest
+    of the markers of operators.
 
     An earlier build stored one without a number.
     """
@@ -116,6 +117,7 @@ class Stored(NamedTuple):
     at_ns: int
     positions: dict[str, int]
     commit: int | None = None
+    markers: str = ""
 
 
 def last_stored(folder: Path) -> Stored | None:

@@ -18,6 +18,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.source import encode_extractor, schema_of
+from sr_assets.adapters.state.checkpoint_request import request_checkpoint
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
@@ -58,6 +59,7 @@ class NodeStage(FoldStage):
 
     def __init__(self, stream: StreamSettings, site: Site, report: StreamReport) -> None:
         super().__init__(stream, site, report, "messages")
+        self._site = site
         # settings require both of a tracked stream
         assert stream.policy is not None
         assert stream.extractor is not None
@@ -239,7 +241,11 @@ class NodeStage(FoldStage):
         state = self._report.state
         if state is None or not self.caught_up:
             return False
-        return apply_requests(self._store, self._stream, state, self._report, self._folder)
+        applied = apply_requests(self._store, self._stream, state, self._report, self._folder)
+        if applied:
+            # The interval of checkpoints is too long for a change that an operator has seen answered.
+            request_checkpoint(self._site.settings, self._site.name)
+        return applied
 
 
 def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:

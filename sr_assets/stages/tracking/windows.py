@@ -10,6 +10,7 @@ from typing import Any
 
 from sr_assets.adapters.published.reading import Rows
 from sr_assets.adapters.published.status_queries import STEP, STEPS, RecentNodes
+from sr_assets.adapters.state.checkpoint_request import request_checkpoint
 from sr_assets.adapters.state.maintenance import add_windows, added_windows, end_window
 from sr_assets.adapters.state.status_file import outdate_status
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
@@ -114,6 +115,7 @@ def add_window(settings: Settings, window: Window, site: str | None) -> tuple[st
     row = replace(window, id=window_id)
     for name in sites:
         add_windows(settings.home / "sites" / name, [row])
+        request_checkpoint(settings, name)
     return window_id, sites
 
 
@@ -130,6 +132,7 @@ def end_windows(settings: Settings, window_id: str) -> list[str]:
         folder = settings.home / "sites" / site
         if end_window(folder, window_id, now_ns):
             outdate_status(folder)
+            request_checkpoint(settings, site)
             ended.append(site)
     if not ended:
         raise ConfigurationError(f"window {window_id!r} is over; `sr-assets maintenance list` shows the others")
