@@ -6,14 +6,17 @@ Each hop adds a `Choria-SR-Source` with the stored time in the stream that it re
 
 from typing import Final, NamedTuple
 
-from sr_assets.domain.messages import SOURCE_HEADER, header_values, parse_origin
-from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.messages import LAST_NS, SOURCE_HEADER, Origin, header_values, parse_origin
+from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS
 
 SUBJECT_HEADER: Final = b"Choria-SR-Subject"
 ORIGINATOR_HEADER: Final = b"Choria-SR-Originator"
 _MARK: Final = b"\r\n" + SUBJECT_HEADER + b":"
 _MILLISECOND_NS: Final = 1_000_000
 _MOST_DIGITS: Final = 10
+#: The longest chain of streams that is measured, and the longest name of a hop or subject of a heartbeat.
+_MOST_HOPS: Final = 16
+_MOST_LETTERS: Final = 255
 
 
 class Hop(NamedTuple):
@@ -37,19 +40,36 @@ def is_heartbeat(headers: bytes) -> bool:
     return _MARK in headers
 
 
-def hops(headers: bytes, payload: bytes, arrived_ns: int) -> list[Hop]:
-    """Return the hops, from the first copy on, of a message that a stream stored at `arrived_ns`."""
+def hops(headers: bytes, payload: bytes, arrived_ns: int) -> tuple[list[Hop], int]:
+    """Return the hops, from the first copy on, of a message that a stream stored at `arrived_ns`, and how many of its
+    `Choria-SR-Source` are no possible hop.
+
+    Any publisher writes these headers: every number of a returned hop fits 64 bits, and no time is far after `arrived_ns`.
+    """
+    values = header_values(headers, SOURCE_HEADER)
     subject, originator = (_text(headers, name) for name in (SUBJECT_HEADER, ORIGINATOR_HEADER))
-    origins = [origin for value in header_values(headers, SOURCE_HEADER) if (origin := parse_origin(value))]
+    latest_ns = min(arrived_ns + CLOCK_TOLERANCE_NS, LAST_NS)
+    origins = [
+        origin
+        for value in values[-_MOST_HOPS:]
+        if (origin := parse_origin(value)) and _is_possible(origin, latest_ns) and 0 <= arrived_ns <= LAST_NS
+    ]
     sent_ns = int(payload) * SECOND_NS if payload.isdigit() and len(payload) <= _MOST_DIGITS else None
+    sent_ns = sent_ns if sent_ns is not None and sent_ns <= latest_ns else None
     stored = [origin.stored_ms * _MILLISECOND_NS for origin in origins]
     arrived = [*stored, arrived_ns][1:]
-    return [
+    measured = [
         Hop(origin.name, origin.stream, subject, originator, sent_ns, at_ns, next_ns)
         for origin, at_ns, next_ns in zip(origins, stored, arrived, strict=True)
     ]
+    return measured, len(values) - len(measured)
+
+
+def _is_possible(origin: Origin, latest_ns: int) -> bool:
+    names = max(len(origin.name), len(origin.stream))
+    return origin.stored_ms * _MILLISECOND_NS <= latest_ns and names <= _MOST_LETTERS
 
 
 def _text(headers: bytes, name: bytes) -> str:
     values = header_values(headers, name)
-    return values[-1].decode(errors="replace") if values else ""
+    return values[-1].decode(errors="replace")[:_MOST_LETTERS] if values else ""

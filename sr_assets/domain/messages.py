@@ -17,8 +17,12 @@ MESSAGE_ID_HEADER: Final = b"Nats-Msg-Id"
 _VERSION: Final = b"NATS/1.0"
 _CRLF: Final = b"\r\n"
 _EMPTY_LINE: Final = 2 * _CRLF
-#: The last time in unix ms of a server: it stores nanoseconds in 64 bits.
-_LAST_MS: Final = (2**63 - 1) // 1_000_000
+#: The last time in unix ns of a server, which stores 64 bits; also the last sequence that a column of the state holds.
+LAST_NS: Final = 2**63 - 1
+_LAST_SEQUENCE: Final = LAST_NS
+_LAST_MS: Final = LAST_NS // 1_000_000
+#: More digits, leading zeros included, are no number: Python refuses to convert thousands of them.
+_MOST_DIGITS: Final = 20
 _DROPPED: Final = frozenset(
     {
         b"nats-msg-id",
@@ -37,7 +41,7 @@ _DROPPED: Final = frozenset(
 )
 _DROPPED_PREFIXES: Final = (b"nats-expected-", b"nats-batch-", b"nats-schedule", b"nats-trace-")
 _MAY_BE_DROPPED: Final = re.compile(rb"\r\nnats-", re.IGNORECASE)
-_MESSAGE_ID: Final = re.compile(rb".*/(\d+)/(\d+)(?:/r(\d+))?", re.DOTALL)
+_MESSAGE_ID: Final = re.compile(rb".*/(\d{1,19})/(\d{1,19})(?:/r(\d{1,19}))?", re.DOTALL)
 
 
 class Message(NamedTuple):
@@ -85,7 +89,7 @@ def parse_origin(value: bytes) -> Origin | None:
         stream, sequence, replicator, name, stored_ms = value.decode().split(" ")
     except ValueError:
         return None
-    if not (_is_number(sequence) and _is_number(stored_ms)) or int(stored_ms) > _LAST_MS:
+    if not (_is_number(sequence, _LAST_SEQUENCE) and _is_number(stored_ms, _LAST_MS)):
         return None
     return Origin(stream, int(sequence), replicator, name, int(stored_ms))
 
@@ -172,11 +176,12 @@ def message_id(replicator: str, name: str, stream: str, created_ns: int, sequenc
 def parse_message_id(value: bytes) -> tuple[int, int, int] | None:
     """Return the source's created time, the sequence and the resend of a `message_id`, or None if it is invalid."""
     parts = _MESSAGE_ID.fullmatch(value)
-    return (int(parts[1]), int(parts[2]), int(parts[3] or 0)) if parts else None
+    numbers = (int(parts[1]), int(parts[2]), int(parts[3] or 0)) if parts else None
+    return numbers if numbers and max(numbers) <= LAST_NS else None
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 20
+def _is_number(text: str, last: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) <= last
 
 
 def _is_dropped(line: bytes) -> bool:

@@ -86,7 +86,13 @@ def _metadata(inner: dict[str, Any], data: str) -> str | None:
         return None
     if text is None or is_json(text):
         return text
-    return _dump(text) if inner["protocol"] == FILE_PROTOCOL else None
+    return _quote(text) if inner["protocol"] == FILE_PROTOCOL else None
+
+
+def _quote(text: str) -> str | None:
+    """Return text as a JSON string, which has six times as many letters for control characters; None if it is too large."""
+    quoted = _dump(text)
+    return quoted if len(quoted) <= MAX_INFLATED_BYTES else None
 
 
 def _inline(data: str) -> str | None:

@@ -136,6 +136,10 @@ def test_oversized_compressed_content_is_refused() -> None:
     assert inflate(zlib.compress(b" " * 8 * MAX_INFLATED_BYTES, 9)) is None
     bomb = wrapped({"protocol": FILE_PROTOCOL, "zcontent": as_base64(gzip.compress(exact + b" "))})
     assert decode_payload(bomb) == (bomb.decode(), None)
+    nulls = wrapped(
+        {"protocol": FILE_PROTOCOL, "zcontent": as_base64(gzip.compress(b"\0" * (MAX_INFLATED_BYTES // 4)))}
+    )
+    assert decode_payload(nulls)[1] is None, "each becomes six letters"
 
 
 def test_trailing_bytes_after_compressed_content_are_refused() -> None:

@@ -155,12 +155,14 @@ class Copier:
 
     def _measure(self, target: wire.Connection) -> None:
         """Read a few copies back: their headers and stored times tell the latency of this hop and of all earlier ones."""
-        wanted, hopped = self._receipt.measured(), self._receipt.hops
+        receipt, wanted = self._receipt, self._receipt.measured()
         # A copy that cannot be read now is not measured; the batch does not depend on it.
         with contextlib.suppress(SrAssetsError):
             for copies in wire.read_sequences(target, self._plan.stream, wanted, direct=False):
                 for copy in copies:
-                    hopped += hops(copy.headers, copy.payload, copy.stored_ns)
+                    measured, impossible = hops(copy.headers, copy.payload, copy.stored_ns)
+                    receipt.hops += measured
+                    receipt.impossible_hops += impossible
 
     def _is_copied(self, message: Message) -> bool:
         """Return whether the target holds a copy of a message.

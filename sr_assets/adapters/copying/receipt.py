@@ -46,6 +46,7 @@ class Receipt:
     - `failure`: one line if the target refuses messages; then the intent stays open
     - `heartbeats`: the target sequences of the last copied heartbeats
     - `hops`: the hops of the measured copies
+    - `impossible_hops`: how many further hops their headers name with impossible values
     """
 
     copied: int = 0
@@ -66,6 +67,7 @@ class Receipt:
     failure: str | None = None
     heartbeats: list[int] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
+    impossible_hops: int = 0
 
     def count(self, copies: int, payload_bytes: int) -> None:
         """Count copied messages."""
@@ -131,6 +133,7 @@ class Receipt:
         self.failure = self.failure or other.failure
         self.heartbeats = (self.heartbeats + other.heartbeats)[-MOST_HEARTBEATS:]
         self.hops += other.hops
+        self.impossible_hops += other.impossible_hops
 
     def write(self, file: Path) -> None:
         """Write the receipt to a file, atomically."""

@@ -10,7 +10,7 @@ import itertools
 import re
 import shutil
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,25 +50,33 @@ SCHEMA: Final = pa.schema(
 )
 
 
-def snapshot_rows(messages: Sequence[Message], nodes: Mapping[int, str | None]) -> pa.Table:
-    """Return one row per message; `nodes` maps sequences to senders.
+def snapshot_rows(messages: Iterable[Message], nodes: Mapping[int, str | None]) -> Iterator[pa.Table]:
+    """Yield one row per message, in tables of about a row group's bytes: a small payload may unpack to many megabytes.
 
-    `payload` is text if it is JSON that every reader accepts, else `payload_raw` has the bytes: a single row that
-    DuckDB cannot cast to JSON would fail every query.
+    `nodes` maps sequences to senders. `payload` is text if it is JSON that every reader accepts, else `payload_raw` has the
+    bytes: a single row that DuckDB cannot cast to JSON would fail every query.
     """
-    decoded = [decode_payload(message.payload) for message in messages]
-    columns = [
-        [nodes[message.sequence] for message in messages],
-        [message.sequence for message in messages],
-        [message.stored_ns // 1000 for message in messages],
-        [printable(message.subject) for message in messages],
-        [len(message.payload) for message in messages],
-        [text for text, _ in decoded],
-        [message.payload if text is None else None for message, (text, _) in zip(messages, decoded, strict=True)],
-        [metadata for _, metadata in decoded],
-    ]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+    rows: list[tuple[object, ...]] = []
+    held_bytes = 0
+    for message in messages:
+        payload = message.payload
+        text, metadata = decode_payload(payload)
+        raw = payload if text is None else None
+        subject, stored_us = printable(message.subject), message.stored_ns // 1000
+        rows.append((nodes[message.sequence], message.sequence, stored_us, subject, len(payload), text, raw, metadata))
+        held_bytes += len(payload) + len(metadata or "")
+        if held_bytes >= _GROUP_BYTES:
+            yield _table(rows)
+            rows, held_bytes = [], 0
+    if rows:
+        yield _table(rows)
+
+
+def _table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
+    columns = zip(*rows, strict=True)
+    return pa.Table.from_arrays(
+        [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
 
 
 def open_writer(file: Path, about: Mapping[str, str] | None = None) -> parquet.ParquetWriter:
@@ -131,10 +139,11 @@ class StagedFiles:
 
     def _stage(self, date: str, messages: Sequence[Message], nodes: Mapping[int, str | None]) -> None:
         """Unpack the rows of a date, and write them once they fill a row group."""
-        rows = self._rows[date]
-        rows.append(snapshot_rows(messages, nodes))
-        if len(rows) * _CHUNK >= GROUP_ROWS or sum(chunk.nbytes for chunk in rows) >= _GROUP_BYTES:
-            self._write(date)
+        for table in snapshot_rows(messages, nodes):
+            rows = self._rows[date]
+            rows.append(table)
+            if len(rows) * _CHUNK >= GROUP_ROWS or sum(chunk.nbytes for chunk in rows) >= _GROUP_BYTES:
+                self._write(date)
 
     def _write(self, date: str) -> None:
         """Write the rows of a date as one row group."""

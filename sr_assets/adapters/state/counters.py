@@ -22,7 +22,8 @@ class Counter(StrEnum):
     """Names of the counters. An advisory's label is its event; `COPYING` labels seconds, errors and connections of copying.
 
     `RECALLED_MESSAGES` counts messages that were copied and then lost in the target: `copied_messages` decreased by
-    them. `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
+    them. `IMPOSSIBLE_HOPS` counts the values of `Choria-SR-Source` in measured copies that are no possible hop.
+    `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
     """
 
     SEEN_BYTES = "seen_bytes"
@@ -31,6 +32,7 @@ class Counter(StrEnum):
     PROCESSED_MESSAGES = "processed_messages"
     PROCESSING_SECONDS = "processing_seconds"
     RECALLED_MESSAGES = "recalled_messages"
+    IMPOSSIBLE_HOPS = "impossible_hops"
     ERRORS = "errors"
     CONNECTION_ERRORS = "connection_errors"
     CONNECTIONS_CLOSED = "connections_closed"

@@ -37,12 +37,15 @@ class Heartbeats(StreamTable):
         ).fetchall()
         return {subject: age for subject, age, spacing in rows if age > max(_OVERDUE * spacing, _GRACE_NS)}
 
-    def add(self, hops: Sequence[Hop]) -> None:
-        """Add hops, and delete hops that arrived over an hour before the last one. Call it inside a transaction."""
+    def add(self, hops: Sequence[Hop], now_ns: int) -> None:
+        """Add hops, and delete hops that arrived over an hour ago. Call it inside a transaction.
+
+        The times of hops are no clock: a publisher may have written them.
+        """
         if not hops:
             return
         self._connection.executemany(_INSERT, [(self._stream, *hop) for hop in hops])
         self._connection.execute(
             "DELETE FROM heartbeats WHERE stream = ? AND arrived_ns < ?",
-            [self._stream, max(hop.arrived_ns for hop in hops) - _RETENTION_NS],
+            [self._stream, now_ns - _RETENTION_NS],
         )

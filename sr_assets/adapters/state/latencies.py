@@ -21,14 +21,18 @@ _MOST_ROWS: Final = 10_000
 class Latencies(StreamTable):
     """The latency of one stream's copies."""
 
-    def add(self, hops: Sequence[Hop]) -> None:
-        """Add hops, and delete all that did not arrive within the hour before the last one. Call it inside a transaction."""
+    def add(self, hops: Sequence[Hop], now_ns: int) -> None:
+        """Add hops, and delete all that did not arrive within the last hour. Call it inside a transaction.
+
+        The times of hops are no clock: a publisher may have written them. The hour after `now_ns` counts too, because the
+        clocks of servers differ.
+        """
         if not hops:
             return
         counts = Counter(
             (hop.name, hop.stream, hop.arrived_ns // SLOT_NS, bucket_of(hop.arrived_ns - hop.stored_ns)) for hop in hops
         )
-        last = max(slot for _, _, slot, _ in counts)
+        last = now_ns // SLOT_NS
         columns = [list(column) for column in zip(*counts, strict=True)]
         # Adding rows takes 1.5 ms, merging them with the stored ones 20.
         self._connection.execute(
@@ -41,7 +45,7 @@ class Latencies(StreamTable):
         )
         self._connection.execute(
             "DELETE FROM latencies WHERE stream = ? AND slot NOT BETWEEN ? AND ?",
-            [self._stream, last - _SLOTS + 1, last],
+            [self._stream, last - _SLOTS + 1, last + _SLOTS],
         )
         if self._value("SELECT count(*) FROM latencies WHERE stream = ?") > _MOST_ROWS:
             self._merge()

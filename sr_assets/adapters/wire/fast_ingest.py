@@ -103,6 +103,8 @@ class _Batch:
         self._reply = b"%b.%b.%d.fail." % (connection.new_inbox(), secrets.token_hex(8).encode(), _FLOW)
         self._subject = ""
         self._commit_number = 0
+        #: The number of the first message that is known to be refused.
+        self._refused = max_messages + 1
 
     def fill(self, window: int) -> bytes:
         """Return the frames to send next; the last one ends the batch."""
@@ -119,7 +121,8 @@ class _Batch:
             to = b"%b%d.%d.$FI" % (reply, number + 1, _APPEND if number else _START)
             parts = encode_item(item, to, limit_bytes)
             if isinstance(parts, Ack):
-                self.end.refusal, self.sending = parts, False
+                # The server may still refuse an earlier message.
+                self.end.refusal, self._refused, self.sending = parts, number + 1, False
                 break
             if not number:
                 self._subject = item[1]
@@ -173,7 +176,6 @@ class _Batch:
         self.sending = False
         if code in _BATCH_ERRORS or number in {1, self._commit_number}:
             self.ended = True
-        if code not in _BATCH_ERRORS and number != self._commit_number:
-            before = self.end.refusal
-            if before is None or self.end.sent.index(before.sequence) >= number:
-                self.end.refusal = Ack(self.end.sent[number - 1], error_code=code, error=text)
+        if code not in _BATCH_ERRORS and number != self._commit_number and number < self._refused:
+            self._refused = number
+            self.end.refusal = Ack(self.end.sent[number - 1], error_code=code, error=text)

@@ -5,7 +5,7 @@ from typing import Final
 
 from sr_assets.domain.exposition import Sample
 from sr_assets.domain.tracking.rules import Status
-from sr_assets.operate.metrics.stream import Metric, StreamNumbers, number, per_stream
+from sr_assets.operate.metrics.stream import Metric, StreamNumbers, counted, number, per_stream
 
 
 def _nodes(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
@@ -54,6 +54,13 @@ STREAM_METRICS: Final = (
         "counter",
         "Messages that the target cannot store; for a feed: messages that cannot be decoded.",
         number("parked_messages"),
+    ),
+    per_stream(
+        "sr_assets_impossible_hops_total",
+        "counter",
+        "Values of Choria-SR-Source in measured copies that are no possible hop; they are not measured.",
+        counted("impossible_hops"),
+        _is_copied,
     ),
     per_stream(
         "sr_assets_outbox_messages",

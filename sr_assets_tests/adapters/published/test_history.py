@@ -1,5 +1,8 @@
 """The Parquet history: staging a batch, moving its files to their days, and retention."""
 
+import base64
+import gzip
+import json
 import threading
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from sr_assets.adapters.published.history import (
 )
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.registration import FILE_PROTOCOL
 
 DAY_NS = 86_400 * 10**9
 
@@ -33,15 +37,26 @@ def sequences(file: Path) -> list[int]:
 
 
 def test_row_has_json_as_text_and_other_payloads_as_bytes() -> None:
-    rows = snapshot_rows(
+    (table,) = snapshot_rows(
         [message(1), Message(2, 1_999, "s.\udcff", b"", b"\xff"), Message(3, 0, "s", b"", b'"\\ud800"')],
         {1: "a", 2: "b", 3: "c"},
-    ).to_pylist()
+    )
+    rows = table.to_pylist()
     assert [row["payload"] for row in rows] == ['{"n": 1}', None, None]
     assert [row["payload_raw"] for row in rows] == [None, b"\xff", b'"\\ud800"']
     assert [row["payload_bytes"] for row in rows] == [8, 1, 8]
     assert rows[1]["subject"] == "s.\ufffd"
     assert rows[1]["stored_at"].microsecond == 1
+
+
+def test_rows_of_payloads_that_unpack_to_megabytes_are_cut_into_tables() -> None:
+    content = base64.b64encode(gzip.compress(b'"' + b" " * (10 << 20) + b'"', 1)).decode()
+    data = json.dumps({"protocol": FILE_PROTOCOL, "zcontent": content})
+    payload = json.dumps({"protocol": "choria:adapters:jetstream:output:1", "data": data}).encode()
+    tables = list(
+        snapshot_rows([Message(n, 0, "s", b"", payload) for n in range(1, 11)], dict.fromkeys(range(1, 11), "a"))
+    )
+    assert [len(table) for table in tables] == [4, 4, 2]
 
 
 def test_place_staged_moves_files_to_their_days(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ def test_subject_is_silent_after_three_heartbeat_intervals(tmp_path: Path) -> No
     with SiteState(tmp_path / "site") as state:
         beats = state.heartbeats("BEATS")
         with state.transaction():
-            beats.add([hop("fast", at * S) for at in range(0, 300, 30)])
+            beats.add([hop("fast", at * S) for at in range(0, 300, 30)], 300 * S)
             beats.add(
-                [hop("slow", 0), hop("slow", 250 * S), hop("once", 0), hop("far", 0, "paris"), hop("far", S, "paris")]
+                [hop("slow", 0), hop("slow", 250 * S), hop("once", 0), hop("far", 0, "paris"), hop("far", S, "paris")],
+                300 * S,
             )
         assert beats.silent("london", 360 * S) == {}
         assert beats.silent("london", 361 * S) == {"fast": 91 * S}
@@ -31,7 +32,7 @@ def test_heartbeats_are_kept_for_an_hour(tmp_path: Path) -> None:
     with SiteState(tmp_path / "site") as state:
         beats = state.heartbeats("BEATS")
         with state.transaction():
-            beats.add([hop("a", 0), hop("a", S)])
-            beats.add([hop("a", HOUR), hop("a", HOUR + S)])
+            beats.add([hop("a", 0), hop("a", S)], 2 * S)
+            beats.add([hop("a", HOUR), hop("a", HOUR + S)], HOUR + 2 * S)
         stored = state.connection.execute("SELECT stored_ns FROM heartbeats ORDER BY stored_ns").fetchall()
         assert stored == [(S,), (HOUR,), (HOUR + S,)]

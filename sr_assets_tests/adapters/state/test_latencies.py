@@ -40,7 +40,9 @@ def test_quantiles_are_exact_to_two_percent_and_rows_stay_few(tmp_path: Path, mo
     with SiteState(tmp_path / "site") as state:
         for batch in range(60):
             with state.transaction():
-                state.latencies("REG").add([hop(took, batch // 2 * SLOT_NS) for took in range(1, 1001)])
+                state.latencies("REG").add(
+                    [hop(took, batch // 2 * SLOT_NS) for took in range(1, 1001)], batch // 2 * SLOT_NS
+                )
         ((copies, *quantiles),) = latencies(state)
         ((rows,),) = state.connection.execute("SELECT count(*) FROM latencies").fetchall()
     assert copies == 24 * 1000, "of the last hour"
@@ -51,8 +53,17 @@ def test_quantiles_are_exact_to_two_percent_and_rows_stay_few(tmp_path: Path, mo
 def test_hops_between_different_clocks_are_negative(tmp_path: Path) -> None:
     with SiteState(tmp_path / "site") as state:
         with state.transaction():
-            state.latencies("REG").add([hop(-2000), hop(-2000), hop(0.3)])
+            state.latencies("REG").add([hop(-2000), hop(-2000), hop(0.3)], HOUR)
         assert latencies(state) == [pytest.approx((3, -2, 0, 0), rel=0.03)]
+
+
+def test_hop_of_another_time_does_not_delete_the_latencies_of_now(tmp_path: Path) -> None:
+    with SiteState(tmp_path / "site") as state:
+        with state.transaction():
+            state.latencies("REG").add([hop(5)], HOUR)
+            state.latencies("REG").add([hop(7, 2**63 - 1), hop(7, 3 * HOUR), hop(7, 0)], HOUR)
+        ((copies, *_),) = latencies(state)
+    assert copies == 1, "of the hour around now"
 
 
 @given(st.lists(st.integers(1, 60), max_size=8), st.integers(1, 1 << 22))

@@ -7,7 +7,7 @@ import pytest
 from sr_assets.adapters.jetstream import NO_RESPONDERS
 from sr_assets.adapters.wire import Ack, BatchEnd, BatchPublisher, Connection, Outgoing, WireError, read_range
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.refusals import INVALID_SUBJECT, MESSAGE_TOO_LARGE
+from sr_assets.domain.refusals import HEADERS_TOO_LARGE, INVALID_SUBJECT, MESSAGE_TOO_LARGE
 from sr_assets_tests.adapters.wire.rig import Names, create_stream, flat, outgoing, publish
 
 
@@ -72,6 +72,19 @@ def test_batch_ends_before_subject_that_no_stream_takes(connection: Connection, 
     end = BatchPublisher(connection).publish(iter(items))
     assert end.refusal is not None
     assert (end.refusal.sequence, end.refusal.error_code) == (at, NO_RESPONDERS)
+    assert (end.stored, end.last) == (at - 1, at - 1 or None)
+
+
+@pytest.mark.parametrize("at", (1, 2, 9))
+def test_batch_ends_before_first_of_two_messages_that_are_refused(
+    connection: Connection, batched: str, at: int
+) -> None:
+    items = outgoing(batched, 10)
+    items[at - 1] = items[at - 1]._replace(headers=b"NATS/1.0\r\nX: " + b"x" * 65_536 + b"\r\n\r\n")
+    items[9] = items[9]._replace(subject=f"{batched}." + "x" * 4096)
+    end = BatchPublisher(connection).publish(iter(items))
+    assert end.refusal is not None
+    assert (end.refusal.sequence, end.refusal.error_code) == (at, HEADERS_TOO_LARGE)
     assert (end.stored, end.last) == (at - 1, at - 1 or None)
 
 
