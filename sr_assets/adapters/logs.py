@@ -3,6 +3,7 @@
 A line about a stream begins with its label, `name/stream`, which also identifies its run. Pass numbers as `extra`.
 """
 
+import contextlib
 import json
 import logging
 import re
@@ -67,7 +68,9 @@ def _print_problem(kind: Literal["error", "warning"], text: str) -> None:
         level = kind.upper()
         record = {"name": "sr_assets", "levelno": getattr(logging, level), "levelname": level, "msg": line}
         shown = JsonLines().format(logging.makeLogRecord(record))
-    print(shown, file=sys.stderr, flush=True)  # noqa: T201  what a command says is no logger's, which may be silent
+    # A full disk or a closed pipe must not end the work that reports.
+    with contextlib.suppress(OSError):
+        print(shown, file=sys.stderr, flush=True)  # noqa: T201  what a command says is no logger's, which may be silent
 
 
 class LogFile(WatchedFileHandler):

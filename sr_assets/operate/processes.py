@@ -15,6 +15,7 @@ from typing import Final
 # The exit code of shells after Ctrl-C.
 INTERRUPTED: Final = 130
 _STOP_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.02
 # The pause before an interrupt without effect is raised again.
 _AGAIN_SECONDS: Final = 0.05
 
@@ -60,20 +61,27 @@ def stop_groups(children: Sequence[subprocess.Popen[bytes]], *, again_seconds: f
     signal raises.
     """
     for child in children:
-        _signal_group(child, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_SECONDS
-    for child in children:
-        while child.poll() is None and (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(min(left, again_seconds))
-                break
-            child.terminate()
-        # The leader has ended or hangs: kill the rest of its group.
-        _signal_group(child, signal.SIGKILL)
-        child.wait()
+        signal_group(child, signal.SIGTERM)
+    began = time.monotonic()
+    again_at, left = began + again_seconds, list(children)
+    while left:
+        hangs, now = time.monotonic() >= began + _STOP_SECONDS, time.monotonic()
+        for child in list(left):
+            if child.poll() is not None or hangs:
+                # Now and not later: another process may get the id of a group that has ended.
+                signal_group(child, signal.SIGKILL)
+                child.wait()
+                left.remove(child)
+            elif now >= again_at:
+                child.terminate()
+        if now >= again_at:
+            again_at = now + again_seconds
+        if left:
+            time.sleep(_POLL_SECONDS)
 
 
-def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to the group that a child leads, if any of its processes is left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, number)
 

@@ -1,17 +1,19 @@
 """The runs of `sr-assets run`: one child process per site, `python -m sr_assets.operate SITE`, and one for other due work."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.logs import open_log, print_error
 from sr_assets.automation.idle import is_idle
+from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.operate.due_work import command as due_work_command
 from sr_assets.operate.due_work import is_due
 from sr_assets.operate.health import Health, site_parts, watchdog_beside
@@ -19,14 +21,24 @@ from sr_assets.operate.instance import mark_start, prepare_instance, prepare_sto
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_once
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
-from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt, start_child, stop_groups
+from sr_assets.operate.processes import (
+    INTERRUPTED,
+    signal_group,
+    signals_as_interrupt,
+    start_child,
+    stop_groups,
+)
 from sr_assets.operate.report import print_line, report_idle
 from sr_assets.operate.static_values import static_values_watched
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.heartbeat_publisher import publisher_of
 
-#: The pause before an ended process of the due work is started again.
-_AGAIN_SECONDS: Final = 10.0
+#: The pause before an ended process is started again doubles with each end, unless the process has run for a while.
+_FIRST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+_HEALTHY_SECONDS: Final = 60.0
+#: The exit code of a wrong configuration: another process would end likewise.
+_MISCONFIGURED: Final = 2
 
 
 def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:
@@ -35,7 +47,8 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     With `once`, at most `concurrency` sites run at a time; otherwise all of them run, and heartbeats are published. A run
     of all streams also does the work of Dagster's daemon: `once`, the work that is due; otherwise all of it, in another
     process. The exit code is 0, 1 if a stream or a job failed (the others still run) or 2 if a site's configuration is
-    wrong. After Ctrl-C or SIGTERM the next run repeats open batches.
+    wrong. Without `once`, a process that ends is started again, unless its configuration is wrong; the command ends when no
+    site is left. After Ctrl-C or SIGTERM the next run repeats open batches.
     """
     folder = prepare_instance(settings)
     mark_start(settings)
@@ -46,6 +59,8 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         chosen[stream.name].append(stream.label)
     if once:
         begin_notifying(settings)
+    else:
+        open_log(settings.loglevel, settings.log_format, settings.logfile)
     health = Health(settings, site_parts(settings, list(chosen)))
     children = _Children(settings, alone=len(chosen) == 1)
     with (
@@ -108,24 +123,39 @@ class _Children:
         return self._run_site(site, labels, "once")
 
     def follow(self, site: str, labels: Sequence[str]) -> int:
-        """Run a site in a child until `stop`, and return its exit code; start another if a signal ends the child."""
-        while (code := self._run_site(site, labels, "follow")) < 0 and not self._stopped.is_set():
-            print_error(f"the process of site {site} was ended by signal {-code}; restarting it")
-            self._stopped.wait(_AGAIN_SECONDS)
-        return code
+        """Run a site in a child until `stop`, as `_keep` does."""
+        return self._keep(f"site {site}", lambda: self._run_site(site, labels, "follow"))
 
     def run_due_work(self, *, once: bool) -> int:
         """Do the due work in a child and return its exit code; it reports runs that failed after the start of this command."""
         return self._run("due work", due_work_command(once=once, since=self._begun))
 
     def keep_due_work(self) -> int:
-        """Do the due work in a child until `stop`; start another if the child ends."""
-        while not self._stopped.is_set():
-            code = self.run_due_work(once=False)
-            if not self._stopped.is_set():
-                print_error(f"the process of the due work ended with exit code {code}; restarting it")
-                self._stopped.wait(_AGAIN_SECONDS)
-        return 0
+        """Do the due work in a child until `stop`, as `_keep` does."""
+        return self._keep("the due work", lambda: self.run_due_work(once=False))
+
+    def _keep(self, name: str, run: Callable[[], int]) -> int:
+        """Run a child until `stop`, and another whenever it ends; return 0, or 2 if the configuration is wrong."""
+        failures = 0
+        while True:
+            began = time.monotonic()
+            try:
+                code = run()
+            except OSError as error:
+                code, ended = 1, f"cannot be started: {error.strerror}"
+            else:
+                ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            if self._stopped.is_set():
+                return 0
+            if code == _MISCONFIGURED:
+                print_error(f"the process of {name} {ended}; correct the configuration and restart this command")
+                return code
+            failures = 1 if time.monotonic() - began > _HEALTHY_SECONDS else failures + 1
+            pause_seconds = backoff_seconds(
+                failures, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
+            )
+            print_error(f"the process of {name} {ended}; restarting it in {pause_seconds:g} s")
+            self._stopped.wait(pause_seconds)
 
     def _run_site(self, site: str, labels: Sequence[str], mode: str) -> int:
         """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
@@ -144,7 +174,13 @@ class _Children:
                 child = start_child(command, errors)
             self._children.append(child)
         with child:
-            return child.wait()
+            try:
+                return child.wait()
+            finally:
+                with self._guard:
+                    self._children.remove(child)
+                # What is left of it must not work next to its successor. Later, the group's id may be another process's.
+                signal_group(child, signal.SIGKILL)
 
     def close(self) -> None:
         """Wait until the children's output is written."""
@@ -154,4 +190,5 @@ class _Children:
         """Stop all children and start no more."""
         with self._guard:
             self._stopped.set()
-        stop_groups(self._children)
+            children = list(self._children)
+        stop_groups(children)

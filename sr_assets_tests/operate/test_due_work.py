@@ -1,6 +1,7 @@
 """The work of Dagster's daemon in `sr-assets run`: daily tables, retention, native streams and failed runs."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.due_work import is_due, note_checked
 from sr_assets.settings import Settings, parse_cluster
-from sr_assets_tests.operate.rig import configure, run
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.operate.rig import configure, run, runner_pid
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -104,21 +105,26 @@ def test_run_follow_does_the_daily_tables(tracked: Settings) -> None:
         assert process.poll() is None
 
 
-def test_run_follow_ends_when_every_site_has_ended(
-    platform: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bucket without a TTL ends both sites; the process of the due work must not outlive them."""
-    document = yaml.safe_load((tmp_path / "replication.yaml").read_text())
-    entries = [{**entry, "leader_election_name": entry["name"]} for entry in document["streams"]]
-    with Cluster(platform.streams[0].target) as cluster:
-        cluster.create_stream({"name": "KV_FOREVER", "subjects": ["$KV.FOREVER.>"], "max_msgs_per_subject": 1})
-    configure(tmp_path, monkeypatch, entries)
-    file = tmp_path / "replication.yaml"
-    election = {"bucket": "FOREVER", "cluster": "target"}
-    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "leader_election": election}))
-    ended = run("--follow")
-    assert ended.returncode == 1, ended.stderr
-    assert "bucket FOREVER" in ended.stderr
+def test_run_follow_ends_when_every_site_is_misconfigured(platform: Settings, tmp_path: Path) -> None:
+    """A site with a wrong configuration is given up; the process of the due work must not outlive the last one."""
+    log, file = tmp_path / "errors", tmp_path / "replication.yaml"
+    lines = [
+        f"error: the process of site {site} ended with exit code 2; correct the configuration and restart this command"
+        for site in ("london", "paris")
+    ]
+    with log.open("w") as errors:
+        process = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=errors)
+    try:
+        wait_until(lambda: all(runner_pid(platform.home, site) for site in platform.sites), "a run of each site")
+        file.write_text(f"{file.read_text()}\nunknown: key\n")
+        os.kill(runner_pid(platform.home, "london"), signal.SIGKILL)
+        wait_until(lambda: lines[0] in log.read_text(), "the end of the first site")
+        assert process.poll() is None
+        os.kill(runner_pid(platform.home, "paris"), signal.SIGKILL)
+        assert process.wait(PATIENCE_SECONDS) == 2
+    finally:
+        process.kill()
+    assert lines[1] in log.read_text()
 
 
 def test_up_without_ui_runs_the_sites(platform: Settings) -> None:

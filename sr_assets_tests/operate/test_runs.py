@@ -1,5 +1,6 @@
 """The runs of `sr-assets run`, in real processes."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import dagster as dg
+import psutil
 import pytest
 import yaml
 
@@ -14,6 +16,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.operate.runs import _Children
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.operate.rig import configure, run, runner_pid
 from sr_assets_tests.rig import wait_until
@@ -86,6 +89,48 @@ def test_follow_starts_a_killed_site_again(platform: Settings, tmp_path: Path) -
     finally:
         following.kill()
     assert "error: the process of site london was ended by signal 9; restarting it" in log.read_text()
+
+
+def test_child_that_ends_is_started_again_with_longer_pauses(
+    platform: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    children, pauses, clock = _Children(platform, alone=True), list[float](), [0.0]
+    # Each run lasts this long and ends with this code; the last but one is healthy for a while.
+    ends = [(1.0, 1), (1.0, -9), (1.0, 130), *[(1.0, 0)] * 5, (61.0, 1), (1.0, 2)]
+
+    def run() -> int:
+        seconds, code = ends.pop(0)
+        clock[0] += seconds
+        if code == 130:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return code
+
+    monkeypatch.setattr("sr_assets.operate.runs.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(children._stopped, "wait", pauses.append)
+    assert children._keep("site london", run) == 2
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 1]
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[:3] == [
+        "error: the process of site london ended with exit code 1; restarting it in 1 s",
+        "error: the process of site london was ended by signal 9; restarting it in 2 s",
+        "error: the process of site london cannot be started: Resource temporarily unavailable; restarting it in 4 s",
+    ]
+    assert printed[-1].endswith("ended with exit code 2; correct the configuration and restart this command")
+
+
+@pytest.mark.process
+def test_ended_child_leaves_no_process_and_is_forgotten(platform: Settings, tmp_path: Path) -> None:
+    children, pid = _Children(platform, alone=True), tmp_path / "pid"
+    program = """
+import pathlib, subprocess, sys
+left = subprocess.Popen(["sleep", "1000"])
+pathlib.Path(sys.argv[1]).write_text(str(left.pid))
+"""
+    assert children._run("test", [sys.executable, "-c", program, str(pid)]) == 0
+    left = int(pid.read_text())
+    wait_until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie", "the group to end")
+    assert children._children == []
+    children.stop()
 
 
 def test_run_once_without_work_starts_no_dagster_run(
