@@ -21,7 +21,7 @@ import duckdb
 import pyarrow as pa
 
 from sr_assets.adapters.private import own_folder, write_private
-from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION, create_database
+from sr_assets.adapters.state.database import EARLIER_ROWS, SCHEMA, SCHEMA_VERSION, create_database
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.tracking.maintenance import Window
@@ -219,12 +219,13 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
             for table in _TABLES:
                 query = _READ.get(table, "FROM read_parquet($file)")
                 part = parts / f"{table}.parquet"
-                if part.exists():  # an earlier build had fewer tables
+                if part.exists():
                     connection.execute(f"INSERT INTO {table} BY NAME {query}", {"file": str(part)})
+            for table, rows in EARLIER_ROWS.items():
+                if not (parts / f"{table}.parquet").exists():  # an earlier build had fewer tables
+                    connection.execute(rows)
             _compute_ids(connection, about)
             _forget_missing_files(connection, home)
-            # An earlier build did not number the commits.
-            connection.execute("INSERT INTO commits SELECT ? WHERE NOT EXISTS (FROM commits)", [about.at_ns])
             connection.execute("COMMIT")
             connection.execute("CHECKPOINT")
         return _put_in_place(draft, folder / _STATE)

@@ -34,9 +34,12 @@ SCHEMA_VERSION: Final = 1
 
 #: The numbers of the last commits; the highest one is the state's.
 _COMMITS: Final = "CREATE TABLE commits (number BIGINT);"
+#: The latest event of a stream's published transitions that this state has deleted.
+_FORGOTTEN: Final = "CREATE TABLE forgotten_events (stream VARCHAR, event_ns BIGINT);"
 SCHEMA: Final = f"""
 CREATE TABLE about (schema_version INTEGER);
 {_COMMITS}
+{_FORGOTTEN}
 CREATE TABLE streams (
     stream VARCHAR, created_ns BIGINT, next_sequence BIGINT, epoch_ns BIGINT DEFAULT 0, watermark_ns BIGINT,
     planned_ns BIGINT, last_stored_ns BIGINT, mark_sequence BIGINT, mark_ns BIGINT,
@@ -116,6 +119,7 @@ HISTORY_TABLES: Final = (
     "site_events",
     "node_events",
     "answered_requests",
+    "forgotten_events",
 )
 #: Tables of the events that somebody waits for.
 EVENT_TABLES: Final = frozenset(
@@ -141,11 +145,14 @@ _LATER_COLUMNS: Final = {
 }
 _LATER_TABLES: Final = (
     f"{latencies.SCHEMA} {operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA} {partitions.SCHEMA} {_COMMITS}"
+    f" {_FORGOTTEN}"
 )
-#: An earlier build did not number the commits: the last one is at least as late as the newest row.
-_EARLIER_COMMIT: Final = """
-    INSERT INTO commits SELECT max(as_of_ns) FROM streams HAVING max(as_of_ns) IS NOT NULL AND NOT EXISTS (FROM commits)
-"""
+#: What stands for the rows of a table that an earlier build did not have: its last commit is as late as its newest row, and
+#: it may have deleted any event before that.
+EARLIER_ROWS: Final = {
+    "commits": "INSERT INTO commits SELECT max(as_of_ns) FROM streams HAVING max(as_of_ns) IS NOT NULL",
+    "forgotten_events": "INSERT INTO forgotten_events SELECT stream, as_of_ns FROM streams WHERE as_of_ns IS NOT NULL",
+}
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",
@@ -210,8 +217,11 @@ def _add_missing(connection: duckdb.DuckDBPyConnection) -> None:
         for table, added in _LATER_COLUMNS.items():
             for column in added:
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
+        known = {table for (table,) in connection.execute("SHOW TABLES").fetchall()}
         connection.execute(_LATER_TABLES.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
-        connection.execute(_EARLIER_COMMIT)
+        for table, rows in EARLIER_ROWS.items():
+            if table not in known:
+                connection.execute(rows)
 
 
 def create_database(file: Path) -> None:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+#: Transitions that may be deleted: the last one of a node dates its status.
+_FORGETTABLE: Final = """
+    stream = $stream AND event_ns < $before_ns AND NOT (outbox AND published_ns IS NULL) AND due_ns IS NULL
+        AND NOT EXISTS (
+            FROM nodes WHERE nodes.stream = $stream AND nodes.node = transitions.node
+                AND nodes.transition = transitions.transition)
+"""
+#: Stored advisories of this stream that are not known as published.
+_UNKNOWN: Final = """
+    stream = ? AND event_ns > coalesce((SELECT max(event_ns) FROM forgotten_events AS gone WHERE gone.stream = ?), 0)
+        AND event_id NOT IN (SELECT event_id FROM transitions WHERE published_ns IS NOT NULL)
+"""
 
 
 class Outbox(StreamTable):
@@ -89,38 +102,55 @@ class Outbox(StreamTable):
             [self._stream],
         )
 
+    def forget_before(self, before_ns: int) -> None:
+        """Delete the transitions before a time that are published, decided, and not the last one of a stored node.
+
+        Call it inside a transaction.
+        """
+        values = {"stream": self._stream, "before_ns": before_ns}
+        query = f"SELECT max(event_ns) FROM transitions WHERE {_FORGETTABLE}"
+        ((forgotten_ns,),) = self._connection.execute(query, values).fetchall()
+        if forgotten_ns is not None:
+            self._connection.execute(f"DELETE FROM transitions WHERE {_FORGETTABLE}", values)
+            self.note_forgotten(forgotten_ns)
+
+    def note_forgotten(self, event_ns: int) -> None:
+        """Note that transitions up to an event time (unix ns) were deleted; call it in the transaction that deletes them."""
+        before_ns = self._value("SELECT max(event_ns) FROM forgotten_events WHERE stream = ?") or 0
+        if event_ns > before_ns:
+            self._connection.execute("DELETE FROM forgotten_events WHERE stream = ?", [self._stream])
+            self._connection.execute("INSERT INTO forgotten_events VALUES (?, ?)", [self._stream, event_ns])
+
     def forget_stored(self) -> None:
         """Begin a new list of advisories that are stored in JetStream; this connection alone holds it."""
         self._connection.execute(
-            "CREATE TEMP TABLE IF NOT EXISTS stored (stream VARCHAR, event_id VARCHAR, stored_ns BIGINT, ours BOOLEAN)"
+            "CREATE TEMP TABLE IF NOT EXISTS stored (stream VARCHAR, event_id VARCHAR, stored_ns BIGINT, event_ns BIGINT)"
         )
         self._connection.execute("DELETE FROM stored WHERE stream = ?", [self._stream])
 
-    def note_stored(self, advisories: Sequence[tuple[str, int, bool]]) -> None:
-        """Add stored advisories: id, stored time in unix ns, and whether it is known to be this stream's."""
+    def note_stored(self, advisories: Sequence[tuple[str, int, int | None]]) -> None:
+        """Add stored advisories: id, stored time, and the event's time if it is known to be this stream's (unix ns)."""
         columns = [list(column) for column in zip(*advisories, strict=True)]
         if columns:
             self._connection.execute(
-                "INSERT INTO stored SELECT ?, unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::BOOLEAN[])",
+                "INSERT INTO stored SELECT ?, unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::BIGINT[])",
                 [self._stream, *columns],
             )
 
     def later_stored(self) -> int:
-        """Return the number of this stream's stored advisories that no earlier run of this state knew."""
-        return int(
-            self._value(
-                """
-                SELECT count(*) FROM stored WHERE stream = ? AND ours
-                    AND event_id NOT IN (SELECT event_id FROM waiting)
-                    AND event_id NOT IN (SELECT event_id FROM transitions WHERE published_ns IS NOT NULL)
-                """
-            )
-        )
+        """Return the number of this stream's stored advisories that no earlier run of this state knew.
+
+        An advisory of an event that this state may have deleted does not count.
+        """
+        query = f"SELECT count(*) FROM stored WHERE {_UNKNOWN} AND event_id NOT IN (SELECT event_id FROM waiting)"
+        # Not remembered: it depends on tables of this connection alone.
+        return int(self._connection.execute(query, [self._stream] * 2).fetchall()[0][0])
 
     def count_stored(self, dropped_before_ns: int, now_ns: int) -> bool:
         """Mark unpublished transitions as published at the time of their stored advisory; return whether others are left.
 
-        Those before `dropped_before_ns` were stored too, and deleted since; they count as published at `now_ns`.
+        Those before `dropped_before_ns` were stored too, and deleted since; they count as published at `now_ns`. Call it
+        inside a transaction.
         """
         waiting = "stream = ? AND outbox AND published_ns IS NULL"
         self._connection.execute(
@@ -135,14 +165,8 @@ class Outbox(StreamTable):
             f"UPDATE transitions SET published_ns = ? WHERE {waiting} AND event_ns < ?",
             [now_ns, self._stream, dropped_before_ns],
         )
-        return bool(
-            self._value(
-                """
-                SELECT count(*) FROM stored WHERE stream = ? AND ours
-                    AND event_id NOT IN (SELECT event_id FROM transitions WHERE published_ns IS NOT NULL)
-                """
-            )
-        )
+        query = f"SELECT count(*) FROM stored WHERE {_UNKNOWN}"
+        return self._connection.execute(query, [self._stream] * 2).fetchall() != [(0,)]
 
     def undo(self, node: str, transition: int, at_ns: int) -> None:
         """Record that `unretire` has undone a node's `expire` at a time; call it inside a transaction.

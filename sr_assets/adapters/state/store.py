@@ -231,16 +231,7 @@ class SiteState:
         self._connection.execute("DELETE FROM gaps WHERE stream = ? AND noticed_ns < ?", [stream, gaps_ns])
         self._connection.execute("DELETE FROM parked WHERE stream = ? AND parked_ns < ?", [stream, gaps_ns])
         self._connection.execute("DELETE FROM blind_history WHERE stream = ? AND next_ns < ?", [stream, transitions_ns])
-        self._connection.execute(
-            """
-            DELETE FROM transitions WHERE stream = $stream AND event_ns < $before_ns AND NOT (outbox AND published_ns IS NULL)
-                AND due_ns IS NULL
-                AND NOT EXISTS (
-                    FROM nodes WHERE nodes.stream = $stream AND nodes.node = transitions.node
-                        AND nodes.transition = transitions.transition)
-            """,
-            {"stream": stream, "before_ns": transitions_ns},
-        )
+        self.outbox(stream).forget_before(transitions_ns)
         self.guard(stream).forget_before(transitions_ns)
         self.undecided(stream).forget_before(transitions_ns)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.state.outbox import Outbox
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values
 from sr_assets.domain.positions import SequenceRange
@@ -29,9 +29,10 @@ _CLOCKS_NS: Final = 3_600_000_000_000
 class StoredAdvisories:
     """One stream's stored advisories; each run reads them once, from the outbox's earliest event on."""
 
-    def __init__(self, stream: StreamSettings, outbox: Outbox, clock: Clock) -> None:
-        self._stream, self._outbox, self._clock = stream, outbox, clock
-        outbox.note_waiting()
+    def __init__(self, stream: StreamSettings, store: SiteState, clock: Clock) -> None:
+        self._stream, self._store, self._clock = stream, store, clock
+        self._outbox = store.outbox(stream.stream)
+        self._outbox.note_waiting()
         self._read_from_ns: int | None = None
         # Whether stored advisories may match later rows, and the time before which retention has deleted some.
         self._left = False
@@ -50,7 +51,8 @@ class StoredAdvisories:
                     raise
                 logger.warning("%s: cannot read the stored advisories: %s", self._stream.label, error)
         if self._left:
-            self._left = self._outbox.count_stored(self._dropped_before_ns, self._clock.now_ns())
+            with self._store.transaction():
+                self._left = self._outbox.count_stored(self._dropped_before_ns, self._clock.now_ns())
 
     def _read(self, cluster: Cluster, pattern: str, since_ns: int) -> None:
         """Note the ids of the advisories stored since a time (unix ns)."""
@@ -68,20 +70,17 @@ class StoredAdvisories:
                     self._outbox.note_stored([row for message in messages for row in self._rows(message)])
                     self._left = True
         if self._left and (count := self._outbox.later_stored()):
-            # A later state of this site has published events that this one does not know.
+            # A later state of this site has published events that this one neither knows nor has deleted.
             self._dropped_before_ns = max(self._dropped_before_ns, min(firsts_ns, default=0))
             logger.warning(
                 "%s: %d advisories were published after this state; they are not sent again", self._stream.label, count
             )
 
-    def _rows(self, message: Message) -> Iterator[tuple[str, int, bool]]:
-        """Yield an advisory's id, its stored time, and whether the advisory names this stream."""
+    def _rows(self, message: Message) -> Iterator[tuple[str, int, int | None]]:
+        """Yield an advisory's id, its stored time, and its event's time if it names this stream."""
         ids = header_values(message.headers, MESSAGE_ID_HEADER)
         if ids:
             advisory = read_message(message.payload, message.stored_ns)
             ours = self._stream.replicator, self._stream.name, self._stream.stream
-            yield (
-                ids[-1].decode(errors="replace"),
-                message.stored_ns,
-                isinstance(advisory, Advisory) and advisory[:3] == ours,
-            )
+            is_ours = isinstance(advisory, Advisory) and advisory[:3] == ours
+            yield ids[-1].decode(errors="replace"), message.stored_ns, advisory.event_ns if is_ours else None

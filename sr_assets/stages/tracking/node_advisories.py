@@ -40,7 +40,7 @@ class AdvisoryStage:
         self._stream, self._advisory = stream, stream.advisory
         self._outbox, self._store = store.outbox(stream.stream), store
         self._clock, self._report = clock, report
-        self._stored = StoredAdvisories(stream, self._outbox, clock)
+        self._stored = StoredAdvisories(stream, store, clock)
         # Senders with a refused advisory, whether the stream refuses all advisories, and the end of the pause.
         self._held_back: set[str] = set()
         self._all_refused, self._retry_at = False, 0.0

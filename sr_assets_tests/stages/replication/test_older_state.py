@@ -13,6 +13,7 @@ import pytest
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.state.pausing import set_paused
+from sr_assets.stages.retiring import act_on_node
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_bench.comparison.tables import Kind
 from sr_assets_tests.reference import SECOND, Rules, by_field
@@ -193,6 +194,31 @@ def test_advisories_deleted_since_count_as_published_by_a_later_state_only(rig: 
     announce(rig, stream, range(8, 9))
     assert announced(rig, feed) == ["n7", "n8"]
     assert [row["node"] for row in rig.rows("SELECT node FROM node_advisories WHERE published_at IS NULL")] == []
+
+
+@pytest.mark.parametrize("deletes", ("retention", "purge"))
+def test_waiting_advisory_is_sent_after_published_ones_were_deleted(rig: Rig, deletes: str) -> None:
+    """That this state no longer knows stored advisories does not prove a later state of it."""
+    stream, feed = rig.make(), rig.make("FEED", duplicate_window=100_000_000)
+    rig.add(stream, **TRACKED, advisory={"subject": f"{feed}.%s.%v", "reliable": True})
+    announce(rig, stream, range(2))
+    rig.await_clock(stream, rig.stored(stream)[-1].stored_ns + SECOND)
+    act_on_node(rig.settings(), "retire", "n1", None)
+    if deletes == "retention":
+        announce(rig, stream, range(1, 2))
+    # The stream has deleted others' messages from before these; the first event was held back.
+    rig.api(f"STREAM.PURGE.{feed}", {"keep": 2})
+    assert set(announced(rig, feed)) == {"n1"}
+    with rig.open() as site, site.state.transaction():
+        connection = site.state.connection
+        connection.execute("UPDATE transitions SET published_ns = NULL WHERE node = 'n0'")
+        now_ns = rig.clock_ns(stream)
+        if deletes == "purge":
+            site.state.nodes(stream).purge_retired(now_ns)
+        else:
+            site.state.forget_history(stream, gaps_ns=0, transitions_ns=now_ns)
+    rig.drain()
+    assert announced(rig, feed)[2:] == ["n0"]
 
 
 @pytest.mark.parametrize("entry", (PLAIN, FORCED), ids=("plain", "tracked"))
