@@ -42,22 +42,30 @@ class Rebuilt:
 def rebuild_nodes(
     stream: StreamSettings, copies: Copies, first_sequence: int, messages: Iterable[Message], rebuilt: Rebuilt
 ) -> None:
-    """Fold the copies without originals, then the source's messages from its first sequence on.
+    """Fold the source's messages in order, and the copies whose originals the source no longer holds.
 
-    The target shows whether a message was copied; the decision of `sight` is ignored.
+    A source with a limit per subject loses messages between others. The target shows whether a message was copied; the
+    decision of `sight` is ignored.
     """
-    gone = copies.here.part(0, copies.here.before(first_sequence))
-    for copy in chain(copies.earlier, gone):
+    for copy in copies.earlier:
         _see_copy(stream, rebuilt, copy)
-    if len(gone):
+    if copies.here.before(first_sequence):
         rebuilt.unknown.append(f"sightings before sequence {first_sequence} other than the copied ones")
+    left = iter(copies.here)
+    copy = next(left, None)
     for message in messages:
+        while copy is not None and copy.sequence < message.sequence:
+            _see_copy(stream, rebuilt, copy)
+            copy = next(left, None)
+        is_copied = copy is not None and copy.sequence == message.sequence
+        if is_copied:
+            copy = next(left, None)
         sender, node_class = _inspect(stream, message)
         if sender is not None:
             sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
-            _see(stream, rebuilt, sender, node_class, sighting, copied=message.sequence in copies.here)
-    for copy in copies.undone:
-        _see_copy(stream, rebuilt, copy)
+            _see(stream, rebuilt, sender, node_class, sighting, copied=is_copied)
+    for lost in chain(() if copy is None else (copy,), left, copies.undone):
+        _see_copy(stream, rebuilt, lost)
 
 
 def _inspect(stream: StreamSettings, message: Message) -> tuple[str | None, str | None]:

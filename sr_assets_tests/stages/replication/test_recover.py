@@ -98,6 +98,24 @@ def test_forced_recovery_rebuilds_one_stream_and_leaves_the_other(
     assert len(rig.rows(f"SELECT * FROM node_advisories WHERE stream = '{first}'")) == 4
 
 
+@pytest.mark.parametrize("deleted", ((), (2,), (1, 3), (2, 4, 5), (1, 2, 3, 4, 5)), ids=str)
+def test_recovery_finds_the_copy_of_a_deleted_message(rig: Rig, deleted: tuple[int, ...]) -> None:
+    """A source with a limit per subject loses messages between others; no node's next message is copied too early."""
+    stream = rig.make()
+    rig.add(stream, **SAMPLED)
+    rig.publish(stream, numbered(5))
+    rig.drain()
+    rig.publish(stream, numbered(5))
+    rig.drain()
+    for sequence in deleted:
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    (rig.home / "sites" / SITE / "state.duckdb").unlink()
+    recover(rig, stream, force=False)
+    rig.publish(stream, numbered(5))
+    rig.drain()
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5]
+
+
 def test_recovery_keeps_uncopied_messages_queued(rig: Rig) -> None:
     """With several writers a later copy may exist without an earlier one."""
     stream = rig.make()
