@@ -144,7 +144,7 @@ def store_state(
         stored = Stored(about.at_ns, about.positions, commit, markers)
 
         def check(replaced: StoredObject | None) -> None:
-            """Refuse to replace a checkpoint, directly before."""
+            """Refuse to replace a checkpoint, directly before; another member stores one only after our lease has ended."""
             guard()
             if (other := _stored(replaced)) is None:
                 return
