@@ -8,6 +8,7 @@ its answer, so that a killed run applies none twice. `<id>.answer` returns the a
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sr_assets.adapters.private import own_folder, write_private
+from sr_assets.adapters.state.lease import boot_seconds
+from sr_assets.adapters.state.status_file import boot_id
 from sr_assets.adapters.state.stream_table import StreamTable
+
+logger = logging.getLogger(__name__)
 
 SCHEMA: Final = "CREATE TABLE answered_requests (stream VARCHAR, id VARCHAR, done BOOLEAN, line VARCHAR);"
 FOLDER: Final = "requests"
@@ -72,7 +77,8 @@ class AnsweredRequests(StreamTable):
 
 def leave_request(folder: Path, action: Action, stream: str, node: str, reason: str = "", **origin: str) -> Request:
     """Leave a request in a site's folder for its run."""
-    request = Request(f"{time.time_ns():020}-{uuid.uuid4().hex}", action, stream, node, reason, **origin)
+    request_id = f"{time.time_ns():020}-{uuid.uuid4().hex}-{boot_seconds():.0f}-{_boot()}"
+    request = Request(request_id, action, stream, node, reason, **origin)
     own_folder(folder / FOLDER)
     write_private(folder / FOLDER / f"{request.id}.json", json.dumps(asdict(request)))
     return request
@@ -84,7 +90,7 @@ def take_requests(folder: Path, stream: str) -> Iterator[Request]:
     if not at.exists():
         return
     for file in sorted([*at.glob("[0-9]*.json"), *at.glob("[0-9]*.taken")], key=lambda file: file.stem):
-        if time.time() - int(file.stem.partition("-")[0]) / 1e9 > _KEPT_SECONDS:
+        if _age_seconds(file) > _KEPT_SECONDS:
             file.unlink(missing_ok=True)
             continue
         try:
@@ -94,13 +100,32 @@ def take_requests(folder: Path, stream: str) -> Iterator[Request]:
                 yield request
         except FileNotFoundError:
             continue  # the command has withdrawn it
+        except (ValueError, TypeError) as error:
+            # Without it the command reports that nothing was changed.
+            file.unlink(missing_ok=True)
+            logger.warning("%s: is not a request (%s); it was deleted, repeat the command", file, error)
+
+
+def _age_seconds(file: Path) -> float:
+    """Return the age of a request or an answer, by a clock that no one sets, unless it is from before the machine's start."""
+    created_ns, _, rest = file.stem.partition("-")
+    _, _, since_boot = rest.partition("-")
+    seconds, _, boot = since_boot.partition("-")
+    if boot == _boot() and seconds.isdigit():
+        return boot_seconds() - int(seconds)
+    return time.time() - int(created_ns) / 1e9 if created_ns.isdigit() else 0.0
+
+
+def _boot() -> str:
+    return boot_id().partition("-")[0]
 
 
 def answer_request(folder: Path, request: Request, answer: Answer) -> None:
     """Return the answer to the command, and remove the request."""
     at = folder / FOLDER
     for old in at.glob("*.answer"):
-        if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+        # Other commands read and remove theirs meanwhile.
+        if _age_seconds(old) > _KEPT_SECONDS:
             old.unlink(missing_ok=True)
     write_private(at / f"{request.id}.answer", json.dumps(asdict(answer)))
     (at / f"{request.id}.taken").unlink(missing_ok=True)
@@ -113,6 +138,8 @@ def read_answer(folder: Path, request: Request) -> Answer | None:
         answer = Answer(**json.loads(file.read_text()))
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError):
+        answer = Answer(False, f"{file}: is not an answer; `sr-assets nodes` shows the result")
     file.unlink(missing_ok=True)
     return answer
 
