@@ -18,10 +18,10 @@ class StreamInfo:
     """A stream's info from its leader. An empty stream's `first_sequence` is `last_sequence` + 1, or 0.
 
     `ts_ns` is the server's clock at the response (None before 2.10), or at the leader's last contact with a majority of its
-    replicas if that was long ago: another leader may have stored messages since. `last_stored_ns` is the stored time of the last
-    message, and `num_deleted` counts the missing sequences between the first and the last. `server_version` is the
-    connected server's, `leader` the name of the server that stores the
-    stream; `config` is the configuration as the server sent it.
+    replicas if that was long ago: another leader may have stored messages since. `first_stored_ns` and `last_stored_ns` are
+    the stored times of the first and the last message, and `num_deleted` counts the missing sequences between them.
+    `server_version` is the connected server's, `leader` the name of the server that stores the stream; `config` is the
+    configuration as the server sent it.
     """
 
     stream: str
@@ -31,6 +31,7 @@ class StreamInfo:
     messages: int
     bytes: int
     ts_ns: int | None
+    first_stored_ns: int | None
     last_stored_ns: int | None
     num_deleted: int
     replicas: int
@@ -62,6 +63,7 @@ def parse_stream_info(answer: dict[str, Any], server_version: Version) -> Stream
         messages=state["messages"],
         bytes=state["bytes"],
         ts_ns=_known_until_ns(_time_ns(answer.get("ts")), answer.get("cluster") or {}),
+        first_stored_ns=_time_ns(state.get("first_ts")),
         last_stored_ns=_time_ns(state.get("last_ts")),
         num_deleted=state.get("num_deleted", 0),
         replicas=config.get("num_replicas", 1),

@@ -29,6 +29,7 @@ from sr_assets.domain.tracking.rows import NODE_SCHEMA
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, Policy
 from sr_assets.domain.tracking.sweep import sweep_nodes
 from sr_assets.settings import StreamSettings
+from sr_assets.stages.clock import Clock
 from sr_assets.stages.progress import LongWork
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
@@ -129,7 +130,8 @@ class NodeStage(FoldStage):
         reasons, due = reasons_of(decisions), due_copies(decisions)
         count_decisions(state, reasons, batch.gaps, sightings)
         self._move_on(state, batch)
-        state.last_stored_ns = _latest(sightings, state.last_stored_ns)
+        # A batch that lost all its messages leaves this time for the next one.
+        state.last_stored_ns = _latest(sightings, _stored_before(state, source, covered))
         state.hole_open = hole_open
         self._advance(state, source, caught_up=covered.next > source.last_sequence)
         state.as_of_ns = self._clock.now_ns()
@@ -206,7 +208,7 @@ class NodeStage(FoldStage):
             holes,
             timed["sequence"].to_pylist(),
             timed["stored_ns"].to_pylist(),
-            before_ns=state.last_stored_ns,
+            before_ns=_stored_before(state, source, covered),
             after_hole=state.hole_open,
             until_ns=source.ts_ns if by_clock else None,
         )
@@ -246,6 +248,17 @@ class NodeStage(FoldStage):
             # The interval of checkpoints is too long for a change that an operator has seen answered.
             request_checkpoint(self._site.settings, self._site.name)
         return applied
+
+
+def _stored_before(state: StreamState, source: StreamInfo, covered: SequenceRange) -> int | None:
+    """Return the highest stored time before a batch, or None.
+
+    Before the first message that is ever read, it is that of the first message that the source held when the batch was
+    planned: the source may lose that one and its successors before they are read.
+    """
+    if state.last_stored_ns is not None or source.first_sequence < covered.first:
+        return state.last_stored_ns
+    return Clock.credible_ns(source.first_stored_ns)
 
 
 def _latest(sightings: pa.Table, before_ns: int | None) -> int | None:

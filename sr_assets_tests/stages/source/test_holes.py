@@ -1,14 +1,17 @@
 """Sources with gaps, short retention, rollbacks, and wrong clocks."""
 
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from sr_assets.adapters import checkpoints
+from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.stages.report import Stage
@@ -265,3 +268,36 @@ def test_source_rollback_changes_no_node_status(rig: Rig, restore_source: Callab
         rig.drain()
     assert events(rig, "alive") == ["new"]
     assert events(rig, "gone") == ["new", "timeout", "expire"]
+
+
+def test_messages_lost_while_they_are_read_are_blind_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source with a short retention: in each run it loses messages after it was planned; the first run knows no message."""
+    stream, lost = rig.make(), dict[int, int]()
+    rig.add(stream, inspect_field="sender", inspect_duration="4s", warn_duration="2s")
+
+    def lose(first: int) -> None:
+        *older, last = rig.stored(stream)
+        rig.api(f"STREAM.PURGE.{stream}", {"seq": last.sequence})
+        lost.update({message.sequence: message.stored_ns for message in older if message.sequence >= first})
+
+    with contextlib.ExitStack() as stack:
+        for node in range(3):
+            stack.enter_context(rig.beating(stream, message_of(f"n{node}")))
+        unread = 1
+        for _ in range(3):
+            rig.await_clock(stream, rig.clock_ns(stream) + 3 * SECOND)
+            points = iter([Point.PLANNED])
+
+            def lose_once(point: Point, points: Iterator[Point] = points, first: int = unread) -> None:
+                if point is Point.PLANNED and next(points, None):
+                    lose(first)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(checkpoints, "hook", lose_once)
+                rig.drain()
+            unread = rig.row("replication")["next_sequence"]
+    spans = [(row["since_ns"], row["until_ns"]) for row in rig.rows("blind_spans")]
+    assert len(lost) > 50, spans
+    passed = [ns for sequence, ns in lost.items() if sequence < unread]
+    assert [ns for ns in passed if not any(since <= ns < until for since, until in spans)] == []
+    assert {row["event"] for row in rig.rows("node_advisories")} == {"new"}
