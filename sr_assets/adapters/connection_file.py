@@ -31,7 +31,7 @@ def write_connection(file: Path, cluster: ClusterSettings) -> Path:
     text = json.dumps(asdict(cluster))
     if not file.exists() or file.read_text() != text:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_private(file, text)
+        write_private(file, text, durable=False)
     return file
 
 

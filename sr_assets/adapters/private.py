@@ -94,17 +94,35 @@ def open_private(file: Path) -> TextIO:
         raise
 
 
-def write_private(file: Path, text: str, mode: int = 0o600) -> None:
-    """Replace a file atomically, by default by one of its owner alone; concurrent threads and processes may do so."""
+def write_private(file: Path, text: str, mode: int = 0o600, *, durable: bool = True) -> None:
+    """Replace a file atomically, by default by one of its owner alone; concurrent threads and processes may do so.
+
+    It survives a power loss. Unless `durable`, the file may then be old, empty or missing: for files that are written often,
+    or that mean nothing after a restart of the machine.
+    """
     descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as output:
             output.write(text)
+            if durable:
+                output.flush()
+                os.fsync(output.fileno())
         Path(draft).chmod(mode)
         Path(draft).replace(file)
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+    if durable:
+        sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names of a folder's files survive a power loss; call it after a rename."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_files(folder: Path, *patterns: str) -> None:

@@ -1,14 +1,22 @@
 """Private files and folders, and objects that another user planted at their path."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sr_assets.adapters.locking import living_holder, lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
+from sr_assets.adapters.state.checkpoint import Stored, note_stored
+from sr_assets.adapters.state.database import create_database
+from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.lock import SiteLock, lock_owner
+from sr_assets.adapters.state.maintenance import add_windows
+from sr_assets.adapters.state.operator_requests import leave_request
+from sr_assets.adapters.state.status_file import write_status
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.tracking.maintenance import Window
 
 
 def mode(path: Path) -> int:
@@ -76,3 +84,65 @@ def test_dead_process_is_not_named_as_the_holder_of_a_lock(tmp_path: Path) -> No
         assert lock(held)
         assert lock_owner(tmp_path) == "an unknown process"
     assert lock_owner(tmp_path) is None
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+    """The calls that reach the disk, in order: the call, the name of the file or folder, and the content of a file."""
+    calls: list[tuple[str, str, str]] = []
+    sync, replace = os.fsync, Path.replace
+
+    def record_sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        calls.append(("fsync", path.name, "" if path.is_dir() else path.read_text()))
+        sync(descriptor)
+
+    def record_replace(draft: Path, file: Path) -> Path:
+        calls.append(("rename", file.name, draft.name))
+        return replace(draft, file)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Path, "replace", record_replace)
+    return calls
+
+
+def test_written_file_is_on_the_disk_before_its_name(tmp_path: Path, disk: list[tuple[str, str, str]]) -> None:
+    write_private(tmp_path / "file", "content")
+    draft = disk[0][1]
+    assert draft.startswith(".file.")
+    assert disk == [("fsync", draft, "content"), ("rename", "file", draft), ("fsync", tmp_path.name, "")]
+
+
+WINDOW = Window("w", ("*",), 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("write", "file"),
+    (
+        (lambda folder: write_status(folder, {"streams": {}}), "status.json"),
+        (lambda folder: leave_request(folder, "retire", "S", "n"), ".json"),
+        (lambda folder: add_windows(folder, [WINDOW]), "maintenance.json"),
+        (lambda folder: note_stored(folder, Stored(1, {})), "checkpoint.json"),
+        (lambda folder: create_database(folder / "state.duckdb"), "state.duckdb"),
+    ),
+    ids=("status", "request", "window", "checkpoint", "state"),
+)
+def test_file_of_a_site_survives_a_power_loss(
+    tmp_path: Path, disk: list[tuple[str, str, str]], write: Callable[[Path], object], file: str
+) -> None:
+    write(tmp_path)
+    (renamed,) = (number for number, call in enumerate(disk) if call[0] == "rename" and call[1].endswith(file))
+    assert disk[renamed + 1][0] == "fsync"
+    if file != "state.duckdb":  # DuckDB syncs its own file
+        assert disk[renamed - 1][:2] == ("fsync", disk[renamed][2])
+
+
+def test_lease_waits_for_no_disk(tmp_path: Path, disk: list[tuple[str, str, str]]) -> None:
+    Lease(deadline=1.0).write(tmp_path)
+    assert [call[0] for call in disk] == ["rename"]
+
+
+@pytest.mark.parametrize("content", ("", "{"), ids=("empty", "cut"))
+def test_lease_that_a_power_loss_damaged_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "leader.json").write_text(content)
+    assert not Lease.read(tmp_path).holds

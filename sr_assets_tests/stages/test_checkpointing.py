@@ -581,3 +581,13 @@ def test_checkpoint_is_not_replaced_after_the_lease_has_ended(rig: Rig, store: d
         with pytest.raises(LeadershipLostError):
             store_state(settings, where, SITE, site.state, guard)
     assert find_checkpoint(settings, SITE) == before
+
+
+def test_repeated_restore_keeps_the_newest_two_replaced_states(rig: Rig, tmp_path: Path) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.drain()
+    save_site(rig.settings(), SITE, tmp_path / "checkpoint")
+    for _ in range(4):
+        restore_site(rig.settings(), SITE, tmp_path / "checkpoint")
+    assert len(list((rig.home / "sites" / SITE).glob("state.duckdb.replaced-*"))) == 2

@@ -65,7 +65,7 @@ def join_server(mode: str, folder: Path, site: str) -> SparkSession:
         return session
     identity = uuid.uuid4()
     # Recorded before the session exists, so that the run after a killed one can interrupt it.
-    write_private(record, json.dumps({**wanted, "session": str(identity)}))
+    write_private(record, json.dumps({**wanted, "session": str(identity)}), durable=False)
     return _new_session(mode, identity)
 
 

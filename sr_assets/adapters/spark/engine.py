@@ -190,7 +190,7 @@ def keep_engine(home: Path, seconds: float) -> None:
     except (OSError, ValueError):
         until = 0.0
     if time.monotonic() + seconds > until:
-        write_private(file, f"{time.monotonic() + seconds:.0f}")
+        write_private(file, f"{time.monotonic() + seconds:.0f}", durable=False)
 
 
 def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: str) -> Engine:
@@ -213,7 +213,7 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
         )
     engine = Engine(port, process.pid, token, started_with, time.time())
     # An unrecorded server ends itself.
-    write_private(folder / "engine.json", json.dumps(asdict(engine)))
+    write_private(folder / "engine.json", json.dumps(asdict(engine)), durable=False)
     # Not by its command, which a new process may not have yet.
     if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
         # On a busy machine the start may use up the keep time before the first user joins.
@@ -251,7 +251,9 @@ def _command(folder: Path, config: Mapping[str, str], port: int) -> list[str]:
         "spark.connect.grpc.binding.port": str(port),
     }
     # `spark.config` may contain secrets.
-    write_private(properties, "".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in lines.items()))
+    write_private(
+        properties, "".join(f"{key}={value}\n".replace("\\", "\\\\") for key, value in lines.items()), durable=False
+    )
     submit = [str(spark_home() / "bin" / "spark-submit"), "--class", _SERVER_CLASS, "--name", "sr-assets"]
     return [
         *(sys.executable, "-m", _WATCHER, str(folder)),

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 import duckdb
 import pyarrow as pa
 
-from sr_assets.adapters.private import own_folder, write_private
-from sr_assets.adapters.state.database import EARLIER_ROWS, SCHEMA, SCHEMA_VERSION, create_database
+from sr_assets.adapters.private import own_folder, sync_folder, write_private
+from sr_assets.adapters.state.database import EARLIER_ROWS, SCHEMA, SCHEMA_VERSION, create_database, keep_newest_asides
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.tracking.maintenance import Window
@@ -247,6 +247,8 @@ def _put_in_place(draft: Path, state: Path) -> Path | None:
     if existed:
         state.replace(aside)
     draft.replace(state)
+    sync_folder(state.parent)
+    keep_newest_asides(state, "replaced")
     return aside if existed else None
 
 

@@ -14,6 +14,7 @@ from typing import Final
 import duckdb
 
 from sr_assets.adapters.home import OtherSchemaError
+from sr_assets.adapters.private import sync_folder
 from sr_assets.adapters.state import (
     copy_log,
     copy_queue,
@@ -153,6 +154,8 @@ EARLIER_ROWS: Final = {
     "commits": "INSERT INTO commits SELECT max(as_of_ns) FROM streams HAVING max(as_of_ns) IS NOT NULL",
     "forgotten_events": "INSERT INTO forgotten_events SELECT stream, as_of_ns FROM streams WHERE as_of_ns IS NOT NULL",
 }
+#: How many replaced and how many broken states are kept.
+_ASIDES: Final = 2
 #: Parts of DuckDB's messages about a file that may be intact.
 _INTACT_FILE_ERRORS: Final = (
     "Could not set lock",
@@ -234,6 +237,15 @@ def create_database(file: Path) -> None:
         connection.execute("INSERT INTO about VALUES (?)", [SCHEMA_VERSION])
         connection.execute("CHECKPOINT")  # Closing would do so too, but without an error on a full disk.
     draft.replace(file)
+    sync_folder(file.parent)
+
+
+def keep_newest_asides(file: Path, kind: str) -> None:
+    """Delete all but the newest two states of a kind, `replaced` or `broken`, that were set aside; with their logs."""
+    names = {aside.name.removesuffix(".wal") for aside in file.parent.glob(f"{file.name}.{kind}-*")}
+    for name in sorted(names)[:-_ASIDES]:
+        for aside in (file.with_name(name), file.with_name(f"{name}.wal")):
+            aside.unlink(missing_ok=True)
 
 
 def _connect(file: Path) -> duckdb.DuckDBPyConnection:

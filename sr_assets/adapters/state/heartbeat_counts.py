@@ -33,6 +33,8 @@ def write_counts(folder: Path, counts: dict[str, HeartbeatCounts]) -> None:
     """Replace the counts; a full disk loses them, because heartbeats matter more."""
     try:
         own_folder(folder)
-        write_private(folder / _FILE, json.dumps({subject: asdict(count) for subject, count in counts.items()}))
+        write_private(
+            folder / _FILE, json.dumps({subject: asdict(count) for subject, count in counts.items()}), durable=False
+        )
     except (OSError, RunError):
         return

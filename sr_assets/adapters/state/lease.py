@@ -77,7 +77,9 @@ class Lease:
 
     def write(self, folder: Path) -> None:
         """Replace the lease of a site's folder."""
-        write_private(folder / _FILE, json.dumps({"boot": boot_id(), "pid": os.getpid(), "lease": asdict(self)}))
+        # A lease means nothing after a restart of the machine, and a slow disk must not delay a renewal.
+        lease = json.dumps({"boot": boot_id(), "pid": os.getpid(), "lease": asdict(self)})
+        write_private(folder / _FILE, lease, durable=False)
 
 
 def forget_lease(folder: Path) -> None:

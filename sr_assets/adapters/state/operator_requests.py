@@ -127,7 +127,8 @@ def answer_request(folder: Path, request: Request, answer: Answer) -> None:
         # Other commands read and remove theirs meanwhile.
         if _age_seconds(old) > _KEPT_SECONDS:
             old.unlink(missing_ok=True)
-    write_private(at / f"{request.id}.answer", json.dumps(asdict(answer)))
+    # The waiting command does not survive a power loss either.
+    write_private(at / f"{request.id}.answer", json.dumps(asdict(answer)), durable=False)
     (at / f"{request.id}.taken").unlink(missing_ok=True)
 
 

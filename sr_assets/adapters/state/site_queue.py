@@ -38,7 +38,7 @@ def enqueue_site(home: Path, site: str, queue_ttl_seconds: float) -> None:
         return
     since, renewed = _read(folder / site)
     own_folder(folder)
-    write_private(folder / site, f"{since if now - queue_ttl_seconds < renewed <= now else now} {now}\n")
+    write_private(folder / site, f"{since if now - queue_ttl_seconds < renewed <= now else now} {now}\n", durable=False)
 
 
 def dequeue_site(home: Path, site: str) -> bool:
@@ -49,7 +49,7 @@ def dequeue_site(home: Path, site: str) -> bool:
     except FileNotFoundError:
         return False
     now = time.monotonic()
-    write_private(folder / _dequeued_name(site), f"{now} {now}\n")
+    write_private(folder / _dequeued_name(site), f"{now} {now}\n", durable=False)
     return True
 
 

@@ -35,7 +35,8 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
 def note_closed_state(folder: Path) -> None:
     """Record the size and time of the state's file after a run has closed it."""
     with contextlib.suppress(OSError):
-        write_private(folder / _CLOSED, json.dumps(_state_stamp(folder)))
+        # Without it, the next run opens the state.
+        write_private(folder / _CLOSED, json.dumps(_state_stamp(folder)), durable=False)
 
 
 def is_state_untouched(folder: Path) -> bool:

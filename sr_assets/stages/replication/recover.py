@@ -21,7 +21,7 @@ from sr_assets.adapters.published.history import (
     source_mark,
     stream_folder,
 )
-from sr_assets.adapters.state.database import BrokenStateError
+from sr_assets.adapters.state.database import BrokenStateError, keep_newest_asides
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.domain.blindness import BlindSpans
@@ -135,6 +135,7 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
     if log.exists():
         # It belongs to the broken state; a new state would replay it.
         log.rename(aside.with_name(f"{aside.name}.wal"))
+    keep_newest_asides(file, "broken")
     return [f"the unreadable state is kept as {aside}"]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sr_assets.adapters.state.database import keep_newest_asides
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.status_file import read_status, write_status
@@ -235,3 +236,14 @@ def test_unreadable_status_is_empty(tmp_path: Path, text: str) -> None:
     assert read_status(tmp_path) == {}
     write_status(tmp_path, {"site": "X"})
     assert read_status(tmp_path)["site"] == json.loads((tmp_path / "status.json").read_text())["site"] == "X"
+
+
+def test_newest_two_states_of_each_kind_stay_set_aside(tmp_path: Path) -> None:
+    kept = {"state.duckdb", "state.duckdb.wal", "other"}
+    names = [f"state.duckdb.{kind}-{number}" for kind in ("replaced", "broken") for number in range(1, 5)]
+    for name in (*kept, *names, *(f"{name}.wal" for name in names[::2])):
+        (tmp_path / name).touch()
+    for kind in ("replaced", "broken"):
+        keep_newest_asides(tmp_path / "state.duckdb", kind)
+        kept |= {f"state.duckdb.{kind}-3", f"state.duckdb.{kind}-3.wal", f"state.duckdb.{kind}-4"}
+    assert {file.name for file in tmp_path.iterdir()} == kept
