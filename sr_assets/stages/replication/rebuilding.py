@@ -30,13 +30,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Rebuilt:
-    """The rebuilt nodes with their classes and transitions, the blind spans, and a list of unknown facts."""
+    """The rebuilt nodes with their classes and transitions, the blind spans, and a list of unknown facts.
+
+    `highest` is the highest announced number of a node that the next run finds again.
+    """
 
     nodes: dict[str, NodeState] = field(default_factory=dict)
     classes: dict[str, str | None] = field(default_factory=dict)
     transitions: list[tuple[str, Transition, str | None]] = field(default_factory=list)
     blind: BlindSpans = NO_BLIND_SPANS
     unknown: list[str] = field(default_factory=list)
+    highest: int = 0
 
 
 def rebuild_nodes(
@@ -123,16 +127,36 @@ def continue_counters(rebuilt: Rebuilt, highest: Mapping[str, int]) -> None:
         rebuilt.nodes[node] = replace(state, transition=max(state.transition, highest.get(node, 0)))
 
 
-def continue_announced(rebuilt: Rebuilt, announced: Mapping[str, Advisory], states: Mapping[str, NodeState]) -> None:
+def continue_announced(
+    stream: StreamSettings,
+    rebuilt: Rebuilt,
+    announced: Mapping[str, Advisory],
+    states: Mapping[str, NodeState],
+    read_after_ns: int | None,
+) -> None:
     """Continue each node after its last stored advisory: its number, and its status unless a later message changed it.
 
-    A readable state may know later transitions, which wait in its outbox.
+    A readable state may know later transitions, which wait in its outbox. The next run reads all messages after
+    `read_after_ns`, unless it is None, and finds the same events in them, with the same ids: a status from then on would date
+    these messages too late, so that they are copied too early.
     """
-    continue_counters(rebuilt, {node: advisory.transition for node, advisory in announced.items()})
+    found_again = {
+        node
+        for node, advisory in announced.items()
+        if read_after_ns is not None
+        and advisory.event_ns > read_after_ns
+        and not _is_by_hand(stream, rebuilt.classes.get(node), advisory)
+    }
+    # An event that is found again is counted again.
+    continue_counters(rebuilt, {node: each.transition - (node in found_again) for node, each in announced.items()})
     for node, advisory in announced.items():
         if node in states and _is_outdated(advisory, states[node]):
             continue
         known, event_ns, status = rebuilt.nodes.get(node), advisory.event_ns, STATUS[advisory.event_code]
+        if node in found_again:
+            if known is None:
+                rebuilt.highest = max(rebuilt.highest, advisory.transition)
+            continue
         if known is None:
             # A recovered node was seen at the event; `age` then counts the silence before it.
             silent_ns = 0 if status is Status.UP else round((advisory.age_seconds or 0) * SECOND_NS)
@@ -150,6 +174,12 @@ def continue_announced(rebuilt: Rebuilt, announced: Mapping[str, Advisory], stat
             if retired:
                 known = replace(known, copied_ns=None, copied_bytes=None)
         rebuilt.nodes[node] = known
+
+
+def _is_by_hand(stream: StreamSettings, node_class: str | None, advisory: Advisory) -> bool:
+    """Return whether an operator may have retired a node: its silence was too short."""
+    silent_ns = (advisory.age_seconds or 0) * SECOND_NS
+    return STATUS[advisory.event_code] is Status.RETIRED and silent_ns < stream.policy_of(node_class).interval_ns
 
 
 def _is_outdated(advisory: Advisory, state: NodeState) -> bool:

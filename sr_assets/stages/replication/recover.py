@@ -87,6 +87,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         if stream.policy is not None:
             _rebuild_nodes(site, stream, source, copies, announced, position, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, position, known)
+        state.forgotten_transition = max(state.forgotten_transition, rebuilt.highest)
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
         pending = _commit(site, stream, source, state, copying, copies, rebuilt)
         files = _index_history(site, stream, state)
@@ -182,7 +183,10 @@ def _rebuild_nodes(
     states = {node: state_of(values) for node, _, *values in rows}
     rebuilt.classes = {node: node_class for node, node_class, *_ in rows} | rebuilt.classes
     keep_known_nodes(rebuilt, states, not_made)
-    continue_announced(rebuilt, announced, states)
+    # A source with a limit per subject may lack the message of an event, whatever its first one.
+    has_holes = source.messages != source.last_sequence + 1 - source.first_sequence
+    is_held = source.first_sequence <= position.sequence and not has_holes
+    continue_announced(stream, rebuilt, announced, states, position.watermark_ns if is_held else None)
 
 
 def _recovered_state(

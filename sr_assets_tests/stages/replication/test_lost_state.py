@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.stages.replication.test_recover import numbered, numbers, recover
@@ -146,3 +147,25 @@ def test_stream_that_began_without_its_target_can_be_recovered(rig: Rig, tmp_pat
         rig.publish(stream, numbered(1, first=4))
         rig.drain()
         assert [json.loads(copy.payload)["n"] for copy in rig.stored(stream, target)] == [1, 2, 3, 4]
+
+
+def test_recovery_announces_no_event_after_the_last_copy_again(rig: Rig) -> None:
+    """Tracking was ahead of copying: the next run finds these events again in the messages that it copies."""
+    stream, advisories = add_tracked(rig, warn_duration="1s")
+    rig.publish(stream, numbered(1))
+    rig.drain()
+    settings = rig.settings()
+    set_paused(settings, settings.streams[0], True)
+    rig.await_clock(stream, rig.stored(stream)[-1].stored_ns + 3_000_000_000)
+    rig.publish(stream, [*numbered(1), *numbered(1, first=2)])
+    rig.drain()
+    before = announced(rig, advisories)
+    assert sorted(before)[:4] == [("new", "n1"), ("new", "n2"), ("recover", "n1"), ("timeout", "n1")]
+    lose_state(rig)
+    assert "continues at 2; 1 copies found" in recover(rig, stream, force=False)
+    rig.drain()
+    assert numbers(rig, stream) == [1, 2]
+    stored = [json.loads(message.payload) for message in rig.stored(advisories)]
+    assert announced(rig, advisories)[: len(before)] == before
+    assert {event for event, _ in announced(rig, advisories)[len(before) :]} <= {"timeout"}
+    assert len({body["event_id"] for body in stored}) == len(stored)
