@@ -487,12 +487,12 @@ def test_next_leader_has_what_an_operator_changed_at_a_quiet_site(
     assert find_work(second, SITE).reason is None
     drain(first)
     folder = first.home / "sites" / SITE
-    found = {
+    changed = {
         "pause": bool(paused_streams(folder)),
         "maintenance": bool(added_windows(folder)),
         "retire": is_retired(first, "n1"),
     }
-    assert found == {name: name == change for name in found}
+    assert changed == {name: name == change for name in changed}
 
 
 def test_request_during_a_checkpoint_is_served_by_another_one(

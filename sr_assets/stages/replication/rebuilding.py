@@ -51,8 +51,8 @@ def rebuild_nodes(
     A source with a limit per subject loses messages between others. The target shows whether a message was copied; the
     decision of `sight` is ignored.
     """
-    for copy in copies.earlier:
-        _see_copy(stream, rebuilt, copy)
+    for earlier in copies.earlier:
+        _see_copy(stream, rebuilt, earlier)
     if copies.here.before(first_sequence):
         rebuilt.unknown.append(f"sightings before sequence {first_sequence} other than the copied ones")
     left = iter(copies.here)

@@ -82,5 +82,5 @@ class StoredAdvisories:
         if ids:
             advisory = read_message(message.payload, message.stored_ns)
             ours = self._stream.replicator, self._stream.name, self._stream.stream
-            is_ours = isinstance(advisory, Advisory) and advisory[:3] == ours
-            yield ids[-1].decode(errors="replace"), message.stored_ns, advisory.event_ns if is_ours else None
+            event_ns = advisory.event_ns if isinstance(advisory, Advisory) and advisory[:3] == ours else None
+            yield ids[-1].decode(errors="replace"), message.stored_ns, event_ns

@@ -34,14 +34,14 @@ def serve(folder: Path, ended: threading.Event, stream: str) -> int:
 
 def ask(folder: Path, node: int) -> str:
     request = leave_request(folder, "retire", STREAMS[node % 2], f"n{node}")
-    found: list[Answer] = []
+    answers: list[Answer] = []
 
     def read() -> bool:
-        found.extend(filter(None, [read_answer(folder, request)]))
-        return bool(found)
+        answers.extend(filter(None, [read_answer(folder, request)]))
+        return bool(answers)
 
     wait_until(read, f"the answer about n{node}")
-    return found[0].line
+    return answers[0].line
 
 
 def test_requests_of_many_commands_are_all_answered(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_answer_that_its_command_reads_meanwhile_is_no_error(tmp_path: Path, mon
     find: Callable[..., object] = Path.glob
 
     def list_and_read(path: Path, pattern: str) -> object:
-        found = list(find(path, pattern))  # type: ignore[call-overload]
+        listed = list(find(path, pattern))  # type: ignore[call-overload]
         assert read_answer(tmp_path, requests[0]) is not None
-        return found
+        return listed
 
     monkeypatch.setattr(Path, "glob", list_and_read)
     answer_request(tmp_path, second, Answer(True, "done"))

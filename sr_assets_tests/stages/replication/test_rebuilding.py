@@ -36,16 +36,16 @@ def fold(
 ) -> tuple[list[int], list[tuple[str, Transition]]]:
     """Fold messages into nodes; return the copied sequences and the transitions."""
     assert stream.policy is not None
-    copied, found = [], []
+    copied, events = [], []
     for message in messages:
         node = json.loads(message.payload)["sender"]
         sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
         before, splay = nodes.get(node), splay_ns(node, stream.policy.interval_ns)
         nodes[node], decision, transitions = sight(stream.policy, splay, before, sighting, Rebuilt().blind)
-        found += [(node, transition) for transition in transitions]
+        events += [(node, transition) for transition in transitions]
         if decision.copy:
             copied.append(message.sequence)
-    return copied, found
+    return copied, events
 
 
 def advisory(stream: StreamSettings, node: str, event: Transition) -> Advisory:
