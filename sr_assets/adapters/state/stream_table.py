@@ -38,7 +38,7 @@ class EventTable(StreamTable):
     def mark_published(self, event_ids: list[str], at_ns: int) -> None:
         """Record the publication of events; call it inside a transaction."""
         self._connection.execute(
-            f"UPDATE {self.events} SET published_ns = ? WHERE stream = ? AND list_contains(?::VARCHAR[], event_id)",
+            f"UPDATE {self.events} SET published_ns = ? WHERE stream = ? AND event_id IN (SELECT unnest(?::VARCHAR[]))",
             [at_ns, self._stream, event_ids],
         )
 
