@@ -1,6 +1,7 @@
 """Reading of a range through temporary pull consumers on the stream's leader, optionally filtered or without payloads."""
 
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from sr_assets.adapters.jetstream import (
     NO_RESPONDERS,
     consumer_creation,
     encode_json,
+    is_leaderless,
     temporary_consumer,
 )
 from sr_assets.adapters.wire import frames as f
@@ -24,9 +26,9 @@ from sr_assets.domain.positions import SequenceRange
 CONSUMER_INACTIVE_NS: Final = 300 * 1_000_000_000
 #: Less than `connection.SILENCE_SECONDS`: a pull without messages ends with a status before the stream counts as silent.
 EXPIRES_NS: Final = 2 * 1_000_000_000
-#: The server places a consumer of one replica at random. With three servers, an average of 3 placements finds the leader,
-#: 64 miss it once in 10^11 cases and 64 of five servers once in a million.
-_PLACEMENTS: Final = 64
+#: So many placements follow each other without a pause.
+_HASTY_PLACEMENTS: Final = 32
+_PLACEMENT_SECONDS: Final = 0.02
 _DELETE_SECONDS: Final = 2.0
 _UNREACHABLE_SECONDS: Final = 0.02
 _NO_MESSAGES: Final = 404
@@ -99,20 +101,28 @@ def _with_whole_headers(connection: Connection, stream: str, messages: list[Mess
 def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any], deadline: float) -> "_Consumer":
     """Create a consumer on the server of the stream's leader: another replica may lag and deliver less.
 
-    After some attempts, accept any server: a lagging replica only ends earlier.
+    The server places a consumer of one replica at random. With three servers, an average of 3 placements finds the leader.
+    Raises WireError if none did until the deadline (monotonic seconds).
     """
-    consumer = _create(connection, stream, config, deadline)
-    for _ in range(_PLACEMENTS):
-        # A server outside a cluster names no leader.
-        if consumer.server is None:
-            break
-        # Ask again after each miss: the stream may have elected another leader.
-        leader = _server(connection.request_api(f"STREAM.INFO.{stream}"))
-        if leader in (consumer.server, None):
-            break
-        consumer.delete()
+    for misses in itertools.count(1):
         consumer = _create(connection, stream, config, deadline)
-    return consumer
+        # Ask again after each miss: the stream may have elected another leader.
+        if not consumer.clustered or consumer.server in (leader := _leaders(connection, stream)):
+            return consumer
+        consumer.delete()
+        if time.monotonic() >= deadline:
+            break
+        if not leader or misses % _HASTY_PLACEMENTS == 0:
+            time.sleep(_PLACEMENT_SECONDS)
+    raise WireError(f"{connection.address}: stream {stream}: no consumer was placed on the stream's leader in time")
+
+
+def _leaders(connection: Connection, stream: str) -> set[str]:
+    """Return the name of the server that leads a stream; empty if there is none now."""
+    operation = f"STREAM.INFO.{stream}"
+    answer = connection.request(connection.cluster.api(operation), {})
+    leader = _server(answer if is_leaderless(answer) else connection.check(operation, answer))
+    return {leader} if leader else set()
 
 
 def _create(connection: Connection, stream: str, config: dict[str, Any], deadline: float) -> "_Consumer":
@@ -125,23 +135,32 @@ def _create(connection: Connection, stream: str, config: dict[str, Any], deadlin
         raise
     except WireError as error:
         raise NoConsumerError(str(error), error.code if isinstance(error, RefusedError) else 0) from None
-    return _Consumer(connection, stream, config, answer.get("num_pending"), _server(answer))
+    # A server outside a cluster answers without one.
+    clustered = isinstance(answer.get("cluster"), dict)
+    return _Consumer(connection, stream, config, answer.get("num_pending"), _server(answer), clustered=clustered)
 
 
 def _server(answer: dict[str, Any]) -> str | None:
-    """Return the name of the leader in a response, or None outside a cluster."""
+    """Return the name of the leader in a response, or None outside a cluster and without a leader."""
     cluster = answer.get("cluster")
     leader = cluster.get("leader") if isinstance(cluster, dict) else None
     return leader if isinstance(leader, str) else None
 
 
 class _Consumer:
-    """A new consumer on `server`; `pending` counts the messages that it has not delivered yet."""
+    """A new consumer on `server`, None without a leader; `pending` counts the messages that it has not delivered yet."""
 
     def __init__(
-        self, connection: Connection, stream: str, config: dict[str, Any], pending: int | None, server: str | None
+        self,
+        connection: Connection,
+        stream: str,
+        config: dict[str, Any],
+        pending: int | None,
+        server: str | None,
+        *,
+        clustered: bool,
     ) -> None:
-        self.server = server
+        self.server, self.clustered = server, clustered
         self._connection = connection
         self._stream = stream
         self._name: str = config["name"]
