@@ -1,11 +1,12 @@
 """Connections to servers: failover, resent requests, closing, credentials and pings."""
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, create_stream, flat, outgoing, publish
-from sr_assets_tests.rig import address, stop_process
+from sr_assets_tests.rig import address, stop_process, wait_until
 
 
 @pytest.mark.process
@@ -105,12 +106,44 @@ def test_request_is_resent_until_answered(
         thread.join()
 
 
+class AnswerCounter:
+    """A proxy for one client that counts its answers to the server's pings."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.answers = 0
+        self._listener, self._server = socket.create_server(("127.0.0.1", 0)), server
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with self._listener:
+            client, _ = self._listener.accept()
+        server = socket.create_connection(("127.0.0.1", self._server.port))
+        threading.Thread(target=self._pass, args=(server, client), daemon=True).start()
+        self._pass(client, server, counted=True)
+
+    def _pass(self, sender: socket.socket, receiver: socket.socket, *, counted: bool = False) -> None:
+        with sender, receiver, contextlib.suppress(OSError):
+            while data := sender.recv(1 << 16):
+                self.answers += counted and data.count(b"PONG\r\n")
+                receiver.sendall(data)
+
+
 @pytest.mark.process
 def test_connection_answers_pings_while_it_waits(tmp_path: Path) -> None:
-    # The server closes a connection that answers no ping for 3 s: a process of the whole suite may rest for more than one
-    # on a busy machine, for example in a full garbage collection.
-    config = 'ping_interval: "1s"\nping_max: 2'
-    with NatsServer(tmp_path, "nervous", config=config) as server, Connection(address(server)) as connection:
-        stream = create_stream(connection, "PINGED")
-        assert connection.receive(4.5) == []
-        assert publish(connection, outgoing(stream, 2000))[-1].error is None
+    # The server asks every half second, and closes a connection that leaves ten pings without an answer.
+    config = 'ping_interval: "500ms"\nping_max: 10'
+    with NatsServer(tmp_path, "nervous", config=config) as server:
+        counter = AnswerCounter(server)
+        with Connection(ClusterSettings((counter.address,))) as connection:
+            stream = create_stream(connection, "PINGED")
+
+            def await_answers(work: Callable[[], object]) -> None:
+                wanted = counter.answers + 3
+                wait_until(lambda: bool(work()) or counter.answers >= wanted, "answered pings", 30.0)
+
+            # The server asks only a connection that is silent.
+            await_answers(lambda: connection.receive(0.1))
+            assert publish(connection, outgoing(stream, 2000))[-1].error is None
+            await_answers(lambda: connection.receive(0.1))
+            assert publish(connection, outgoing(stream, 2000))[-1].error is None
