@@ -109,11 +109,16 @@ class StreamWork(EntryWork):
     @property
     def due_at(self) -> float:
         """When the watch loop, or a poll for copies, is due."""
-        times = [self.watching.due_at] if self._stream.tracked and self.watching.failure is None else []
-        if self._copies and self.copying.failure is None and not self._background.running:
-            soon = self._may_have_work or self.copying.error
-            times.append(self.copying.due_at if soon else max(self.copying.due_at, self._poll_at))
-        return min(times, default=math.inf)
+        watching_at = self.watching.due_at if self._stream.tracked and self.watching.failure is None else math.inf
+        return min(watching_at, self._copying_due_at)
+
+    @property
+    def _copying_due_at(self) -> float:
+        """When the next copy step is due; infinite while one is active, and without a sign of work in a draining run."""
+        if not self._copies or self.copying.failure is not None or self._background.has_result:
+            return math.inf
+        soon = self._may_have_work or self.copying.error
+        return self.copying.due_at if soon else max(self.copying.due_at, self._poll_at)
 
     @property
     def batch_active(self) -> bool:
@@ -147,8 +152,7 @@ class StreamWork(EntryWork):
         """Start the next copy step if one is due; return whether the previous one made copies."""
         busy = self._background.take() or False
         self._may_have_work |= busy and not (ends is None and self._replica.caught_up)
-        wanted = self._may_have_work or self.copying.error or time.monotonic() >= self._poll_at
-        if wanted and self.copying.due and not self._background.running:
+        if time.monotonic() >= self._copying_due_at:
             # Only a lingering run also polls without a sign of new work.
             self._may_have_work, self._poll_at = False, self._site.pace.next_poll_at if ends is None else math.inf
             self._background.start(lambda: self._copy(ends))

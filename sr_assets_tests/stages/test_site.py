@@ -265,12 +265,15 @@ def test_sightings_wait_longer_for_their_publication_than_events(rig: Rig) -> No
         assert due_at() + 1 < sightings_at < began + 6
 
 
-def test_run_rests_while_one_stream_works_longer_than_the_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entry", ({}, SAMPLED), ids=("plain", "sampled"))
+def test_run_rests_while_one_stream_works_longer_than_the_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any]
+) -> None:
     """Without a pause, the run would do thousands of rounds per second, and slow the copying down."""
     for _ in range(2):
         stream = rig.make()
         rig.publish(stream, from_sender("a"))
-        rig.add(stream)
+        rig.add(stream, **entry)
     copy, ended = ReplicaStage.copy_next, list[str]()
 
     def copy_slowly(stage: ReplicaStage, *arguments: Any) -> bool:
