@@ -52,6 +52,8 @@ class SiteState:
     ) -> None:
         self._folder = folder
         self._on_commit, self._guard, self._time_ns = on_commit, guard, time_ns
+        #: The maintenance windows by which each stream's suppressed transitions were last judged in this process.
+        self.followed_windows: dict[str, object] = {}
 
     def __enter__(self) -> Self:
         """Open or create the file; raises the errors of `open_database`."""

@@ -72,6 +72,9 @@ def _follow_outages(store: SiteState, stream: StreamSettings, rules: Rules) -> N
 def _follow_windows(store: SiteState, stream: StreamSettings, rules: Rules) -> None:
     """Recompute the ends of the windows of suppressed transitions: a window may have been ended, removed or prolonged."""
     undecided, moved = store.undecided(stream.stream), []
+    # A run reads the suppressed transitions once, and again when the windows change.
+    if store.followed_windows.get(stream.stream) == rules.windows:
+        return
     for node in undecided.suppressed():
         for each in node.delayed:
             if each.suppressed_until_ns is None:
@@ -85,3 +88,4 @@ def _follow_windows(store: SiteState, stream: StreamSettings, rules: Rules) -> N
     if moved:
         with store.transaction():
             undecided.save(moved, None, publish=False)
+    store.followed_windows[stream.stream] = rules.windows

@@ -17,7 +17,9 @@ from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.undecided import Undecided
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.tracking.announcements import NodeAnnouncements
 from sr_assets.operate.notify.events import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.node_state import sweep_due
@@ -103,6 +105,30 @@ def test_maintenance_ends_at_the_next_run_when_a_window_is_removed(tmp_path: Pat
         stream = configured(tmp_path)
         sweep_due(state, stream, POLICY, StreamReport(stream))
         assert outbox(state) == [("web1", "new", 0), ("web1", "timeout", 10)]
+
+
+def test_suppressed_transitions_are_read_again_only_for_other_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    suppressed = Undecided.suppressed
+
+    def counted(self: Undecided) -> list[NodeAnnouncements]:
+        reads.append("read")
+        return suppressed(self)
+
+    monkeypatch.setattr(Undecided, "suppressed", counted)
+    stream = configured(tmp_path, {"from": at(5), "to": at(900)})
+    with SiteState(tmp_path / "state") as state:
+        fold(state, stream, [(0, "web1"), (0, "web2")], range(1, 40), 40)
+        for _ in range(3):
+            sweep_due(state, stream, POLICY, StreamReport(stream))
+        assert len(reads) == 1
+        stream = configured(tmp_path)
+        for _ in range(3):
+            sweep_due(state, stream, POLICY, StreamReport(stream))
+        assert len(reads) == 2
+        assert {row[:2] for row in outbox(state)} > {("web1", "expire"), ("web2", "expire")}
 
 
 @pytest.mark.parametrize(
