@@ -11,7 +11,7 @@ import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Outgoing, Publisher
-from sr_assets.domain.permissions import Action
+from sr_assets.domain.permissions import USER_INFO, Action
 from sr_assets.domain.subjects import covers
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings
@@ -178,9 +178,24 @@ def test_check_names_each_removed_line(guarded: Guarded, printed: str) -> None:
     for number in removable:
         guarded.restrict("\n".join([*lines[:number], *lines[number + 1 :], ""]))
         subject = json.loads(lines[number].partition("  # ")[0])
-        failed = {probe.tried: probe.learned for probe in probe_permissions(settings) if not probe.works}
+        probes = {probe.tried: probe for probe in probe_permissions(settings)}
+        failed = {tried: probe.learned for tried, probe in probes.items() if not probe.works}
+        if subject == USER_INFO:
+            assert failed == {}
+            assert "may not read its own permissions" in probes[f"publish {subject}"].learned
+            continue
         assert set(failed) == {f"publish {subject}"}
         assert "; grant it as `sr-assets permissions` prints it" in failed[f"publish {subject}"]
+
+
+@pytest.mark.timeout(120)
+def test_check_accepts_a_user_that_may_not_read_its_permissions(
+    guarded: Guarded, printed: str, command: Command
+) -> None:
+    guarded.restrict("\n".join(line for line in printed.splitlines() if USER_INFO not in line) + "\n")
+    _, out, err = command("check", "--connect")
+    assert "may not read its own permissions" in out
+    assert "may not" not in err, "the probes decide"
 
 
 def test_check_names_a_missing_inbox(guarded: Guarded, printed: str) -> None:
