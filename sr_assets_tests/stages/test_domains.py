@@ -283,6 +283,23 @@ def test_large_messages_and_many_subjects_keep_the_link_of_a_leafnode_open(
 
 
 @pytest.mark.process
+def test_large_copies_keep_the_link_to_the_target_open(rig: Rig) -> None:
+    """Each batch reads its last copy, some to measure them, and a look at the target the newest one."""
+    stream = rig.make()
+    rig.create(stream, rig.target, subjects=[f"copy.{stream}.>"], duplicate_window=60_000_000_000)
+    # The site's servers are the leaf's: the target is reached over the link.
+    rig.add(stream, target_url=rig.source.url, target_domain="hub", target_subject_prefix="copy")
+    forged = b"NATS/1.0\r\nChoria-SR-Subject: x\r\n\r\n"
+    for number in range(2):
+        rig.publish(stream, [Sent(b"x" * 900_000, f"m{number}"), Sent(b"x" * 900_000, "beat", headers=forged)])
+        rig.drain()
+        rig.drain()
+    assert len(rig.copies(stream)) == 4
+    for server in (rig.source, rig.target):
+        assert "maximum payload exceeded" not in server.log_file.read_text().lower()
+
+
+@pytest.mark.process
 def test_unserved_domain_is_an_error_with_a_remedy(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, source_domain="atlantis", target_subject_prefix="copy")

@@ -122,6 +122,7 @@ class Copier:
                 if earlier and self._is_copied(message):
                     receipt.count(1, len(message.payload))
                     receipt.found += 1
+                    sender.note_stored(earlier[message.sequence][0], message)
                     if self._rows is None:
                         receipt.locate(earlier[message.sequence][0], message.sequence)
                     self._stage([message])

@@ -45,6 +45,7 @@ class Receipt:
     - `batched`: how many copies were published in fast-ingest batches
     - `failure`: one line if the target refuses messages; then the intent stays open
     - `heartbeats`: the target sequences of the last copied heartbeats
+    - `large`: the target sequences of copies that are not read back
     - `hops`: the hops of the measured copies
     - `impossible_hops`: how many further hops their headers name with impossible values
     """
@@ -66,6 +67,7 @@ class Receipt:
     held: list[tuple[int, int]] = field(default_factory=list)
     failure: str | None = None
     heartbeats: list[int] = field(default_factory=list)
+    large: list[int] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
     impossible_hops: int = 0
 
@@ -81,7 +83,10 @@ class Receipt:
         return self.copied + self.too_old + len(self.parked) + missing
 
     def measured(self) -> list[int]:
-        """Return the target sequences of the copies to measure: the heartbeats and evenly spread others, ascending."""
+        """Return the target sequences of the copies to measure: the heartbeats and evenly spread others, ascending.
+
+        Large copies are left out: a leaf node closes its link on such a response.
+        """
         lengths = [length for _, _, length in self.copied_ranges]
         total, mean_bytes = sum(lengths), self.copied_bytes // max(self.copied, 1)
         count = min(total, max(1, min(_MOST_MEASURED, _MEASURED_BYTES // max(mean_bytes, 1))))
@@ -91,7 +96,7 @@ class Receipt:
             position = (2 * index + 1) * total // (2 * count)
             at = bisect_right(ends, position)
             chosen.add(self.copied_ranges[at][0] + position - (ends[at] - lengths[at]))
-        return sorted(chosen)
+        return sorted(chosen.difference(self.large))
 
     def locate(self, target_sequence: int, sequence: int, copies: int = 1) -> None:
         """Record the target sequence of a source sequence's copy, and of the `copies` that are consecutive from it on."""
@@ -132,6 +137,7 @@ class Receipt:
         self.held += other.held
         self.failure = self.failure or other.failure
         self.heartbeats = (self.heartbeats + other.heartbeats)[-MOST_HEARTBEATS:]
+        self.large += other.large
         self.hops += other.hops
         self.impossible_hops += other.impossible_hops
 

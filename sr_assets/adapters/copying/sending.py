@@ -58,6 +58,8 @@ class Sender:
         self._settled_at = 0.0
         self._source_failure: wire.WireError | None = None
         self._limited = 0
+        # The response with a copy is a third larger: base64 in JSON.
+        self._large_bytes = target.max_payload_bytes * 7 // 10
         self.copies = TargetCopies(plan, target)
         self._guard = plan.guard
         # A fleet's nodes publish on few subjects, again and again.
@@ -216,12 +218,19 @@ class Sender:
             for target_sequence, sequence in enumerate(sequences, target_first):
                 receipt.locate(target_sequence, sequence)
         for target_sequence, message in enumerate(messages, target_first):
-            if message.headers and is_heartbeat(message.headers):
-                receipt.heartbeats = [*receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
+            self.note_stored(target_sequence, message)
         self._on_settled(messages)
         if self._settled is None:
             reach(Point.PUBLISHING)
         self._settled, self._settled_as = messages[-1], target_first + len(messages) - 1
+
+    def note_stored(self, target_sequence: int, message: Message) -> None:
+        """Record whether a stored copy is too large to be read back, or a heartbeat."""
+        receipt = self._receipt
+        if len(message.payload) + len(message.headers) > self._large_bytes:
+            receipt.large.append(target_sequence)
+        elif message.headers and is_heartbeat(message.headers):
+            receipt.heartbeats = [*receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
 
     def _confirm_stored(self) -> None:
         """Raise StopError unless a target in another domain or account holds the last acknowledged copy.

@@ -50,8 +50,10 @@ class TargetCopies:
         return self._copies(SequenceRange(before + 1, self.last + 1))
 
     def at(self, target_sequence: int) -> tuple[Message | None, CopyOf | None]:
-        """Return a message of the target, and the copy that it is."""
-        stored = wire.stored_message(self._target, self._plan.stream, target_sequence)
+        """Return a message of the target, perhaps without its payload, and the copy that it is."""
+        # One request, unless it may pass a leaf node's link, which a large response closes.
+        read = wire.stored_headers if self._target.cluster.api_owner else wire.stored_message
+        stored = read(self._target, self._plan.stream, target_sequence)
         return stored, self._copy(stored) if stored else None
 
     def _copies(self, held: SequenceRange) -> Iterator[tuple[int, CopyOf]]:

@@ -17,6 +17,7 @@ from sr_assets.adapters.wire.reading import (
     read_headers,
     read_range,
     read_sequences,
+    stored_headers,
 )
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "read_headers",
     "read_range",
     "read_sequences",
+    "stored_headers",
     "stored_message",
 ]

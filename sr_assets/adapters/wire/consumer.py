@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Final
 
 from sr_assets.adapters.jetstream import (
@@ -44,7 +44,7 @@ class NoConsumerError(WireError):
         self.code = code
 
 
-def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool = False) -> Iterator[list[Message]]:
+def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool = False) -> Generator[list[Message]]:
     """Pull the range, possibly with messages after it, until no messages follow.
 
     If a pull gets no response for some seconds, a new consumer with smaller pulls reads the remainder, because the old one

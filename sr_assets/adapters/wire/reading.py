@@ -89,6 +89,18 @@ def read_headers(
     yield from _read_from_leader(read, wanted, held=True, headers_only=True)
 
 
+def stored_headers(connection: Connection, stream: str, sequence: int) -> Message | None:
+    """Return a message from the leader without its payload, or None if the stream does not hold it.
+
+    The response with a large message, base64 in JSON, would close a leaf node's link; this one is small.
+    """
+    read = StreamRead(connection, stream, None, 1, 0)
+    lists = read_consumer(read, SequenceRange(sequence, sequence + 1), headers_only=True)
+    with contextlib.closing(lists):
+        found = next(lists, None)
+    return found[0] if found and found[0].sequence == sequence else None
+
+
 def read_sequences(
     connection: Connection,
     stream: str,
