@@ -37,6 +37,7 @@ PACKAGE_ORDER = {
         "garbage",
         "locking",
         "private",
+        "threads",
         "run_failures",
         "puppet_ca",
         "home",

@@ -9,7 +9,7 @@ import math
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import Final
@@ -20,6 +20,7 @@ from sr_assets.adapters.run_failures import RunFailure, forget_run_failure, note
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, queue_ttl_seconds, queued_sites
 from sr_assets.adapters.state.status_file import streams_without_error
+from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.assets.specs import site_job_name
 from sr_assets.resources import NOTED
 from sr_assets.settings import Settings
@@ -98,14 +99,14 @@ class HostRun:
         budget_seconds = self._settings.run_budget_ns / 1e9
         self._ends_at = time.monotonic() + min(_BUDGETS * budget_seconds, max(_LONGEST_SECONDS, budget_seconds))
         _raise_open_file_limit()
-        picking_up = threading.Thread(target=self._pick_up, name="host run", daemon=True)
+        picking_up = BackgroundThread(f"host run {self._run_id}", self._pick_up)
         picking_up.start()
         try:
             yield
         finally:
             self._stop.set()
             deadline = time.monotonic() + _STOP_SECONDS
-            picking_up.join(_STOP_SECONDS)
+            picking_up.stop(_STOP_SECONDS)
             for thread in list(self._hosted.values()):
                 thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -120,14 +121,12 @@ class HostRun:
         while not self._results.empty() and time.monotonic() < until:
             yield self._results.get()
 
-    def _pick_up(self) -> None:
-        while not self._stop.wait(_PICK_UP_SECONDS) and self._ends_at - time.monotonic() > _SHORTEST_SECONDS:
+    def _pick_up(self) -> Generator[float]:
+        while self._ends_at - time.monotonic() > _SHORTEST_SECONDS:
+            yield _PICK_UP_SECONDS
             if self.sites_served > 1:
                 self._served_at = time.monotonic()
-            try:
-                self._start_next_queued()
-            except (OSError, RuntimeError) as error:  # too many open files or threads, until a hosted run ends
-                logger.warning("run %s cannot host another site yet: %s", self._run_id, error)
+            self._start_next_queued()
 
     def _start_next_queued(self) -> None:
         """Serve the longest-waiting site: one at a time, so that the hosts share the queue."""

@@ -1,7 +1,8 @@
 """Health over HTTP: `/healthz` for the process, `/readyz` for the streams; both answer within milliseconds, without NATS.
 
 A process is alive while its parts report progress: Dagster's daemons by their heartbeats, the sites of `run --follow` by
-the file `alive`. A part without progress for two minutes hangs.
+the file `alive`. A part without progress for two minutes hangs. A thread that has failed for two minutes, of this process or
+according to the files `alive` of its children, is a problem too.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters.state.status_file import last_alive, last_idle_poll, read_status
+from sr_assets.adapters.state.status_file import failing_elsewhere, last_alive, last_idle_poll, read_status
+from sr_assets.adapters.threads import BackgroundThread, failing_threads
 from sr_assets.domain.durations import duration
 from sr_assets.settings import Settings
-from sr_assets.stages.leadership import standby_line
+from sr_assets.stages.leadership import stalled_line, standby_line
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -43,7 +44,7 @@ class Health:
 
     def answer(self, path: str) -> tuple[int, str]:
         """Return the status code and the text for a path of `HEALTH_PATHS`."""
-        problems = self.hung() if path == HEALTH_PATHS[0] else self.failing()
+        problems = [*self.hung(), *self.failing_threads()] if path == HEALTH_PATHS[0] else self.failing()
         lines = problems or ["ok", *(self._standby() if path == HEALTH_PATHS[1] else ())]
         return 503 if problems else 200, "".join(f"{line}\n" for line in lines)
 
@@ -55,11 +56,29 @@ class Health:
             f"{name}: no progress for {duration(int(age))}" for name, age in ages.items() if age > _PROGRESS_SECONDS
         ]
 
-    def failing(self) -> list[str]:
-        """Return a line for each stream that is failing, late or has never succeeded; a follower's streams are ready."""
+    def failing_threads(self) -> list[str]:
+        """Return a line for each thread that has failed for two minutes, here or in a child that is alive."""
+        now, home = time.time(), self._settings.home
+        failing = failing_threads()
+        for folder in (home, *(home / "sites" / site for site in self._settings.sites)):
+            if now - last_alive(folder) <= _PROGRESS_SECONDS:
+                failing |= failing_elsewhere(folder)
         return [
+            f"{name}: failing for {duration(int(now - since))}: {problem}"
+            for name, (since, problem) in failing.items()
+            if now - since > _PROGRESS_SECONDS
+        ]
+
+    def failing(self) -> list[str]:
+        """Return a line for each member that does not campaign, and each stream that is failing, late or has never succeeded.
+
+        A follower's streams are ready.
+        """
+        sites = self._settings.sites
+        stalled = [f"{site}: {line}" for site in sites if (line := stalled_line(self._settings, site))]
+        return stalled + [
             f"{entry.label}: {problem}"
-            for site, entries in self._settings.sites.items()
+            for site, entries in sites.items()
             if standby_line(self._settings, site) is None
             for entry in entries
             if (problem := self._problem(site, entry.stream))
@@ -99,31 +118,20 @@ def daemon_parts(
     These are the last heartbeats of Dagster's daemons, and the last reading of the storage that holds them.
     """
     seen: dict[str, float] = {_STORAGE: 0.0}
-    ended = threading.Event()
 
-    def poll() -> None:
-        while not ended.is_set():
-            # A storage that cannot be read is opened again; until then, its part and the heartbeats grow old.
-            with contextlib.suppress(Exception), open_instance() as instance:
-                read(instance)
-            ended.wait(poll_seconds)
+    def read() -> Generator[float]:
+        # A storage that cannot be read is opened again; until then, its part and the heartbeats grow old.
+        with open_instance() as instance:
+            while True:
+                for name, status in instance.get_daemon_statuses().items():
+                    if status.required:
+                        last = status.last_heartbeat
+                        seen[f"Dagster daemon {name}"] = last.timestamp if last else 0.0
+                seen[_STORAGE] = time.time()
+                yield poll_seconds
 
-    def read(instance: DagsterInstance) -> None:
-        while not ended.is_set():
-            for name, status in instance.get_daemon_statuses().items():
-                if status.required:
-                    last = status.last_heartbeat
-                    seen[f"Dagster daemon {name}"] = last.timestamp if last else 0.0
-            seen[_STORAGE] = time.time()
-            ended.wait(poll_seconds)
-
-    thread = threading.Thread(target=poll, name="daemon heartbeats", daemon=True)
-    thread.start()
-    try:
+    with BackgroundThread("daemon heartbeats", read):
         yield lambda: {"up": beat(), **seen}
-    finally:
-        ended.set()
-        thread.join(_POLL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -132,23 +140,20 @@ def watchdog_beside(health: Health) -> Iterator[None]:
     if not os.environ.get("NOTIFY_SOCKET"):
         yield
         return
-    ended = threading.Event()
 
-    def beat() -> None:
-        while not ended.wait(_POLL_SECONDS / 2):
+    def beat() -> Generator[float]:
+        while True:
+            yield _POLL_SECONDS / 2
+            # A failing thread is no reason to restart the process: on a full disk it would not start again.
             if not health.hung():
                 _notify("WATCHDOG=1")
 
     _notify("READY=1")
-    thread = threading.Thread(target=beat, name="watchdog", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        _notify("STOPPING=1")
-        ended.set()
-        # At the interpreter's end, a thread would keep DuckDB's objects alive, which it reports on stderr.
-        thread.join(_POLL_SECONDS)
+    with BackgroundThread("watchdog", beat):
+        try:
+            yield
+        finally:
+            _notify("STOPPING=1")
 
 
 def _notify(state: str) -> None:

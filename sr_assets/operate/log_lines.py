@@ -11,18 +11,19 @@ import os
 import re
 import select
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import datetime
 from typing import Any, Final
 
 from sr_assets.adapters.logs import JsonLines, LogFile
+from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.settings import Settings
 
 #: An event ends after this pause, or after this number of lines.
 _FOLLOWS_SECONDS: Final = 0.2
 _LONGEST_EVENT: Final = 1_000
 _JOIN_SECONDS: Final = 5.0
+_PAUSE_SECONDS: Final = 0.1
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 #: Formats of first lines: Dagster, Spark, Python's default logging, the command line of this package.
 _LEVEL: Final = "(?P<level>DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)"
@@ -61,7 +62,7 @@ class ChildLogs:
             return
         reader, writer = os.pipe()
         pipe = _Pipe(reader, source, self._handler, drop_own=self._file is not None)
-        pipe.start()
+        pipe.thread.start()
         self._pipes.append(pipe)
         try:
             yield writer
@@ -71,33 +72,34 @@ class ChildLogs:
     def close(self) -> None:
         """Wait until the output of the ended children is written."""
         for pipe in self._pipes:
-            pipe.join(_JOIN_SECONDS)
+            pipe.thread.join(_JOIN_SECONDS)
         self._handler.close()
 
 
-class _Pipe(threading.Thread):
-    """One child's output, line by line, until its last writer closes the pipe."""
+class _Pipe:
+    """One child's output, line by line, until its last writer closes the pipe: a lost reader would end the child."""
 
     def __init__(self, reader: int, source: str, handler: logging.Handler, *, drop_own: bool) -> None:
-        super().__init__(name=f"log of {source}", daemon=True)
+        # Its child waits meanwhile.
+        self.thread = BackgroundThread(f"log of {source}", self._read, longest_pause_seconds=_PAUSE_SECONDS)
         self._reader, self._source, self._handler, self._drop_own = reader, source, handler, drop_own
         self._event: list[str] = []
+        self._rest = b""
 
-    def run(self) -> None:
-        """Read until the end."""
-        rest = b""
-        with contextlib.closing(os.fdopen(self._reader, "rb", buffering=0)):
-            while True:
-                if self._event and not select.select([self._reader], [], [], _FOLLOWS_SECONDS)[0]:
-                    self._end_event()
-                    continue
-                if not (some := os.read(self._reader, 1 << 16)):
-                    break
-                *lines, rest = (rest + some).split(b"\n")
-                for line in lines:
-                    self._take(line.decode(errors="replace"))
-            self._take(rest.decode(errors="replace"))
-            self._end_event()
+    def _read(self) -> Generator[float]:
+        while True:
+            yield 0.0
+            if self._event and not select.select([self._reader], [], [], _FOLLOWS_SECONDS)[0]:
+                self._end_event()
+                continue
+            if not (some := os.read(self._reader, 1 << 16)):
+                break
+            *lines, self._rest = (self._rest + some).split(b"\n")
+            for line in lines:
+                self._take(line.decode(errors="replace"))
+        self._take(self._rest.decode(errors="replace"))
+        self._end_event()
+        os.close(self._reader)
 
     def _take(self, raw: str) -> None:
         line = _COLOURS.sub("", raw).rstrip()
@@ -114,8 +116,8 @@ class _Pipe(threading.Thread):
 
     def _end_event(self) -> None:
         if self._event:
-            self._write(as_event("\n".join(self._event), self._source))
-            self._event = []
+            text, self._event = "\n".join(self._event), []
+            self._write(as_event(text, self._source))
 
     def _write(self, line: str) -> None:
         self._handler.handle(logging.makeLogRecord({"msg": line}))
@@ -143,7 +145,8 @@ def as_event(text: str, source: str) -> str:
         "msg": fields.get("message", text),
     }
     if time := fields.get("time"):
-        record["created"] = datetime.strptime(time, "%Y-%m-%d %H:%M:%S %z").timestamp()
+        with contextlib.suppress(ValueError):  # digits that are not a time
+            record["created"] = datetime.strptime(time, "%Y-%m-%d %H:%M:%S %z").timestamp()
     if run := _RUN.search(text):
         record["run"] = run[0]
     return JsonLines().format(logging.makeLogRecord(record))

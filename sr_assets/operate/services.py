@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
-from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.logs import open_log, print_error
 from sr_assets.adapters.private import open_private, write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.health import Health, daemon_parts, watchdog_beside
@@ -230,6 +230,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
         read_logins(ui.auth_file)
     prepare_instance(settings)
     mark_start(settings)
+    open_log(settings.loglevel, settings.log_format, settings.logfile)
     with open_private(settings.home / "up.lock") as file:
         if not lock(file):
             raise RunError(

@@ -1,11 +1,11 @@
 """A warning for each static value that has changed in its source since the start: a restart is due."""
 
 import contextlib
-import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 from sr_assets.adapters.logs import print_warning
+from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.secrets import quoted
 from sr_assets.settings import Settings
 from sr_assets.settings.loading import reread_static
@@ -19,18 +19,15 @@ def static_values_watched(settings: Settings) -> Iterator[None]:
     if settings.loaded is None or not settings.loaded.static:
         yield
         return
-    ended = threading.Event()
-    threading.Thread(target=_watch, args=(settings, ended), name="static values", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def _watch(settings: Settings, ended: threading.Event) -> None:
     seen: dict[str, object] = {}
-    while not ended.wait(_POLL_SECONDS):
-        warn_of_changes(settings, seen)
+
+    def watch() -> Generator[float]:
+        while True:
+            yield _POLL_SECONDS
+            warn_of_changes(settings, seen)
+
+    with BackgroundThread("static values", watch, join_seconds=0.0):
+        yield
 
 
 def warn_of_changes(settings: Settings, seen: dict[str, object]) -> None:

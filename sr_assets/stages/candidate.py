@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.bucket import Entry, close_all
 from sr_assets.adapters.election import ElectionBucket
-from sr_assets.adapters.state.lease import Lease, boot_seconds, instance_of
+from sr_assets.adapters.state.lease import Lease, boot_seconds, forget_lease, instance_of
 from sr_assets.domain.election import election_key
 from sr_assets.domain.errors import RunError
 
@@ -88,6 +88,7 @@ class Candidate:
         self._since_ns: int | None = None
         self._waits_until = self._recorded_at = 0.0
         self._campaigns = Counter(before.campaigns)
+        self._is_writable = True
 
     @property
     def ttl_seconds(self) -> float:
@@ -106,10 +107,16 @@ class Candidate:
         return bool(self._held)
 
     def campaign(self) -> Lease:
-        """Take or renew the keys. Raises RunError if the buckets' servers do not respond or a bucket is unusable.
+        """Take or renew the keys.
+
+        Raises RunError if the buckets' servers do not respond or a bucket is unusable, and OSError if the lease cannot be
+        written.
 
         After an error the last lease remains valid until its deadline.
         """
+        if not self._is_writable:
+            # A member that holds the keys without a lease would keep the others from leading.
+            self._keep(self._made(Lease(problem="this member could not write its lease")))
         began = boot_seconds()
         self._campaigns[_LEADER if self._since_ns else "candidate"] += 1
         holder = None if self._held else self._take()
@@ -123,7 +130,9 @@ class Candidate:
 
     def stop(self, problem: str) -> Lease:
         """Forbid all work of this home as a leader from now on; the keys remain until they are released or expire."""
-        return self._keep(self._made(Lease(problem=problem)))
+        with contextlib.suppress(OSError):
+            self._keep(self._made(Lease(problem=problem)))
+        return self._lease
 
     def release(self, *, rest: bool = False) -> Lease:
         """Delete our keys and our record, after all work has stopped; with `rest`, do not campaign for two TTLs.
@@ -138,7 +147,9 @@ class Candidate:
             self._records.forget_record(self._site)
         self._held, self._since_ns = {}, None
         rests_until = boot_seconds() + 2 * self.ttl_seconds if rest else self._lease.rests_until
-        return self._keep(self._made(Lease(problem="this member gave up the leadership", rests_until=rests_until)))
+        with contextlib.suppress(OSError):
+            self._keep(self._made(Lease(problem="this member gave up the leadership", rests_until=rests_until)))
+        return self._lease
 
     def close(self) -> None:
         """Close the connections; the next campaign opens them again."""
@@ -293,6 +304,15 @@ class Candidate:
         )
 
     def _keep(self, lease: Lease) -> Lease:
+        """Write a lease. Raises OSError on a full disk: a lease of a leader then ends at its deadline, another one now."""
         self._lease = lease
-        lease.write(self._folder)
+        try:
+            lease.write(self._folder)
+        except OSError:
+            self._is_writable = False
+            if not lease.holds:
+                # Needs no space. Without a lease, no process of this home leads.
+                forget_lease(self._folder)
+            raise
+        self._is_writable = True
         return lease

@@ -4,9 +4,8 @@ import contextlib
 import hashlib
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +31,7 @@ from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.adapters.state.status_file import outdate_status, read_status
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.errors import LeadershipLostError, RunError, SrAssetsError
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.settings.election import CheckpointSettings
@@ -57,12 +57,12 @@ class Checkpoints:
         #: The last checkpoint of this home's state.
         self._stored = last_stored(self._folder)
         self._problem = ""
-        self._ended = threading.Event()
         self._stack = contextlib.ExitStack()
         if self._store is not None:
             # Another connection: writing a checkpoint delays no commit.
             self._state = self._stack.enter_context(state.second_connection())
-            self._thread = threading.Thread(target=self._keep, name=f"checkpoints {site}", daemon=True)
+            self._due_at = time.monotonic() + self._store.interval_ns / 1e9
+            self._thread = BackgroundThread(f"checkpoints {site}", self._keep)
 
     def __enter__(self) -> Self:
         if self._store is not None:
@@ -73,17 +73,19 @@ class Checkpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._store is not None:
-            self._ended.set()
-            self._thread.join()
-            self._serve(self._store, due=not self._problem)
+            self._thread.stop()
+            try:
+                self._serve(self._store, due=not self._problem)
+            except Exception:
+                logger.exception("%s: unexpected error while storing a checkpoint", self._site)
             self._stack.close()
 
-    def _keep(self) -> None:
+    def _keep(self) -> Generator[float]:
         assert self._store is not None
-        due_at = time.monotonic() + self._store.interval_ns / 1e9
-        while not self._ended.wait(_POLL_SECONDS):
-            if self._serve(self._store, due=time.monotonic() >= due_at):
-                due_at = time.monotonic() + self._store.interval_ns / 1e9
+        while True:
+            yield _POLL_SECONDS
+            if self._serve(self._store, due=time.monotonic() >= self._due_at):
+                self._due_at = time.monotonic() + self._store.interval_ns / 1e9
 
     def _serve(self, store: CheckpointSettings, *, due: bool) -> bool:
         """Store a checkpoint if one is requested, or if one is due and the state has changed; return whether it was so."""
@@ -105,8 +107,6 @@ class Checkpoints:
             if str(error) != self._problem:
                 self._problem = str(error)
                 logger.warning("%s: no checkpoint was stored: %s", self._site, error)
-        except Exception:
-            logger.exception("%s: unexpected error while storing a checkpoint", self._site)
 
 
 def _has_changed(state: SiteState, stored: Stored | None) -> bool:

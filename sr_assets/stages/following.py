@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.home import open_home
@@ -22,6 +21,7 @@ from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.state.checkpoint import Stored, last_stored, note_stored, read_about, restore_checkpoint
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.stages.checkpointing import fetch_checkpoint, find_checkpoint
 from sr_assets.stages.leadership import standby_line
@@ -44,23 +44,24 @@ def follow_checkpoints(settings: Settings, sites: Iterable[str]) -> Iterator[Non
     """Inside the block, show the newest checkpoint of each site that this home follows, at most once per interval."""
     followed = [FollowedSite(settings, site) for site in sites]
     followed = [each for each in followed if each.has_checkpoints]
-    ended = threading.Event()
 
-    def follow() -> None:
-        while not ended.wait(_POLL_SECONDS):
+    def follow() -> Generator[float]:
+        while True:
+            yield _POLL_SECONDS
+            errors = []
             for each in followed:
-                if not ended.is_set():
+                if thread.is_ending:
+                    return
+                try:
                     each.show_if_due()
+                except Exception as error:  # noqa: BLE001  it delays no other site
+                    errors.append(error)
+            if errors:
+                raise errors[0]
 
-    thread = threading.Thread(target=follow, name="followed checkpoints", daemon=True)
-    if followed:
-        thread.start()
-    try:
+    thread = BackgroundThread("followed checkpoints", follow, join_seconds=None)
+    with thread if followed else contextlib.nullcontext():
         yield
-    finally:
-        ended.set()
-        if followed:
-            thread.join()
 
 
 class FollowedSite:
@@ -93,8 +94,6 @@ class FollowedSite:
             problem = str(error)
             if problem != self._problem:
                 logger.warning("%s: the newest checkpoint is not shown: %s", self._site, error)
-        except Exception:
-            logger.exception("%s: unexpected error while showing a checkpoint", self._site)
         self._problem, self._due_at = problem, time.monotonic() + self._interval_seconds
 
 

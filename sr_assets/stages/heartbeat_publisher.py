@@ -5,14 +5,14 @@ A heartbeat climbs a tree of replicators like every message, so its readers know
 
 import contextlib
 import socket
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final, Self
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.heartbeat_counts import HeartbeatCounts, write_counts
+from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.election import heartbeats_key, heartbeats_site
 from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SECOND_NS
@@ -44,29 +44,31 @@ class HeartbeatPublisher:
         """Count in `folder`, if given, for metrics."""
         self._settings, self._say, self._leadership, self._folder = settings, say, leadership, folder
         self._counts = HeartbeatCounts.read(folder) if folder else {}
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ended = False
+        self._thread: BackgroundThread | None = None
         self._said: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         if self._settings is not None:
             if self._leadership is not None:
                 self._leadership.begin()
-            self._thread = threading.Thread(target=self._beat, args=(self._settings,), name=_CLIENT, daemon=True)
+            block = self._settings
+            self._thread = BackgroundThread("heartbeats", lambda: self._beat(block))
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._ended = True
         if self._thread is not None:
-            self._thread.join(1.0)
+            self._thread.stop(1.0)
         if self._leadership is not None:
             self._leadership.__exit__(None, None, None)
 
-    def _beat(self, settings: HeartbeatSettings) -> None:
+    def _beat(self, settings: HeartbeatSettings) -> Generator[float]:
         due = dict.fromkeys(settings.subjects, time.monotonic())
         with contextlib.closing(Cluster(settings.cluster, _CLIENT)) as cluster:
-            while not self._ended.wait(max(0.0, min(due.values()) - time.monotonic())):
+            while True:
+                yield max(0.0, min(due.values()) - time.monotonic())
                 now = time.monotonic()
                 for subject in [subject for subject, at in due.items() if at <= now]:
                     if self._may_publish():
@@ -74,17 +76,18 @@ class HeartbeatPublisher:
                     interval_seconds = subject.interval_ns / SECOND_NS
                     due[subject] = max(due[subject] + interval_seconds, time.monotonic())
                 if self._folder:
-                    write_counts(self._folder, self._counts)
+                    with contextlib.suppress(OSError):  # a full disk
+                        write_counts(self._folder, self._counts)
 
     def _may_publish(self) -> bool:
         if self._leadership is None:
             return True
-        if self._ended.is_set():
+        if self._ended:
             return False
         try:
             # The process of this home that campaigned may have ended.
             self._leadership.begin()
-        except (RunError, OSError) as error:
+        except RunError as error:
             self._say(f"heartbeats: {error}")
         return self._leadership.campaigns and self._leadership.leads
 

@@ -11,15 +11,17 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Self
 
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.adapters.published.index import show_leaders
-from sr_assets.adapters.state.lease import Lease, boot_seconds, forget_lease, guard_of
+from sr_assets.adapters.state.lease import Lease, boot_seconds, forget_lease, guard_of, lease_age_seconds
 from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.adapters.threads import BackgroundThread
+from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError, StandbyError, TransientError
 from sr_assets.stages.candidate import Candidate, Key, election_keys
 
@@ -31,6 +33,10 @@ logger = logging.getLogger(__name__)
 _LOCK: Final = "election.lock"
 _STEP_DOWN: Final = "step-down"
 _POLL_SECONDS: Final = 0.1
+#: A member whose campaign has failed by a defect or a full disk tries again within a usual TTL.
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+#: A campaign leaves a result every second or two, except while the last lease holds and the servers do not respond.
+_STALLED_SECONDS: Final = 30.0
 
 
 class Leadership:
@@ -52,7 +58,7 @@ class Leadership:
         self._elects = bool(self._keys)
         self._guard = guard_of(self._folder)
         self._candidate: Candidate | None = None
-        self._ended = threading.Event()
+        self._fails = False
         self._logged = ""
         self._showing: threading.Thread | None = None
         self.locks: Leadership | None = None
@@ -65,7 +71,7 @@ class Leadership:
         """Campaign, unless a process of this home already does; call it again to replace one that has ended."""
         if not self._elects:
             forget_lease(self._folder)
-        if not self._elects or self._candidate is not None:
+        if not self._elects or self.campaigns:
             return
         own_folder(self._folder)
         self._file: IO[str] = open_private(self._folder / _LOCK)
@@ -73,29 +79,39 @@ class Leadership:
         if not lock(self._file, _POLL_SECONDS):
             self._file.close()
             return
-        self._candidate = self._kind(self._settings, self._site, self._keys)
+        candidate = None
         try:
-            self._campaign(self._candidate)
-        except (RunError, OSError) as error:
-            if not (self._patient and isinstance(error, TransientError | OSError)):
-                _stop(self._candidate, error)
-                self._close(self._candidate)
-                self._candidate = None
-                raise
-            self._note_problem(self._candidate, error)
-        self._thread = threading.Thread(
-            target=self._campaign_on, args=(self._candidate,), name=f"election {self._site}", daemon=True
-        )
-        self._thread.start()
+            candidate = self._kind(self._settings, self._site, self._keys)
+            try:
+                self._campaign(candidate)
+            except (TransientError, OSError) as error:
+                if not self._patient:
+                    raise
+                self._note_problem(candidate, error)
+            self._thread = BackgroundThread(
+                f"election {self._site}",
+                lambda: self._campaign_on(candidate),
+                longest_pause_seconds=_LONGEST_PAUSE_SECONDS,
+            )
+            self._thread.start()
+        except Exception as error:
+            if candidate is not None:
+                candidate.stop(str(error))
+                candidate.close()
+            self._file.close()
+            raise
+        self._candidate = candidate
 
     def __exit__(self, *_: object) -> None:
         if self._candidate is None:
             return
-        self._ended.set()
-        self._thread.join()
+        self._thread.stop()
         self._candidate.stop("this member ended")
         self._candidate.release()
-        self._close(self._candidate)
+        if self._showing is not None:
+            self._showing.join()
+        self._candidate.close()
+        self._file.close()
         self._candidate = None
 
     @property
@@ -143,9 +159,12 @@ class Leadership:
             self.locks.ensure()
 
     def require(self) -> None:
-        """Wait while this member holds the keys but its predecessor may still work; raise StandbyError if another leads."""
+        """Wait while this member holds the keys but its predecessor may still work.
+
+        Raises StandbyError if another member leads or the campaigns fail.
+        """
         while not self.leads:
-            if self._candidate is None or not self._candidate.holds_keys:
+            if self._candidate is None or not self._candidate.holds_keys or self._fails:
                 # The lease may be the one from before the last campaign.
                 if self.leads:
                     return
@@ -154,16 +173,16 @@ class Leadership:
 
     # ------------------------------------------------------------------------------------------------- the campaigns
 
-    def _campaign_on(self, candidate: Candidate) -> None:
-        while not self._ended.wait(candidate.pause_seconds * random.uniform(0.5, 1.5)):  # noqa: S311  jitter
+    def _campaign_on(self, candidate: Candidate) -> Generator[float]:
+        while True:
+            yield candidate.pause_seconds * random.uniform(0.5, 1.5)  # noqa: S311  jitter
             try:
                 self._campaign(candidate)
-            except (RunError, OSError) as error:
+            except RunError as error:
                 self._note_problem(candidate, error)
             except Exception as error:
-                # A defect that one response reveals must not end the campaigns of this process.
-                logger.exception("%s: unexpected error of the election", self._site)
                 self._note_problem(candidate, error)
+                raise
 
     def _campaign(self, candidate: Candidate) -> None:
         marker = self._folder / _STEP_DOWN
@@ -173,6 +192,7 @@ class Leadership:
             marker.unlink(missing_ok=True)
         rests = boot_seconds() < self.lease.rests_until
         self._log((candidate.observe() if rests else candidate.campaign()).line)
+        self._fails = False
 
     def _step_down(self, candidate: Candidate) -> None:
         """Stop the site's work, then delete the keys; a run that does not stop in time loses its lease first."""
@@ -183,11 +203,15 @@ class Leadership:
         candidate.release(rest=True)
 
     def _note_problem(self, candidate: Candidate, error: Exception) -> None:
+        self._fails = True
         # A connection that a server has dropped may look alive.
         candidate.close()
         self._log(str(error))
         if not self.lease.holds:
-            _stop(candidate, error)
+            candidate.stop(str(error))
+            if isinstance(error, OSError):
+                # Other members may have space for a lease.
+                candidate.release()
 
     def _log(self, line: str) -> None:
         if line != self._logged:
@@ -199,20 +223,10 @@ class Leadership:
         """Show the leader in the published tables."""
         # In another thread: a publication may hold the file's lock for longer than a lease lasts.
         shown = (self._settings.home, self._settings.sites)
-        self._showing = threading.Thread(target=show_leaders, args=shown, name="leaders", daemon=True)
-        self._showing.start()
-
-    def _close(self, candidate: Candidate) -> None:
-        if self._showing is not None:
-            self._showing.join()
-        candidate.close()
-        self._file.close()
-
-
-def _stop(candidate: Candidate, error: Exception) -> None:
-    # On a full disk the last lease remains until its deadline.
-    with contextlib.suppress(OSError):
-        candidate.stop(str(error))
+        showing = threading.Thread(target=show_leaders, args=shown, name="leaders", daemon=True)
+        with contextlib.suppress(RuntimeError):  # too many threads: the next publication shows the leader too
+            showing.start()
+            self._showing = showing
 
 
 @contextlib.contextmanager
@@ -231,6 +245,19 @@ def standby_line(settings: Settings, site: str) -> str | None:
         return None
     lease = Lease.read(folder)
     return None if lease.holds else lease.line
+
+
+def stalled_line(settings: Settings, site: str) -> str | None:
+    """Return why a process of this home that campaigns for the site makes no progress, or None if it does."""
+    folder = settings.home / "sites" / site
+    if not election_keys(settings, site) or not campaigns_here(folder):
+        return None
+    age_seconds = lease_age_seconds(folder)
+    if age_seconds is None:
+        return "does not campaign: its lease cannot be written, see the log"
+    if age_seconds > max(_STALLED_SECONDS, 2 * Lease.read(folder).ttl_seconds):
+        return f"does not campaign: the last result is {duration(int(age_seconds))} old, see the log"
+    return None
 
 
 def campaigns_here(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.private import write_private
 from sr_assets.adapters.state.lease import Lease, boot_seconds
 from sr_assets.domain.errors import LeadershipLostError, RunError, StandbyError
 from sr_assets.settings import Settings
@@ -185,6 +186,32 @@ def test_full_disk_ends_no_campaigns(
             began = boot_seconds()
             wait_until(lambda: boot_seconds() > began + 1.0, "some failed campaigns")
         wait_until(lambda: leadership.leads, "a term after space was freed")
+
+
+def test_member_on_a_full_disk_lets_the_other_lead(
+    rig: Rig, tmp_path: Path, stream: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds no keys without a lease, and campaigns again after space was freed."""
+    first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
+
+    def write(file: Path, text: str) -> None:
+        if file.is_relative_to(first.home):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_private(file, text)
+
+    with leading(first) as leader, contextlib.ExitStack() as stack:
+        with monkeypatch.context() as full:
+            full.setattr("sr_assets.adapters.state.lease.write_private", write)
+            with Leadership(second, SITE) as follower:
+                wait_until(lambda: follower.leads, "the other member to lead")
+                assert not leader.leads
+                with pytest.raises(StandbyError):
+                    leader.require()
+            assert not (first.home / "sites" / SITE / "leader.json").exists()
+            stack.enter_context(Leadership(second, SITE))
+        wait_until(lambda: "leads since" in leader.lease.line or leader.leads, "a campaign after space was freed")
+        stack.close()
+        wait_until(lambda: leader.leads, "a term after the other member ended")
 
 
 def test_deleted_bucket_ends_the_term_and_is_created_again(rig: Rig, tmp_path: Path, stream: str, bucket: str) -> None:

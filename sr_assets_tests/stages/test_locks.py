@@ -116,7 +116,7 @@ def test_suspended_holder_commits_nothing_after_its_deadline(
         locks.acquired()
         deadline = locks.lease.deadline
         assert deadline < boot_seconds() + 2.0
-        locks._ended.set()  # the thread renews no more, as in a suspended process
+        locks._thread.stop()  # the thread renews no more, as in a suspended process
         wait_until(lambda: boot_seconds() > locks.lease.deadline, "the lease to end")
         assert keys.read("lock.maintenance") is not None
         with pytest.raises(LeadershipLostError):

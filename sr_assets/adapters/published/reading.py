@@ -55,7 +55,7 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
 
     `confined` is for a user's SQL: no file except published ones, no network, no change of settings, and at most
     `MEMORY`. Raises RunError before the first publication or if the file cannot be opened, OtherSchemaError if another
-    version wrote it.
+    version wrote it. An error of DuckDB inside the block, such as a missing file of a table, is a RunError too.
     """
     file = home / "fleet.duckdb"
     if not file.exists():
@@ -77,7 +77,11 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
         connection.execute("SET enable_progress_bar = false")  # DuckDB draws the bar on stdout, among the rows
         if confined:
             _confine(connection, home.resolve())
-        yield connection
+        try:
+            yield connection
+        except duckdb.Error as error:
+            remedy = "; the site's next run writes it again" if isinstance(error, duckdb.IOException) else ""
+            raise RunError(f"{file} cannot be read: {_first_line(error)}{remedy}") from error
 
 
 def _confine(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
@@ -172,26 +176,33 @@ def export_fleet(home: Path, file: Path) -> None:
     draft.unlink(missing_ok=True)
     try:
         with open_fleet(home) as connection:
-            connection.execute(
-                f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
-            )
-            tables = (
-                *(TABLES.keys() - INTERNAL),
-                *TOPOLOGY_TABLES,
-                *names(),
-                actions.NAME,
-                "snapshot_info",
-                "site_leaders",
-                "node_snapshots",
-            )
-            for table in (*tables, *VIEWS):
-                connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
-            connection.execute("DETACH exported")
+            try:
+                _copy_tables(connection, draft)
+            except duckdb.Error as error:
+                raise RunError(f"{file} cannot be written: {_first_line(error)}") from None
         draft.replace(file)
-    except (duckdb.Error, OSError) as error:
+    except OSError as error:
         raise RunError(f"{file} cannot be written: {_first_line(error)}") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _copy_tables(connection: duckdb.DuckDBPyConnection, draft: Path) -> None:
+    connection.execute(
+        f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
+    )
+    tables = (
+        *(TABLES.keys() - INTERNAL),
+        *TOPOLOGY_TABLES,
+        *names(),
+        actions.NAME,
+        "snapshot_info",
+        "site_leaders",
+        "node_snapshots",
+    )
+    for table in (*tables, *VIEWS):
+        connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
+    connection.execute("DETACH exported")
 
 
 class TableSummary(NamedTuple):

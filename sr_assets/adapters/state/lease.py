@@ -83,8 +83,16 @@ class Lease:
 
 
 def forget_lease(folder: Path) -> None:
-    """Delete the lease of a site that no longer has an election."""
+    """Delete the lease of a site that has no election, or on a full disk."""
     (folder / _FILE).unlink(missing_ok=True)
+
+
+def lease_age_seconds(folder: Path) -> float | None:
+    """Return how long ago the lease of a site's folder was written, or None if there is none."""
+    try:
+        return time.time() - (folder / _FILE).stat().st_mtime
+    except OSError:
+        return None
 
 
 def guard_of(folder: Path) -> Guard:

@@ -1,4 +1,4 @@
-"""`status.json`: a site's status for readers without its lock, and the time of the last idle poll."""
+"""`status.json`: a site's status for readers without its lock; the last idle poll, and the last progress of a process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.private import write_private
+from sr_assets.adapters.threads import Failure, failing_threads
 
 if TYPE_CHECKING:
     from sr_assets.settings import Entry
@@ -85,12 +86,25 @@ def last_idle_poll(folder: Path) -> float:
 
 
 def record_alive(folder: Path) -> None:
-    """Record that the process of a site makes progress."""
-    _touch(folder / _ALIVE)
+    """Record that the process of a site, or of the due work, makes progress, and which of its threads fail."""
+    file, failing = folder / _ALIVE, failing_threads()
+    _touch(file)
+    with contextlib.suppress(OSError):
+        if failing or file.stat().st_size:
+            file.write_text(json.dumps(failing))
+
+
+def failing_elsewhere(folder: Path) -> dict[str, Failure]:
+    """Return the failing threads at the last progress of a process, by name."""
+    try:
+        failing = json.loads((folder / _ALIVE).read_text() or "{}")
+        return {name: Failure(float(since), str(problem)) for name, (since, problem) in failing.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def last_alive(folder: Path) -> float:
-    """Return the time of the last progress of a site's process in unix seconds, or 0."""
+    """Return the time of the last progress of a process in unix seconds, or 0."""
     return _touched_at(folder / _ALIVE)
 
 

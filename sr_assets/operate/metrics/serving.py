@@ -4,9 +4,8 @@ A problem with either never stops replication: a busy port or a missing folder l
 """
 
 import contextlib
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_INET6, getaddrinfo
@@ -15,6 +14,7 @@ from typing import Final
 
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import write_private
+from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.exposition import CONTENT_TYPE
 from sr_assets.operate.bounded import shut_after
@@ -32,6 +32,7 @@ _TEXTFILE_SECONDS: Final = 15.0
 _RENEW_SECONDS: Final = 1.0
 _RENEW_SHARE: Final = 0.02
 _CLIENT_SECONDS: Final = 10.0
+_TURN_SECONDS: Final = 0.5
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 
@@ -63,36 +64,43 @@ class MetricsServer:
                 f"{block}: cannot listen on {host}:{port} ({problem}); set {block}.port to a free port and "
                 f"{block}.host to an address of this machine"
             ) from None
-        self._exposition, self._ended = exposition, threading.Event()
+        self._exposition, self._threads = exposition, contextlib.ExitStack()
         shown = f"[{host}]" if family == AF_INET6 else host
         self.url = f"http://{shown}:{self._server.server_address[1]}{PATH}"
 
     def __enter__(self) -> str:
         """Start serving and return the URL."""
-        if self._exposition:
-            self._exposition.renew()
-            threading.Thread(
-                target=self._keep_new, args=(self._exposition,), name="metrics tables", daemon=True
-            ).start()
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        if exposition := self._exposition:
+            exposition.renew()
+            self._threads.enter_context(
+                BackgroundThread("metrics tables", lambda: self._keep_new(exposition), join_seconds=0.0)
+            )
+        self._threads.enter_context(BackgroundThread("metrics", self._serve))
         return self.url
 
-    def _keep_new(self, exposition: Exposition) -> None:
+    def _keep_new(self, exposition: Exposition) -> Generator[float]:
         pause_seconds = _RENEW_SECONDS
-        while not self._ended.wait(pause_seconds):
+        while True:
+            yield pause_seconds
             started = time.monotonic()
             exposition.renew()
             pause_seconds = max(_RENEW_SECONDS, (time.monotonic() - started) / _RENEW_SHARE)
 
+    def _serve(self) -> Generator[float]:
+        while True:
+            self._server.handle_request()
+            yield 0.0
+
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._server.shutdown()
+        self._threads.close()
         self._server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    #: The longest wait for a request.
+    timeout = _TURN_SECONDS
     exposition: Exposition | None
     health: Health | None
     page: PagePublisher | None
@@ -200,28 +208,22 @@ def write_textfile_once(settings: Settings) -> None:
 @contextlib.contextmanager
 def _textfile_beside(exposition: Exposition, configured: MetricsSettings) -> Iterator[None]:
     """Write the file for the node exporter every 15 seconds in a thread; print a new problem once."""
-    file, ended = configured.textfile, threading.Event()
+    file = configured.textfile
     if file is None:
         yield
         return
 
-    def keep_writing() -> None:
+    def keep_writing() -> Generator[float]:
         printed = None
         while True:
             problem = _write(exposition, file)
             if problem is not None and problem != printed:
                 print_warning(problem)
             printed = problem
-            if ended.wait(_TEXTFILE_SECONDS):
-                return
+            yield _TEXTFILE_SECONDS
 
-    thread = threading.Thread(target=keep_writing, name="metrics file", daemon=True)
-    thread.start()
-    try:
+    with BackgroundThread("metrics file", keep_writing):
         yield
-    finally:
-        ended.set()
-        thread.join(_CLIENT_SECONDS)
 
 
 def _write(exposition: Exposition, file: Path) -> str | None:

@@ -7,7 +7,7 @@ repeats at most one, with the same event ids.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -15,6 +15,7 @@ from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import open_private, own_folder
+from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.events import Sent, SentFile, all_sent, pending
@@ -49,27 +50,24 @@ def begin_notifying(settings: Settings) -> None:
 def notify_beside(settings: Settings) -> Iterator[None]:
     """Deliver new events in the background inside the block; its end does not wait for a hanging target."""
     begin_notifying(settings)
-    ended = threading.Event()
-    for target in settings.notify:
-        _start(_Delivery(settings, target).run_until, target, ended)
-    try:
+    with contextlib.ExitStack() as threads:
+        for target in settings.notify:
+            deliver = _Delivery(settings, target).deliver_on
+            threads.enter_context(BackgroundThread(target.label, deliver, join_seconds=0.0))
         yield
-    finally:
-        ended.set()
 
 
 def notify_once(settings: Settings) -> None:
     """Deliver all published events; the next run retries those that fail after a few attempts."""
     deadline = time.monotonic() + _ONCE_SECONDS
-    threads = [_start(_Delivery(settings, target).run_once, target, threading.Event()) for target in settings.notify]
+    threads = [
+        threading.Thread(target=_Delivery(settings, target).deliver_once, name=target.label, daemon=True)
+        for target in settings.notify
+    ]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _start(work: Callable[[threading.Event], None], target: NotifySettings, ended: threading.Event) -> threading.Thread:
-    thread = threading.Thread(target=work, args=(ended,), name=target.label, daemon=True)
-    thread.start()
-    return thread
 
 
 class _Delivery:
@@ -78,39 +76,32 @@ class _Delivery:
     def __init__(self, settings: Settings, target: NotifySettings) -> None:
         self._settings, self._target = settings, target
         self._file = SentFile(settings.home, target)
-        self._failures = self._errors = 0
+        self._failures = 0
 
-    def run_until(self, ended: threading.Event) -> None:
-        """Deliver until `ended` is set."""
-        pause_seconds = 0.0
-        while not ended.wait(pause_seconds):
+    def deliver_on(self) -> Generator[float]:
+        """Deliver new events."""
+        while True:
             started = time.monotonic()
-            try:
-                self._read_dynamic()
-                # Lock for each attempt: another process, such as a single run, may release it at any time.
-                with self._locked() as locked:
-                    succeeded = not locked or self._deliver()
-            except Exception as error:  # noqa: BLE001  no defect may end all deliveries of the target
-                self._errors += 1
-                if self._errors == 1:
-                    print_warning(f"{self._target.label}: {type(error).__name__}: {error}; it will be retried")
-                succeeded = False
-            else:
-                self._errors = 0
+            self._read_dynamic()
+            # Lock for each attempt: another process, such as a single run, may release it at any time.
+            with self._locked() as locked:
+                succeeded = not locked or self._deliver()
             if succeeded:
-                pause_seconds = max(_POLL_SECONDS, (time.monotonic() - started) / _POLL_SHARE)
+                yield max(_POLL_SECONDS, (time.monotonic() - started) / _POLL_SHARE)
             else:
-                pause_seconds = _pause_seconds(self._failures + self._errors)
+                yield _pause_seconds(self._failures)
 
     def _read_dynamic(self) -> None:
         self._settings = current_settings(self._settings)
         self._target = next((each for each in self._settings.notify if each.name == self._target.name), self._target)
 
-    def run_once(self, ended: threading.Event) -> None:
+    def deliver_once(self) -> None:
         """Deliver all pending events in a few attempts."""
         with self._locked() as locked:
             for attempt in range(_ATTEMPTS_ONCE if locked else 0):
-                if ended.wait(_pause_seconds(self._failures) if attempt else 0.0) or self._deliver():
+                if attempt:
+                    time.sleep(_pause_seconds(self._failures))
+                if self._deliver():
                     return
 
     @contextlib.contextmanager

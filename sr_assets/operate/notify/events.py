@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import duckdb
-
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.run_failures import RunFailure, read_run_failures
@@ -147,7 +145,7 @@ def _newest(settings: Settings) -> dict[str, int] | None:
     try:
         with open_fleet(settings.home) as connection:
             return dict(connection.execute(_SINCE).fetchall())
-    except (SrAssetsError, duckdb.Error):
+    except SrAssetsError:
         return None
 
 
@@ -200,7 +198,7 @@ def _published(settings: Settings, since: dict[str, int]) -> list[Event] | None:
             events = [Event(*row) for row in rows]
             flapping = [event.node for event in events if event.event in ("flapping", "settled")]
             classes = connection.execute(_CLASSES, [flapping]).fetchall() if flapping else []
-    except (SrAssetsError, duckdb.Error):
+    except SrAssetsError:
         return None
     known = {(name, stream, node): node_class for name, stream, node, node_class in classes}
     return [

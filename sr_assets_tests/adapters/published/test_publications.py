@@ -384,3 +384,12 @@ def test_fleet_file_of_other_schema_is_refused_and_kept(tmp_path: Path, version:
             attempt()
     assert not is_published(tmp_path, LONDON)
     assert file.read_bytes() == before
+
+
+def test_missing_file_of_a_table_is_an_error_of_one_line(tmp_path: Path) -> None:
+    publish(tmp_path, SITES[0], 2)
+    for file in (tmp_path / "published").rglob("*.parquet"):
+        file.unlink()
+    line = r"fleet.duckdb cannot be read: IO Error: .*; the site's next run writes it again"
+    with pytest.raises(RunError, match=line), open_fleet(tmp_path) as connection:
+        connection.execute("FROM replication").fetchall()
