@@ -7,6 +7,7 @@ import json
 import math
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import dagster as dg
@@ -143,7 +144,13 @@ def _evaluate(
     if line := standby_line(settings, site):
         return dg.SensorResult(skip_reason=line, cursor=context.cursor)
     owner = lock_owner(settings.home / "sites" / site)
-    active, cursor = _active_run(context, site_job_name(site), holds_lock=owner is not None)
+    filters = dg.RunsFilter(job_name=site_job_name(site), statuses=ACTIVE_STATUSES)
+    without_lock = json.loads(context.cursor) if context.cursor else {}
+    alive, without_lock = end_dead_runs(
+        context.instance, context.instance.get_runs(filters, limit=10), without_lock, owner
+    )
+    cursor = json.dumps(without_lock)
+    active = f"run {alive[0].run_id} is {alive[0].status.value.lower()}" if alive else None
     if owner or active:
         return dg.SensorResult(skip_reason=f"a run is active: {owner or active}", cursor=cursor)
     try:
@@ -162,22 +169,27 @@ def _evaluate(
     )
 
 
-def _active_run(context: dg.SensorEvaluationContext, job: str, *, holds_lock: bool) -> tuple[str | None, str]:
-    """Return the job's active run, if any, and the cursor: since when each started run lacks its site's lock.
+def end_dead_runs(
+    instance: dg.DagsterInstance,
+    runs: Sequence[dg.DagsterRun],
+    without_lock: Mapping[str, float],
+    holder: str | None,
+) -> tuple[list[dg.DagsterRun], dict[str, float]]:
+    """Report the started runs as failed that have lacked their lock for a minute: their processes have ended.
 
-    Report a run that lacks the lock for a minute as failed: its process has ended.
+    `runs` are active runs of one job, `holder` holds its lock now, and `without_lock` is since when each run lacks it
+    (monotonic seconds). Return the other runs, and the new `without_lock`.
     """
-    seen: dict[str, float] = json.loads(context.cursor) if context.cursor else {}
-    # Setting the time of day must not age a run.
-    now, without_lock, active = time.monotonic(), {}, None
-    for run in context.instance.get_runs(filters=dg.RunsFilter(job_name=job, statuses=ACTIVE_STATUSES), limit=10):
-        active = f"run {run.run_id} is {run.status.value.lower()}"
-        if run.status is not dg.DagsterRunStatus.STARTED or holds_lock:
-            continue
-        since = min(seen.get(run.run_id, now), now)
-        if now - since > WITHOUT_LOCK_SECONDS:
-            context.instance.report_run_failed(run, "the run's process has ended: it does not hold its site's lock")
-            active = None
-        else:
-            without_lock[run.run_id] = since
-    return active, json.dumps(without_lock)
+    alive, lacking, now = [], {}, time.monotonic()
+    for run in runs:
+        # A command that holds the lock keeps a run waiting; another run of the job proves that this one has lost it.
+        holds = holder is not None and (run.run_id in holder or not holder.startswith("run "))
+        if run.status is dg.DagsterRunStatus.STARTED and not holds:
+            # Setting the time of day, or a reboot, must not age a run.
+            lacking[run.run_id] = min(without_lock.get(run.run_id, now), now)
+            if now - lacking[run.run_id] > WITHOUT_LOCK_SECONDS:
+                del lacking[run.run_id]
+                instance.report_run_failed(run, "the run's process has ended: it does not hold its lock")
+                continue
+        alive.append(run)
+    return alive, lacking

@@ -11,7 +11,7 @@ from sr_assets.adapters.state.lock import SiteBusyError
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.assets.specs import topology_key
 from sr_assets.assets.topology import evaluations, metadata
-from sr_assets.automation.sensors import ACTIVE_STATUSES
+from sr_assets.automation.sensors import ACTIVE_STATUSES, end_dead_runs
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
 from sr_assets.settings import Settings
@@ -40,7 +40,8 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
         description="Checks that every native mirror and source is alive, caught up and as configured.",
     )
     def topology_watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        # Level-triggered: the cursor holds only the recorded check results and the time of the last publication.
+        # Level-triggered: the cursor holds the recorded check results, the time of the last publication, and since when a
+        # started run lacks the lock.
         cursor: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
         try:
             with (
@@ -56,14 +57,18 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                     publish_evaluation(settings, seen, "topology_watch", _WAIT_SECONDS)
                     cursor["published_at"] = time.monotonic()
                 reason = _reason(settings, survey, read_status(folder))
+                active = dg.RunsFilter(job_name=JOB, statuses=ACTIVE_STATUSES)
+                # A working run would hold the lock that this tick holds.
+                alive, cursor["without_lock"] = end_dead_runs(
+                    context.instance, context.instance.get_runs(active, limit=10), cursor.get("without_lock", {}), None
+                )
         except SiteBusyError as error:
             return dg.SensorResult(skip_reason=f"busy: {error}", cursor=context.cursor)
         except SrAssetsError as error:
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
         cursor["problems"] = seen.problems()
         events = [event for label in changed for event in _events(settings, seen, label)]
-        active = dg.RunsFilter(job_name=JOB, statuses=ACTIVE_STATUSES)
-        if reason is not None and context.instance.get_runs(active, limit=1):
+        if alive:
             reason = None
         return dg.SensorResult(
             run_requests=[] if reason is None else [dg.RunRequest(tags={"sr_assets/reason": reason[:200]})],

@@ -1,33 +1,46 @@
 """The work of Dagster's daemon next to the sites' runs: hourly and nightly jobs, native streams, and failed runs.
 
 `run` does it in one child process, `python -m sr_assets.operate.due_work`. The schedules and sensors of the definitions
-decide here as in the daemon, so work of both kinds is listed in one place and done in one way.
+decide here as in the daemon, so work of both kinds is listed in one place and done in one way. The jobs run in threads: in
+the main thread, Dagster would end a run at a signal, but not the process.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_error
-from sr_assets.adapters.private import write_private
+from sr_assets.adapters.private import open_private, write_private
+from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.adapters.state.status_file import record_alive
+from sr_assets.adapters.threads import BackgroundThread, Body
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.operate.instance import open_instance, storage_errors
-from sr_assets.operate.processes import INTERRUPTED, end_with_parent, recorded_signals, signals_as_interrupt
+from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as_interrupt
 from sr_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-_STAMP: Final = "due_work.json"
+#: What the next process must know: `checked_at`, the sensor's `cursor`, the failures recorded `until`, the site runs
+#: `without_lock`, and the `id` of the home in the tag of its runs.
+_MEMORY: Final = "due_work.json"
+_LOCK: Final = "due_work.lock"
+#: The tag of the runs in processes of the due work; its value identifies the home.
+_HOME_TAG: Final = "sr_assets/due_work"
 #: A job is due when its last run is older than this; other jobs are hourly.
 _PERIODS: Final = {"retention": timedelta(days=1)}
 _HOURLY: Final = timedelta(hours=1)
@@ -35,6 +48,9 @@ _JOBS_EVERY_SECONDS: Final = 20.0
 #: As the sensor's interval: a dead link is shown within seconds.
 _SURVEY_SECONDS: Final = 3.0
 _TOPOLOGY_SENSOR: Final = "topology_watch"
+_ALIVE_SECONDS: Final = 5.0
+#: After a signal, jobs have this time to end by themselves.
+_STOP_SECONDS: Final = 3.0
 
 
 class _DueJob(NamedTuple):
@@ -45,15 +61,29 @@ class _DueJob(NamedTuple):
 def is_due(settings: Settings) -> bool:
     """Return whether `run --once` has to start the child process; it costs seconds, so most short runs leave it out."""
     try:
-        checked_at = float(json.loads((settings.home / _STAMP).read_text())["checked_at"])
-    except (OSError, ValueError, KeyError, TypeError):
+        checked_at = float(_remembered(settings.home)["checked_at"])
+    except (ValueError, KeyError, TypeError):
         return True
     return bool(settings.topology) or not 0 <= time.time() - checked_at < _HOURLY.total_seconds()
 
 
 def note_checked(home: Path) -> None:
     """Record that the jobs were checked now: until the next hour, `is_due` need not import Dagster to find that none is due."""
-    write_private(home / _STAMP, json.dumps({"checked_at": time.time()}))
+    _remember(home, checked_at=time.time())
+
+
+def _remembered(home: Path) -> dict[str, Any]:
+    try:
+        memory = json.loads((home / _MEMORY).read_text())
+    except (OSError, ValueError):
+        return {}
+    return memory if isinstance(memory, dict) else {}
+
+
+def _remember(home: Path, **changes: object) -> None:
+    before = _remembered(home)
+    if before != (after := before | changes):
+        write_private(home / _MEMORY, json.dumps(after))
 
 
 def command(*, once: bool, since: float) -> list[str]:
@@ -63,21 +93,39 @@ def command(*, once: bool, since: float) -> list[str]:
 
 
 class DueWork:
-    """The due work of one instance; each method does a part of the work that is due now.
+    """The due work of one instance; each method does a part of the work that is due now, in any thread.
 
-    Raises KeyboardInterrupt if a job ended because this process was `interrupted`.
+    `since` is the time from which failed runs are reported; those that an earlier process has reported are left out.
     """
 
-    def __init__(
-        self, settings: Settings, instance: DagsterInstance, since: datetime, interrupted: Callable[[], bool]
-    ) -> None:
+    def __init__(self, settings: Settings, instance: DagsterInstance, since: datetime) -> None:
         from sr_assets.definitions import build
 
-        self._settings, self._instance, self._since, self._interrupted = settings, instance, since, interrupted
+        self._settings, self._instance = settings, instance
         self._repository = build(settings).get_repository_def()
-        self._cursor: str | None = None
+        memory = _remembered(settings.home)
+        self._id = str(memory.get("id") or uuid.uuid4())
+        self._cursor: str | None = memory.get("cursor")
+        self._without_lock: dict[str, float] = memory.get("without_lock", {})
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            until = datetime.fromisoformat(memory["until"])
+            since = max(since, until) if until <= datetime.now(UTC) else since
+        self._since = since
         # Before this time a job is not due again, so that only a due job asks the database and the published tables.
         self._not_before: dict[str, datetime] = {}
+        self._active: set[str] = set()
+        self._remember()
+
+    def _remember(self) -> None:
+        # On a full disk, the next process repeats some events.
+        with contextlib.suppress(OSError):
+            _remember(
+                self._settings.home,
+                id=self._id,
+                cursor=self._cursor,
+                without_lock=self._without_lock,
+                until=self._since.isoformat(),
+            )
 
     def due_jobs(self) -> list[_DueJob]:
         """Return the hourly and nightly jobs without a recent run, in the order of their schedules."""
@@ -119,6 +167,7 @@ class DueWork:
             self._instance.report_runless_asset_event(event)
         # Not before: the next survey would not report these results again.
         self._cursor = result.cursor
+        self._remember()
         requests = result.run_requests or ()
         succeeded = [self._run_job(_DueJob(str(sensor.job_name), dict(request.tags))) for request in requests]
         return all(succeeded)
@@ -128,6 +177,45 @@ class DueWork:
         from sr_assets.automation.failures import record_failures_since
 
         self._since = record_failures_since(self._settings, self._instance, self._since)
+        self._remember()
+
+    def end_own_dead_runs(self) -> None:
+        """Report the runs of earlier processes as failed that were killed; call it once, inside the lock."""
+        import dagster as dg
+
+        from sr_assets.automation.sensors import ACTIVE_STATUSES
+
+        for run in self._instance.get_runs(dg.RunsFilter(tags={_HOME_TAG: self._id}, statuses=ACTIVE_STATUSES)):
+            self._instance.report_run_failed(run, "the process of the due work has ended")
+
+    def end_dead_site_runs(self) -> None:
+        """Report the sites' runs as failed that have lost their process, as the sensors do."""
+        import dagster as dg
+
+        from sr_assets.assets.specs import site_job_name
+        from sr_assets.automation.sensors import end_dead_runs
+        from sr_assets.resources import MODE_TAG
+
+        sites = {site_job_name(site): site for site in self._settings.sites}
+        runs = defaultdict(list)
+        for run in self._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+            if run.job_name in sites and MODE_TAG in run.tags:
+                runs[run.job_name].append(run)
+        without_lock: dict[str, float] = {}
+        for job, started in runs.items():
+            holder = lock_owner(self._settings.home / "sites" / sites[job])
+            without_lock |= end_dead_runs(self._instance, started, self._without_lock, holder)[1]
+        self._without_lock = without_lock
+        self._remember()
+
+    def cancel(self) -> None:
+        """Report the active jobs as canceled unless they soon end: this process is about to end."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._active and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for run_id in list(self._active):
+            if (run := self._instance.get_run_by_id(run_id)) is not None and not run.is_finished:
+                self._instance.report_run_canceled(run)
 
     def _run_job(self, job: _DueJob) -> bool:
         from sr_assets.automation.failures import failures
@@ -136,37 +224,61 @@ class DueWork:
         definition = self._repository.get_job(job.name)
         # A partitioned job ignores its own configuration in this process, and would print each event.
         quiet = RUN_CONFIG if definition.partitions_def else None
-        result = definition.execute_in_process(
-            run_config=quiet, instance=self._instance, tags=dict(job.tags), raise_on_error=False
-        )
-        if self._interrupted():
-            raise KeyboardInterrupt
+        run_id, tags = str(uuid.uuid4()), {**job.tags, _HOME_TAG: self._id}
+        self._active.add(run_id)
+        try:
+            result = definition.execute_in_process(
+                run_config=quiet, instance=self._instance, tags=tags, raise_on_error=False, run_id=run_id
+            )
+        finally:
+            self._active.discard(run_id)
         for line in [] if result.success else failures(result.all_events):
             print_error(f"{job.name}: {line}")
         return result.success
 
 
-def _follow(settings: Settings, work: DueWork) -> None:
-    """Do the due work until an interrupt; the jobs run in a thread, so that they delay no survey of native streams."""
-    pause_seconds = _SURVEY_SECONDS if settings.topology else _JOBS_EVERY_SECONDS
-    check_at, running = 0.0, None
-    with ThreadPoolExecutor(1, thread_name_prefix="jobs") as pool:
+def _repeated(part: Callable[[], object], pause_seconds: float) -> Body:
+    """Return the body of a thread that repeats a part of the work."""
+
+    def body() -> Generator[float]:
         while True:
-            _attempt(work.watch_topology)
-            if time.monotonic() >= check_at and (running is None or running.done()):
-                check_at = time.monotonic() + _JOBS_EVERY_SECONDS
-                running = pool.submit(_attempt, work.run_jobs)
-            _attempt(work.note_failures)
-            time.sleep(pause_seconds)
+            with storage_errors(Path(os.environ["DAGSTER_HOME"])):
+                part()
+            yield pause_seconds
+
+    return body
 
 
-def _attempt(part: Callable[[], object]) -> None:
-    """Do a part of the work; print an error, because the next turn tries again."""
-    try:
-        with storage_errors(Path(os.environ["DAGSTER_HOME"])):
-            part()
-    except SrAssetsError as error:
-        print_error(str(error))
+def _follow(settings: Settings, work: DueWork) -> None:
+    """Do the due work until an interrupt; the jobs delay no survey of native streams."""
+    pause_seconds = _SURVEY_SECONDS if settings.topology else _JOBS_EVERY_SECONDS
+    parts = {
+        "native streams": (work.watch_topology, pause_seconds),
+        "due jobs": (work.run_jobs, _JOBS_EVERY_SECONDS),
+        "failed runs": (work.note_failures, pause_seconds),
+        "dead runs": (work.end_dead_site_runs, _JOBS_EVERY_SECONDS),
+    }
+    for name, (part, seconds) in parts.items():
+        BackgroundThread(name, _repeated(part, seconds)).start()
+    while True:
+        record_alive(settings.home)
+        time.sleep(_ALIVE_SECONDS)
+
+
+def _once(settings: Settings, work: DueWork) -> int:
+    """Do the due work once and return the exit code."""
+    surveyed, succeeded = work.watch_topology(), work.run_jobs()
+    work.end_dead_site_runs()
+    work.note_failures()
+    note_checked(settings.home)
+    return int(not (surveyed and succeeded))
+
+
+@contextlib.contextmanager
+def _locked(home: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of the due work inside the block, or yield False if another process holds it and this one must not wait."""
+    with open_private(home / _LOCK) as file:
+        yield lock(file, None if wait else 0.0)
 
 
 def _main() -> int:
@@ -178,22 +290,29 @@ def _main() -> int:
     parser.add_argument("--since", type=float, default=0.0)
     arguments = parser.parse_args()
     end_with_parent()
+    once = arguments.mode == "once"
     try:
         with (
             signals_as_interrupt(),
-            recorded_signals() as interrupted,
             storage_errors(Path(os.environ["DAGSTER_HOME"])),
             open_instance() as instance,
         ):
             settings = load_settings()
             configure_logging(settings)
-            work = DueWork(settings, instance, datetime.fromtimestamp(arguments.since, UTC), interrupted)
-            if arguments.mode == "follow":
-                _follow(settings, work)
-            surveyed, succeeded = work.watch_topology(), work.run_jobs()
-            work.note_failures()
-            note_checked(settings.home)
-            return int(not (surveyed and succeeded))
+            with _locked(settings.home, wait=not once) as is_ours:
+                if not is_ours:
+                    # The process of another `run` does it.
+                    return 0
+                work = DueWork(settings, instance, datetime.fromtimestamp(arguments.since, UTC))
+                try:
+                    work.end_own_dead_runs()
+                    if not once:
+                        _follow(settings, work)
+                    return ThreadPoolExecutor(1).submit(_once, settings, work).result()
+                except KeyboardInterrupt:
+                    work.cancel()
+                    # Threads may be anywhere in DuckDB or Spark.
+                    os._exit(INTERRUPTED)
     except SrAssetsError as error:
         print_error(str(error))
         return 2 if isinstance(error, ConfigurationError) else 1

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -16,12 +17,17 @@ import yaml
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
-from sr_assets.adapters.run_failures import read_run_failures
+from sr_assets.adapters.run_failures import forget_run_failure, read_run_failures
+from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher
+from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate.due_work import is_due, note_checked
-from sr_assets.settings import Settings, parse_cluster
+from sr_assets.operate.due_work import DueWork, is_due, note_checked
+from sr_assets.operate.instance import prepare_instance, prepare_storage
+from sr_assets.operate.processes import INTERRUPTED, start_child
+from sr_assets.resources import LINGER, MODE_TAG
+from sr_assets.settings import Settings, load_settings, parse_cluster
 from sr_assets_tests.operate.rig import configure, run, runner_pid
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
@@ -147,19 +153,8 @@ def test_run_once_records_a_run_that_failed_as_a_whole(platform: Settings) -> No
 def test_native_streams_are_created_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, unique: Callable[[str], str], mode: str
 ) -> None:
-    origin, mirror = unique("ORIGIN"), unique("MIRROR")
-    with Cluster(parse_cluster(nats_server.url)) as cluster:
-        cluster.create_stream({"name": origin, "subjects": [f"{origin}.>"], "allow_direct": True})
-    configured = configure(
-        tmp_path, monkeypatch, [{"stream": origin, "source_url": nats_server.url, "target_url": "nats://127.0.0.1:1"}]
-    )
-    file = tmp_path / "replication.yaml"
-    streams = [{"stream": mirror, "mirror": {"stream": origin}}]
-    topology = {"clusters": {"here": {"url": nats_server.url}}, "streams": streams, "manage": "create"}
-    document = {**yaml.safe_load(file.read_text()), "topology": topology}
-    del document["streams"]
-    file.write_text(yaml.safe_dump(document))
-
+    mirror = unique("MIRROR")
+    configured = native_streams(tmp_path, monkeypatch, nats_server, mirror)
     shown = f"(SELECT * FROM topology_streams WHERE stream = '{mirror}')"
     if mode == "--once":
         ended = run("--once", due_work=True)
@@ -168,6 +163,170 @@ def test_native_streams_are_created_and_shown(
         return
     with following("run", "--follow"):
         wait_until(lambda: has_rows(configured.home, shown), "the native stream", every=0.25)
+
+
+def native_streams(folder: Path, monkeypatch: pytest.MonkeyPatch, server: NatsServer, *names: str) -> Settings:
+    """Configure mirrors of a new stream, one of each name, without entries."""
+    origin = f"{names[0]}_ORIGIN"
+    with Cluster(parse_cluster(server.url)) as cluster:
+        if cluster.find_stream(origin) is None:
+            cluster.create_stream({"name": origin, "subjects": [f"{origin}.>"], "allow_direct": True})
+    streams = [{"stream": name, "mirror": {"stream": origin}} for name in names]
+    topology = {"clusters": {"here": {"url": server.url}}, "streams": streams, "manage": "create"}
+    file = folder / "replication.yaml"
+    file.write_text(yaml.safe_dump({"name": "HUB", "state_store": str(folder / "home"), "topology": topology}))
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
+    for name in ("SR_ASSETS_HOME", "DAGSTER_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return load_settings()
+
+
+#: The due work in which a function of a job touches a file, and does not return.
+HANGING = """
+import importlib, pathlib, sys, time
+from sr_assets.operate import due_work
+module, name, reached = sys.argv[1:4]
+def hang(*_):
+    pathlib.Path(reached).touch()
+    time.sleep(1000)
+setattr(importlib.import_module(module), name, hang)
+sys.argv[1:] = sys.argv[4:]
+sys.exit(due_work._main())
+"""
+TOPOLOGY_RUN = ("sr_assets.assets.topology", "_run")
+RETENTION_RUN = ("sr_assets.automation.old_runs", "_find_orphaned_runs")
+
+
+@contextmanager
+def hanging(
+    settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[str, str], mode: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the due work, and wait until a job of it hangs."""
+    reached = folder / "reached"
+    home = prepare_instance(settings)
+    prepare_storage(home)
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    child = start_child([sys.executable, "-W", "ignore", "-c", HANGING, *where, str(reached), "--mode", mode])
+    try:
+        wait_until(lambda: reached.exists() or child.poll() is not None, "the job")
+        assert child.poll() is None
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("mode", ("once", "follow"))
+@pytest.mark.parametrize("where", (TOPOLOGY_RUN, RETENTION_RUN), ids=("topology", "retention"))
+def test_signal_ends_due_work_and_cancels_its_job(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nats_server: NatsServer,
+    unique: Callable[[str], str],
+    where: tuple[str, str],
+    mode: str,
+) -> None:
+    settings = native_streams(tmp_path, monkeypatch, nats_server, unique("MIRROR"))
+    if where == RETENTION_RUN:
+        settings = configure(
+            tmp_path, monkeypatch, [{"stream": "S", "source_url": nats_server.url, "target_url": "nats://127.0.0.1:1"}]
+        )
+    with hanging(settings, tmp_path, monkeypatch, where, mode) as child:
+        child.send_signal(signal.SIGTERM)
+        # The job would take 1,000 s.
+        assert child.wait(30) == INTERRUPTED
+    with dg.DagsterInstance.from_config(str(settings.home / "dagster")) as instance:
+        job = "retention" if where == RETENTION_RUN else "topology"
+        runs = instance.get_runs(dg.RunsFilter(job_name=job))
+    assert [run.status for run in runs] == [dg.DagsterRunStatus.CANCELED]
+
+
+def test_killed_topology_run_does_not_block_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, unique: Callable[[str], str]
+) -> None:
+    mirror = unique("MIRROR")
+    settings = native_streams(tmp_path, monkeypatch, nats_server, mirror)
+    with hanging(settings, tmp_path, monkeypatch, TOPOLOGY_RUN, "once") as child:
+        child.kill()
+        child.wait()
+    monkeypatch.delenv("DAGSTER_HOME")
+    ended = run("--once", due_work=True)
+    assert ended.returncode == 0, ended.stderr
+    with Cluster(parse_cluster(nats_server.url)) as cluster:
+        assert cluster.find_stream(mirror) is not None
+    with dg.DagsterInstance.from_config(str(settings.home / "dagster")) as instance:
+        statuses = [run.status for run in instance.get_runs(dg.RunsFilter(job_name="topology"))]
+    assert statuses == [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+
+
+def test_run_once_records_unchanged_native_streams_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, unique: Callable[[str], str]
+) -> None:
+    mirror = unique("MIRROR")
+    settings = native_streams(tmp_path, monkeypatch, nats_server, mirror)
+
+    def observations() -> int:
+        with dg.DagsterInstance.from_config(str(settings.home / "dagster")) as instance:
+            key = dg.AssetKey(["topology", "here", mirror])
+            return len(instance.fetch_observations(key, limit=100).records)
+
+    def run_once() -> int:
+        ended = run("--once", due_work=True)
+        assert ended.returncode == 0, ended.stderr
+        return observations()
+
+    # The first survey precedes the creation of the stream.
+    run_once()
+    assert run_once() == run_once()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        yield instance
+
+
+def test_restarted_due_work_records_no_failure_again(platform: Settings, local: dg.DagsterInstance) -> None:
+    platform.home.mkdir(parents=True, exist_ok=True)
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    job = build(platform).resolve_job_def("retention")
+    failed = local.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    local.report_run_failed(failed)
+    DueWork(platform, local, began).note_failures()
+    assert set(read_run_failures(platform.home)) == {"retention"}
+    forget_run_failure(platform.home, "retention")
+    DueWork(platform, local, began).note_failures()
+    assert read_run_failures(platform.home) == {}
+    again = local.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    local.report_run_failed(again)
+    DueWork(platform, local, began).note_failures()
+    assert set(read_run_failures(platform.home)) == {"retention"}
+
+
+def test_site_run_without_process_is_ended_next_to_another(platform: Settings, local: dg.DagsterInstance) -> None:
+    """Without Dagster's daemon, the due work ends it; a run of another code location is not ours."""
+    job = build(platform).resolve_job_def("london_replication")
+    lost, alive = (
+        local.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={MODE_TAG: LINGER}) for _ in range(2)
+    )
+    foreign = local.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+
+    def statuses() -> list[dg.DagsterRunStatus]:
+        runs = (local.get_run_by_id(run.run_id) for run in (lost, alive, foreign))
+        return [run.status for run in runs if run is not None]
+
+    started, failed = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE
+    with SiteLock(platform.home / "sites" / "london", f"run {alive.run_id}", 0.0):
+        DueWork(platform, local, datetime.now(UTC)).end_dead_site_runs()
+        assert statuses() == [started, started, started]
+        # Another process continues with the times of the first one.
+        file = platform.home / "due_work.json"
+        memory = json.loads(file.read_text())
+        assert list(memory["without_lock"]) == [lost.run_id]
+        memory["without_lock"][lost.run_id] -= 61
+        file.write_text(json.dumps(memory))
+        DueWork(platform, local, datetime.now(UTC)).end_dead_site_runs()
+    assert statuses() == [failed, started, started]
 
 
 def test_damaged_stamp_counts_as_due(platform: Settings) -> None:
