@@ -33,7 +33,8 @@ class StreamStatus:
     """A stream's position at the last commit of its site, from `status.json`; times are in unix ns.
 
     `queued` copies are not in the target yet. `last_error` stopped reading the stream, `copy_error` stopped draining its queue.
-    `refused_since_ns` is the age of the oldest advisory if the last run's were refused.
+    `refused_since_ns` is the age of the oldest advisory if the last run's were refused. `paused`: the tables show that copying
+    is paused.
     """
 
     created_ns: int = 0
@@ -48,6 +49,7 @@ class StreamStatus:
     last_error_since_ns: int | None = None
     copy_error: str | None = None
     copy_error_since_ns: int | None = None
+    paused: bool = False
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
@@ -106,10 +108,18 @@ class Observed:
 
 
 def decide(observed: Observed, sensor: SensorSettings) -> Decision:
-    """Decide whether a stream needs a run: to read it, to drain its copy queue, or to publish its outbox.
+    """Decide whether a stream needs a run: to read it, to drain its copy queue, to publish its outbox, or to show a pause.
 
     An error in reading does not stop draining the queue, and an error in copying does not stop reading.
     """
+    decision = _decide_work(observed, sensor)
+    status, paused = observed.status, observed.paused
+    if decision.reason is None and status.begun and status.paused != paused:
+        return Decision(f"copying was {'paused' if paused else 'resumed'}")
+    return decision
+
+
+def _decide_work(observed: Observed, sensor: SensorSettings) -> Decision:
     status, paused = observed.status, observed.paused
     if paused and observed.rules.pause_stops_reading:
         return Decision(None, "paused")

@@ -103,6 +103,7 @@ class SiteRun:
         while site.leadership.leads:
             site.woken.clear()
             record_alive(site.folder)
+            site.note_paused()
             site.pace.begin_round()
             busy = False
             for work in works:

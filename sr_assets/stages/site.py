@@ -90,6 +90,7 @@ class Site:
         self._changed = self._has_events = False
         self._changed_at = 0.0
         self._refused: frozenset[str] = frozenset()
+        self._shown_paused: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
         """Take the lock and open the state."""
@@ -100,6 +101,8 @@ class Site:
             self.leadership.locks = stack.enter_context(self._locks).acquired()
             stack.callback(self.files.remove)
             restore_newer(self.settings, self.name)
+            streams = read_status(self.folder).get("streams", {})
+            self._shown_paused = frozenset(stream for stream, status in streams.items() if status.get("paused"))
             stack.callback(note_closed_state, self.folder)
             self.state = stack.enter_context(
                 SiteState(self.folder, self._note_change, self.leadership.ensure, self.clock.servers_ns)
@@ -120,6 +123,12 @@ class Site:
         self._has_events |= not EVENT_TABLES.isdisjoint(tables)
         if not self._changed:
             self._changed, self._changed_at = True, time.monotonic()
+
+    def note_paused(self) -> None:
+        """Publish a stream that was paused or resumed as if work on it had been committed."""
+        if self._paused() != self._shown_paused and not self._has_events:
+            self._changed = self._has_events = True
+            self._changed_at = time.monotonic()
 
     def note_refused(self, stream: str, *, refused: bool) -> None:
         """Note for the sensor whether a stream's advisories are refused."""
@@ -161,6 +170,7 @@ class Site:
         used_seconds = time.thread_time() - started
         self._publish_after = time.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)
         self._publish_sightings_after = time.monotonic() + _SIGHTINGS_SECONDS
+        self._shown_paused = paused
         self._write_status(paused)
 
     def publishing_due_at(self, *, caught_up: bool, copying: bool) -> float:

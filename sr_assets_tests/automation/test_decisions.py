@@ -139,7 +139,15 @@ def test_read_error_does_not_delay_copying() -> None:
     ),
 )
 def test_paused_stream_is_read_only_if_tracked(rules: EntryRules, status: dict[str, Any], decision: Decision) -> None:
-    assert decide(observed(rules, around={"paused": True}, **status), SENSOR) == decision
+    assert decide(observed(rules, around={"paused": True}, paused=True, **status), SENSOR) == decision
+
+
+@pytest.mark.parametrize("rules", (TRACKED, PLAIN))
+@pytest.mark.parametrize("paused", (True, False))
+def test_pause_is_a_reason_until_it_is_shown(rules: EntryRules, paused: bool) -> None:
+    decision = decide(observed(rules, around={"paused": paused}, paused=not paused), SENSOR)
+    assert decision == Decision(f"copying was {'paused' if paused else 'resumed'}")
+    assert decide(observed(rules, around={"paused": paused}, paused=paused), SENSOR).reason is None
 
 
 def test_status_without_queued_key_has_empty_queue() -> None:

@@ -210,6 +210,8 @@ def test_queued_copies_need_a_run_unless_the_stream_is_paused(rig: Rig) -> None:
     edit_status(settings, stream, queued=2)
     assert find_work(settings, SITE) == (f"{SITE}/{stream}: 2 copies are queued", "")
     set_paused(settings, settings.streams[0], paused=True)
+    assert find_work(settings, SITE) == (f"{SITE}/{stream}: copying was paused", "")
+    edit_status(settings, stream, paused=True)
     assert find_work(settings, SITE) == (None, f"{SITE}/{stream}: copying is paused")
     rig.publish(stream, [Sent(b'{"sender": "web1"}')])
     assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: 1 messages behind"
@@ -222,6 +224,9 @@ def test_paused_plain_stream_needs_no_run_until_resumed(rig: Rig) -> None:
     settings = rig.settings()
     rig.publish(stream, [Sent()])
     set_paused(settings, settings.streams[0], paused=True)
+    assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: copying was paused"
+    rig.drain()
+    assert rig.row("replication")["paused"]
     assert find_work(settings, SITE) == (None, f"{SITE}/{stream}: paused")
     set_paused(settings, settings.streams[0], paused=False)
     assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: 1 messages behind"

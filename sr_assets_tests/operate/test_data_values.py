@@ -15,6 +15,7 @@ import yaml
 from sr_assets.adapters.bucket import KeyBucket
 from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets_tests.operate.rig import Up
@@ -85,6 +86,35 @@ def test_follow_obeys_a_dynamic_pause(rig: Rig, ops: Source, data_bucket: str, s
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log
     assert log.count("data ops/paused: changed: 'true' -> 'false'") == 1
+
+
+def is_paused(home: Path) -> bool | None:
+    """Return whether the table shows the stream as paused, or None before the first publication."""
+    try:
+        with open_fleet(home) as connection:
+            rows = connection.execute("SELECT paused FROM replication").fetchall()
+    except RunError:
+        return None
+    return bool(rows[0][0]) if rows else None
+
+
+@pytest.mark.parametrize("command", (("run", "--follow"), ("up", "--no-ui")), ids=" ".join)
+def test_dynamic_pause_is_shown_without_messages(
+    rig: Rig, ops: Source, data_bucket: str, stream: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    paused = {"data": "ops/paused", "default": False, "dynamic": True}
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "sensor": {"interval": "1s"}, "entry": {"paused": paused}}
+    file = configure(rig, tmp_path, "LONDON", stream, **keys)
+    following = start(file, *command, output=tmp_path / "log")
+    try:
+        home = tmp_path / "LONDON"
+        for value in (None, "true", "false"):
+            if value:
+                ops.put("paused", value)
+            wait_until(lambda: is_paused(home) is (value == "true"), f"the table to show {value}")  # noqa: B023
+    finally:
+        stop(following)
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def test_up_announces_a_changed_static_value(

@@ -93,6 +93,10 @@ def test_stream_stays_ready_while_it_is_paused(platform: Settings) -> None:
     (late,) = Health(platform).failing()
     assert late.startswith(f"{entry.label}: last success")
     set_paused(platform, entry, paused=True)
+    assert find_work(platform, entry.name).reason == f"{entry.label}: copying was paused"
+    # As after the run that publishes the pause.
+    status["streams"][entry.stream]["paused"] = True
+    (folder / "status.json").write_text(json.dumps(status))
     assert find_work(platform, entry.name).skip == f"{entry.label}: paused"
     assert Health(platform).failing() == []
 
