@@ -9,6 +9,7 @@ from sr_assets.adapters.logs import print_error
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as_interrupt
 from sr_assets.operate.site import execute_site
+from sr_assets.stages.leadership import logger as leadership_logger
 
 
 def _main() -> int:
@@ -27,7 +28,7 @@ def _main() -> int:
         with signals_as_interrupt():
             settings = load_settings()
             configure_logging(settings)
-            _leave_errors_to_the_report()
+            _leave_reported_lines_out(once=arguments.mode == "once")
             with _bars() if arguments.bars else nullcontext():
                 return execute_site(settings, arguments.site, arguments.stream, once=arguments.mode == "once")
     except SrAssetsError as error:
@@ -44,14 +45,19 @@ def _bars() -> AbstractContextManager[None]:
     return progress_bars()
 
 
-def _leave_errors_to_the_report() -> None:
-    """Keep errors out of the log on stderr: the report at the end prints each stream's failure once.
+def _leave_reported_lines_out(*, once: bool) -> None:
+    """Keep lines out of the log on stderr that the report prints: each stream's failure, and the leader of a single run.
 
     A defect's traceback stays, because the report does not print it.
     """
+
+    def is_reported(record: logging.LogRecord) -> bool:
+        names_leader = once and record.name == leadership_logger.name and record.levelno == logging.INFO
+        return names_leader or (record.levelno >= logging.ERROR and record.exc_info is None)
+
     for handler in logging.getLogger("sr_assets").handlers:
         if not isinstance(handler, logging.FileHandler):
-            handler.addFilter(lambda record: record.levelno < logging.ERROR or record.exc_info is not None)
+            handler.addFilter(lambda record: not is_reported(record))
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ def test_run_once_of_a_follower_names_the_leader(rig: Rig, tmp_path: Path, targe
         follower = run_member(settings.home / "replication.yaml", "--once")
         stdout, stderr = follower.communicate(timeout=PATIENCE_SECONDS)
         assert (follower.returncode, stdout) == (0, f"{leadership.lease.line}\n"), stderr
+        assert " leads since " not in stderr, "the line is printed once"
     assert not (settings.home / "sites" / SITE / "state.duckdb").exists()
     assert copies(rig, target) == 0
 
