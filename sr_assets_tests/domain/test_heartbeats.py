@@ -35,7 +35,7 @@ def test_hop_shows_clock_differences_and_skips_invalid_values() -> None:
 def test_hops_fit_their_columns_whatever_a_publisher_writes(
     origins: list[tuple[str, int, int]], sent: int, arrived_ns: int
 ) -> None:
-    sources = b"".join(b"Choria-SR-Source: %b %d R N %d\r\n" % (name.encode(), *numbers) for name, *numbers in origins)
+    sources = "".join(f"Choria-SR-Source: {name} {number} R N {ms}\r\n" for name, number, ms in origins).encode()
     measured, impossible = hops(OWN + sources + b"\r\n", b"%d" % sent, arrived_ns)
     assert len(measured) <= 16
     assert len(measured) + impossible == len(origins)

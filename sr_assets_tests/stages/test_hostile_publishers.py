@@ -74,7 +74,18 @@ BLOCKS = st.one_of(
     SOURCE_VALUES.map(lambda value: b"NATS/1.0\r\n" + f"Choria-SR-Source: {value}\r\n".encode() * 60 + b"\r\n"),
     st.just(b"NATS/1.0\r\nX: " + b"x" * 65_500 + b"\r\n\r\n"),
 )
-ADVISED = ("event_id", "age", "seen", "replicator", "timestamp", "event", "value", "stream", "name", "event_time")
+ADVISED: tuple[str, ...] = (
+    "event_id",
+    "age",
+    "seen",
+    "replicator",
+    "timestamp",
+    "event",
+    "value",
+    "stream",
+    "name",
+    "event_time",
+)
 ADVISED += ("sequence", "transition", "epoch", "previous", "late", "returned", "age_seconds", "outage_seconds", "state")
 ADVISED += ("watermark", "position", "lag_messages", "nodes", "next_within_seconds", "since", "silent", "up")
 PROTOCOLS = (

@@ -26,7 +26,7 @@ def test_many_events_are_published_once_with_few_requests(rig: Rig, monkeypatch:
             opened.append("connection")
             super().__init__(*arguments, **keys)
 
-    monkeypatch.setattr(site_events.wire, "Connection", Counted)
+    monkeypatch.setattr(wire, "Connection", Counted)
     monkeypatch.setattr(site_events, "_CHUNK", 70)
     reports = [
         (f"{event}-{number}", f"n{number}", NodeReport(event, now_ns + at, 3, up=True))
