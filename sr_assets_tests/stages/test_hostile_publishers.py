@@ -268,5 +268,5 @@ def smallest(rig: Rig, messages: Sequence[Sent]) -> Sequence[Sent]:
 @given(st.lists(MESSAGES, min_size=MESSAGES_AT_ONCE, max_size=MESSAGES_AT_ONCE))
 def test_no_message_of_a_publisher_stops_a_stream(rig: Rig, messages: list[Sent]) -> None:
     if problem := problem_of(rig, messages):
-        found = smallest(rig, messages)
-        pytest.fail(f"{problem}\n" + "\n".join(repr(message)[:2_000] for message in itertools.islice(found, 5)))
+        failing = smallest(rig, messages)
+        pytest.fail(f"{problem}\n" + "\n".join(repr(message)[:2_000] for message in itertools.islice(failing, 5)))

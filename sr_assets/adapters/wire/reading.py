@@ -97,8 +97,8 @@ def stored_headers(connection: Connection, stream: str, sequence: int) -> Messag
     read = StreamRead(connection, stream, None, 1, 0)
     lists = read_consumer(read, SequenceRange(sequence, sequence + 1), headers_only=True)
     with contextlib.closing(lists):
-        found = next(lists, None)
-    return found[0] if found and found[0].sequence == sequence else None
+        messages = next(lists, None)
+    return messages[0] if messages and messages[0].sequence == sequence else None
 
 
 def read_sequences(
