@@ -172,8 +172,7 @@ def test_checkpoints_work_again(elected: Settings, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(checkpointing, "store_state", flaky)
     with Leadership(elected, SITE) as leadership:
         leadership.require()
-        with Site(elected, SITE, owner="test", run_id="test") as site:
-            site._checkpoints.note_commit()
+        with Site(elected, SITE, owner="test", run_id="test"):
             wait_until(lambda: flaky.successes == 1, "a checkpoint")
 
 
