@@ -1,8 +1,10 @@
 """A full disk, simulated by a file size limit: one clear error, nothing half-written, and recovery once space is free."""
 
+import contextlib
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ import pytest
 
 from sr_assets.adapters.spark.engine import engine_status
 from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
-from sr_assets_tests.rig import ALL_ON_SPARK, PATIENCE_SECONDS, Rig, leave_out_due_work
+from sr_assets_tests.members import make_bucket, member
+from sr_assets_tests.rig import ALL_ON_SPARK, PATIENCE_SECONDS, SITE, Rig, Sent, cluster, leave_out_due_work, wait_until
 
 _SENDERS = 2_000
 
@@ -108,3 +111,49 @@ def test_full_disk_while_writing_state_is_an_error_until_freed(rig: Rig, prepare
         assert not (rig.home / "fleet.duckdb").exists() or not rig.rows("node_availability")
     rig.drain()
     assert outcome(rig, rig.entries[0]["target_stream"]) == prepared["outcome"]
+
+
+def test_follow_continues_alone_after_a_full_disk(rig: Rig, tmp_path: Path) -> None:
+    """Sites, election, heartbeats and due work of `run --follow` work again once space is free."""
+    stream, target, beats = rig.make(), rig.make("TARGET", rig.target), rig.make("BEATS")
+    rig.add(stream, target_stream=target, target_subject_prefix=target)
+    heartbeats = {"url": rig.source.url, "interval": "200ms", "subjects": [{"subject": f"{beats}.a"}]}
+    settings = member(
+        rig, tmp_path, "a", make_bucket(rig), heartbeats=heartbeats, linger="1s", sensor={"interval": "1s"}
+    )
+    environ = {**os.environ, "SR_ASSETS_CONFIG": str(settings.home / "replication.yaml")}
+    environ.pop("DAGSTER_HOME", None)
+    lease = settings.home / "sites" / SITE / "leader.json"
+
+    def copied() -> int:
+        with cluster(rig.target) as opened:
+            return opened.stream_info(target).messages
+
+    def limit(file_bytes: int) -> None:
+        parent = psutil.Process(following.pid)
+        for process in [parent, *parent.children(recursive=True)]:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+
+    # A pipe: the limit is not for the log.
+    command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", "--follow"]
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as log,
+        subprocess.Popen(command, env=environ, stdout=log.stdin, stderr=log.stdin) as following,
+    ):
+        try:
+            rig.publish(stream, [Sent()])
+            wait_until(lambda: copied() == 1, "the first copy")
+            limit(0)
+            rig.publish(stream, [Sent()])
+            wait_until(lambda: not lease.exists(), "the end of the term")
+            limit(resource.RLIM_INFINITY)
+            wait_until(lambda: copied() == 2, "the second copy")
+            with cluster(rig.source) as opened:
+                before = opened.stream_info(beats).last_sequence
+                wait_until(lambda: opened.stream_info(beats).last_sequence > before, "a heartbeat")
+        finally:
+            following.send_signal(signal.SIGTERM)
+            following.wait(PATIENCE_SECONDS)
+            assert log.stdin is not None
+            log.stdin.close()
