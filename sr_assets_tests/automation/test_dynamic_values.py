@@ -92,14 +92,20 @@ def test_sensor_reads_paused_and_interval(rig: Rig, ops: Source, data_bucket: st
     rig.drain(data={"ops": kv(rig, data_bucket)})
     rig.publish(stream, [Sent()])
     ops.put("paused", "true")
-    ticks: list[str] = []
+    ticks: list[dg.SensorResult] = []
 
     def polled() -> bool:
-        ticks.append(str(tick().skip_reason))
-        return "next poll" not in ticks[-1]
+        ticks.append(tick())
+        return "next poll" not in str(ticks[-1].skip_reason)
 
     wait_until(polled, "the next poll")
-    assert "paused" in ticks[-1]
+    # The run shows the pause in the tables.
+    (request,) = ticks[-1].run_requests or ()
+    assert request.tags["sr_assets/reason"].endswith("copying was paused")
+    rig.drain(data={"ops": kv(rig, data_bucket)})
+    assert rig.row("replication")["paused"]
+    wait_until(polled, "another poll")
+    assert "paused" in str(ticks[-1].skip_reason)
 
 
 def test_bad_value_does_not_stop_a_run(

@@ -194,7 +194,7 @@ sys.argv[1:] = sys.argv[4:]
 sys.exit(due_work._main())
 """
 TOPOLOGY_RUN = ("sr_assets.assets.topology", "_run")
-RETENTION_RUN = ("sr_assets.automation.old_runs", "_find_orphaned_runs")
+RETENTION_RUN = ("sr_assets.automation.old_runs", "_orphaned_runs")
 
 
 @contextmanager
@@ -290,14 +290,14 @@ def test_restarted_due_work_records_no_failure_again(platform: Settings, local: 
     platform.home.mkdir(parents=True, exist_ok=True)
     began = datetime.now(UTC) - timedelta(minutes=1)
     job = build(platform).resolve_job_def("retention")
-    failed = local.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    failed = local.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=job.run_tags)
     local.report_run_failed(failed)
     DueWork(platform, local, began).note_failures()
     assert set(read_run_failures(platform.home)) == {"retention"}
     forget_run_failure(platform.home, "retention")
     DueWork(platform, local, began).note_failures()
     assert read_run_failures(platform.home) == {}
-    again = local.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    again = local.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=job.run_tags)
     local.report_run_failed(again)
     DueWork(platform, local, began).note_failures()
     assert set(read_run_failures(platform.home)) == {"retention"}
