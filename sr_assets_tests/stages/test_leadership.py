@@ -194,10 +194,10 @@ def test_member_on_a_full_disk_lets_the_other_lead(
     """It holds no keys without a lease, and campaigns again after space was freed."""
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
 
-    def write(file: Path, text: str) -> None:
+    def write(file: Path, text: str, *, durable: bool) -> None:
         if file.is_relative_to(first.home):
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_private(file, text)
+        write_private(file, text, durable=durable)
 
     with leading(first) as leader, contextlib.ExitStack() as stack:
         with monkeypatch.context() as full:
