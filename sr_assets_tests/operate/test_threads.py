@@ -232,7 +232,7 @@ def test_failing_thread_of_a_child_is_unhealthy(tmp_path: Path, monkeypatch: pyt
 
 
 def test_member_without_campaigns_is_not_ready(elected: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with Leadership(elected, SITE) as leadership:
