@@ -193,7 +193,7 @@ def _delete_checks(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> None
 
 
 def _orphaned_runs(instance: dg.DagsterInstance, assets: Collection[dg.AssetKey]) -> list[str]:
-    """Return the deleted runs of which check results of these assets remain; only these are known to be ours."""
+    """Return the deleted runs of which check results of these assets remain; nothing else names the owner of a deleted run."""
     import sqlalchemy as sa
 
     table, names = _checks(), {key.to_string() for key in assets}

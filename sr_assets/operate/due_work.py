@@ -95,7 +95,7 @@ def command(*, once: bool, since: float) -> list[str]:
 class DueWork:
     """The due work of one instance; each method does a part of the work that is due now, in any thread.
 
-    `since` is the time from which failed runs are reported; those that an earlier process has reported are left out.
+    `since` is the time from which failed runs are reported, except failures that an earlier process reported.
     """
 
     def __init__(self, settings: Settings, instance: DagsterInstance, since: datetime) -> None:

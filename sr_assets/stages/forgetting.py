@@ -54,6 +54,7 @@ _FILES = (
     "checkpoint.json",
     "checkpoint.zip",
     "checkpoint-now",
+    "checkpoint-taken",
     "leader.json",
     "election.lock",
     "step-down",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sr_assets.adapters.state.checkpoint_request import take_request
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher
 from sr_assets.definitions import build
 from sr_assets.operate.instance import open_instance, prepare_instance, prepare_storage
@@ -120,6 +121,9 @@ def test_forgotten_site_leaves_no_file_of_ours(used: Settings, command: Command)
     document = yaml.safe_load(file.read_text())
     del document["streams"][0]
     file.write_text(yaml.safe_dump(document))
+    # As after a killed checkpoint.
+    (used.home / "sites" / site / "checkpoint-now").touch()
+    assert take_request(used.home / "sites" / site)
     assert command("forget", "--site", site)[0] == 0
     assert not (used.home / "sites" / site).exists()
     assert not [path for path in (used.home / "snapshots").rglob("*") if site in path.name]
