@@ -1,12 +1,12 @@
 """A nats-py client in its own thread, with a synchronous interface."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
 import nats.errors
@@ -57,16 +57,17 @@ class ClientThread:
         self._pending: dict[asyncio.Future[str], str] = {}
         self._name = name
         self._client: SecuredClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: asyncio.Runner | None = None
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
         """Close the connection and end its thread; do nothing if it is not open."""
-        if self._loop is None or self._thread is None:
+        if self._runner is None or self._thread is None:
             return
-        self._loop.call_soon_threadsafe(self._ended.set)
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._runner.get_loop().call_soon_threadsafe(self._ended.set)
         self._thread.join()
-        self._loop = self._thread = self._client = None
+        self._runner = self._thread = self._client = None
 
     @property
     def is_lost(self) -> bool:
@@ -164,10 +165,7 @@ class ClientThread:
         if self.complaint:
             raise _complaint_error(f"{self.settings.label}: {self.complaint}")
 
-    async def _serve(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
-        self._ended, self.woken = asyncio.Event(), asyncio.Event()
-        logging.getLogger("asyncio").addFilter(_worth_logging)
-        ready.set_result(asyncio.get_running_loop())
+    async def _serve(self) -> None:
         await self._ended.wait()
         if self._client is not None:
             await self._client.close_soon(_CLOSE_SECONDS)
@@ -222,22 +220,39 @@ class ClientThread:
 
     def _submit(self, work: Coroutine[Any, Any, T], timeout_seconds: float) -> T:
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self._started())
+            loop = self._running_loop()
+        except OSError as error:
+            work.close()
+            raise TransientError(f"{self.settings.label}: {error_text(error)}") from None
+        try:
             # The coroutine has its own deadline; this one guards against a hanging thread.
-            return future.result(timeout_seconds + 2 * REQUEST_SECONDS)
+            return asyncio.run_coroutine_threadsafe(work, loop).result(timeout_seconds + 2 * REQUEST_SECONDS)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             raise TransientError(f"{self.settings.label}: {self.complaint or error_text(error)}") from None
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop of the connection's thread; the first call starts the thread."""
-        if self._loop is None:
-            ready: Future[asyncio.AbstractEventLoop] = Future()
-            self._thread = threading.Thread(
-                target=lambda: asyncio.run(self._serve(ready)), name=self._name, daemon=True
-            )
-            self._thread.start()
-            self._loop = ready.result()
-        return self._loop
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop of the connection's thread, which the first call starts.
+
+        Raises OSError if the process may open no more files.
+        """
+        if self._runner is None:
+            self._runner = self._start()
+        return self._runner.get_loop()
+
+    def _start(self) -> asyncio.Runner:
+        # The loop is made here: an error in the thread would leave nobody to answer the caller.
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        runner.get_loop()
+        self._ended, self.woken = asyncio.Event(), asyncio.Event()
+        logging.getLogger("asyncio").addFilter(_worth_logging)
+
+        def serve() -> None:
+            with runner:
+                runner.run(self._serve())
+
+        self._thread = threading.Thread(target=serve, name=self._name, daemon=True)
+        self._thread.start()
+        return runner
 
 
 def _complaint_error(line: str) -> RunError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -39,6 +40,21 @@ def cluster(nats_server: NatsServer) -> Iterator[Cluster]:
 
 def made(cluster: Cluster, name: str, **config: Any) -> StreamInfo:
     return cluster.create_stream({"name": name, "subjects": [f"{name}.>"], **config})
+
+
+def test_client_connects_again_after_a_lack_of_descriptors(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_loop() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    cluster = Cluster(ClusterSettings((nats_server.address,)))
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "new_event_loop", no_loop)
+        with pytest.raises(TransientError, match="Too many open files"):
+            cluster.__enter__()
+    with cluster:
+        assert cluster.server_version >= (2, 10, 0)
 
 
 def test_stream_info_has_position_and_clock(cluster: Cluster, unique: Names) -> None:
