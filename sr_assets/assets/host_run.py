@@ -158,7 +158,8 @@ class HostRun:
             logger.exception("%s: hosted run in run %s failed", site, self._run_id)
             self._record_failure(site, str(error).partition("\n")[0] or type(error).__name__, noted=False)
         else:
-            forget_run_failure(self._settings.home, site_job_name(site))
+            with suppress(OSError):  # a full disk: the next run of the site forgets it
+                forget_run_failure(self._settings.home, site_job_name(site))
 
     def _record_failure(self, site: str, reason: str, *, noted: bool) -> None:
         """Record why a site failed: in the host run's events, and for `notify` unless the site's state has the reason."""
