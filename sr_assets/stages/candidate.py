@@ -128,10 +128,10 @@ class Candidate:
         """Find out who leads, without campaigning."""
         return self._keep(self._follow(self._read(self.keys[0]) or _NOBODY))
 
-    def stop(self, problem: str) -> Lease:
+    def stop(self, problem: str, failing_since: float | None = None) -> Lease:
         """Forbid all work of this home as a leader from now on; the keys remain until they are released or expire."""
         with contextlib.suppress(OSError):
-            self._keep(self._made(Lease(problem=problem)))
+            self._keep(self._made(Lease(problem=problem, failing_since=failing_since)))
         return self._lease
 
     def release(self, *, rest: bool = False) -> Lease:

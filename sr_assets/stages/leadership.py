@@ -58,7 +58,7 @@ class Leadership:
         self._elects = bool(self._keys)
         self._guard = guard_of(self._folder)
         self._candidate: Candidate | None = None
-        self._fails = False
+        self._failing_since: float | None = None
         self._logged = ""
         self._showing: threading.Thread | None = None
         self.locks: Leadership | None = None
@@ -164,7 +164,7 @@ class Leadership:
         Raises StandbyError if another member leads or the campaigns fail.
         """
         while not self.leads:
-            if self._candidate is None or not self._candidate.holds_keys or self._fails:
+            if self._candidate is None or not self._candidate.holds_keys or self._failing_since is not None:
                 # The lease may be the one from before the last campaign.
                 if self.leads:
                     return
@@ -192,7 +192,7 @@ class Leadership:
             marker.unlink(missing_ok=True)
         rests = boot_seconds() < self.lease.rests_until
         self._log((candidate.observe() if rests else candidate.campaign()).line)
-        self._fails = False
+        self._failing_since = None
 
     def _step_down(self, candidate: Candidate) -> None:
         """Stop the site's work, then delete the keys; a run that does not stop in time loses its lease first."""
@@ -203,12 +203,12 @@ class Leadership:
         candidate.release(rest=True)
 
     def _note_problem(self, candidate: Candidate, error: Exception) -> None:
-        self._fails = True
+        self._failing_since = self._failing_since or time.time()
         # A connection that a server has dropped may look alive.
         candidate.close()
         self._log(str(error))
         if not self.lease.holds:
-            candidate.stop(str(error))
+            candidate.stop(str(error), self._failing_since)
             if isinstance(error, OSError):
                 # Other members may have space for a lease.
                 candidate.release()
@@ -255,8 +255,12 @@ def stalled_line(settings: Settings, site: str) -> str | None:
     age_seconds = lease_age_seconds(folder)
     if age_seconds is None:
         return "does not campaign: its lease cannot be written, see the log"
-    if age_seconds > max(_STALLED_SECONDS, 2 * Lease.read(folder).ttl_seconds):
+    lease = Lease.read(folder)
+    patience_seconds = max(_STALLED_SECONDS, 2 * lease.ttl_seconds)
+    if age_seconds > patience_seconds:
         return f"does not campaign: the last result is {duration(int(age_seconds))} old, see the log"
+    if lease.failing_since is not None and (failing_seconds := time.time() - lease.failing_since) > patience_seconds:
+        return f"cannot campaign for {duration(int(failing_seconds))}: {lease.problem}"
     return None
 
 

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -27,6 +28,7 @@ from sr_assets.automation.observing import find_work
 from sr_assets.operate.health import Health, daemon_parts, site_parts, watchdog_beside
 from sr_assets.operate.metrics import MetricsServer
 from sr_assets.settings import Settings, load_settings
+from sr_assets.stages.leadership import Leadership
 from sr_assets_tests.operate.rig import configure, run, unused_port
 from sr_assets_tests.rig import wait_until
 
@@ -80,6 +82,20 @@ def test_follower_is_ready_and_names_the_leader(tmp_path: Path, monkeypatch: pyt
         assert lock(campaigning)
         assert Health(settings).answer("/readyz") == (200, f"ok\nlondon: standby, {lease.line}\n")
     assert Health(settings).answer("/readyz")[0] == 503
+
+
+def test_member_that_cannot_campaign_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = configure(tmp_path, monkeypatch, [{**ENTRY, "leader_election_name": "london"}])
+    folder = write(settings)
+    # No server listens at the address of the election.
+    with Leadership(settings, "london", patient=True) as leadership:
+        failed = leadership.lease
+        assert failed.failing_since is not None
+        assert Health(settings).answer("/readyz") == (200, f"ok\nlondon: standby, {failed.problem}\n")
+    with (folder / "election.lock").open("w") as campaigning:
+        assert lock(campaigning)
+        replace(failed, failing_since=time.time() - 121).write(folder)
+        assert Health(settings).answer("/readyz") == (503, f"london: cannot campaign for 2m1s: {failed.problem}\n")
 
 
 @pytest.mark.process

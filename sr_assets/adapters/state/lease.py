@@ -34,7 +34,8 @@ def boot_seconds() -> float:
 class Lease:
     """The result of this member's last campaign for a site.
 
-    `leader` is None if no leader is known, and `problem` says why. `leader_host` is None for a Stream Replicator.
+    `leader` is None if no leader is known, and `problem` says why; campaigns have failed since `failing_since` (unix
+    seconds). `leader_host` is None for a Stream Replicator.
     `since_ns` is the begin of the leader's term (unix ns). This member leads before `deadline`, and does not campaign
     before `rests_until` (both `boot_seconds`). `campaigns` counts by state, for metrics; `keys` maps each key to the
     member's name. `locks` names the lock of a lease that is not a leadership.
@@ -44,6 +45,7 @@ class Lease:
     leader_host: str | None = None
     since_ns: int | None = None
     problem: str | None = None
+    failing_since: float | None = None
     deadline: float = 0.0
     rests_until: float = 0.0
     ttl_seconds: float = 0.0
