@@ -12,7 +12,8 @@ import re
 import time
 from typing import Any, Final
 
-from sr_assets.adapters.login import KeyPair, Login, key_pair, read_text, user_seed
+from sr_assets.adapters.login import Login, read_text, user_seed
+from sr_assets.adapters.signing import UserKey
 from sr_assets.domain.clusters import ChoriaSettings
 from sr_assets.domain.errors import RunError
 
@@ -70,12 +71,12 @@ def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
         raise RunError(f"{where}: the token is valid from {_at(begins)} on: wait, or check the clocks")
 
 
-def _pair(file: str) -> KeyPair:
+def _pair(file: str) -> UserKey:
     # A file may end with a line break, although Choria writes none.
     seed = read_text("choria: seed_file", file).strip()
     if not _SEED.fullmatch(seed):
         raise RunError(f"choria: seed_file {file}: contains no seed; it needs 64 hexadecimal digits")
-    return key_pair(user_seed(bytes.fromhex(seed)))
+    return UserKey(user_seed(bytes.fromhex(seed)))
 
 
 def _decoded(part: str) -> bytes:

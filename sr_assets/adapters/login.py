@@ -5,25 +5,13 @@ import binascii
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from sr_assets.adapters.signing import UserKey
 from sr_assets.domain.errors import RunError
 
 _SEED_PREFIX: Final = 18 << 3
 _USER_PREFIX: Final = 20 << 3
-
-
-class KeyPair(Protocol):
-    """A user's nkey pair, from the library `nkeys` or from `signing`."""
-
-    @property
-    def public_key(self) -> bytes:
-        """The public key (`U…`)."""
-        ...
-
-    def sign(self, text: bytes) -> bytes:
-        """Return the signature of a text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -39,7 +27,7 @@ class Login:
     token: str | None = None
     jwt: str | None = None
     seed: str | None = None
-    pair: KeyPair | None = None
+    pair: UserKey | None = None
 
     def connect_options(self, nonce: str | None) -> dict[str, Any]:
         """Return the login as options of CONNECT, with a signature if the server sent a nonce."""
@@ -57,7 +45,7 @@ class Login:
         return options | {"nkeys_seed_str": self.seed, "inbox_prefix": self.inbox_prefix, "no_echo": True}
 
 
-def _signature(pair: KeyPair, nonce: str) -> bytes:
+def _signature(pair: UserKey, nonce: str) -> bytes:
     """Return the signature of a server's nonce: base64 for URLs without padding, as Go's client encodes it.
 
     Choria's broker refuses every other form.
@@ -71,21 +59,6 @@ def read_text(key: str, file: str) -> str:
         return Path(file).read_text(encoding="ascii", errors="replace")
     except OSError as error:
         raise RunError(f"{key} {file}: cannot be read: {error.strerror}") from None
-
-
-def key_pair(seed: bytes) -> KeyPair:
-    """Return the key pair of a user's encoded seed (`SU…`).
-
-    `nkeys` is imported here because Spark's workers import this module without having the library.
-    """
-    try:
-        import nkeys
-    except ModuleNotFoundError:
-        from sr_assets.adapters.signing import PlainKey
-
-        return PlainKey.decode(seed)
-    pair: KeyPair = nkeys.from_seed(bytearray(seed))
-    return pair
 
 
 def user_seed(raw: bytes) -> bytes:

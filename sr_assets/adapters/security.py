@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from sr_assets.adapters.choria import read_choria
-from sr_assets.adapters.login import Login, key_pair, read_text
+from sr_assets.adapters.login import Login, read_text
+from sr_assets.adapters.signing import UserKey
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 
@@ -105,7 +106,10 @@ def read_login(cluster: ClusterSettings) -> Login:
     seed_file = cluster.credentials or cluster.nkey
     jwt = _extract(_JWT, "user's JWT", "credentials" if cluster.credentials else "jwt", jwt_file)
     seed = _extract(_SEED, "user's seed (SU…)", "credentials" if cluster.credentials else "nkey", seed_file)
-    pair = key_pair(seed.encode()) if seed else None
+    try:
+        pair = UserKey(seed.encode()) if seed else None
+    except ValueError:
+        raise RunError(f"{seed_file}: the user's seed (SU…) is damaged; copy the file again") from None
     only_seed = None if jwt else seed
     return Login(cluster.inbox_prefix, cluster.user, cluster.password, cluster.token, jwt, only_seed, pair)
 

@@ -1,17 +1,20 @@
-"""Signing with an nkey in plain Python, for Spark's workers that have no library for it. RFC 8032, section 5.1.
+"""Signing with an nkey (Ed25519, RFC 8032, section 5.1): by the library `cryptography`, or in plain Python.
 
-Slower than a library, and its time depends on the key: use it only for the one signature of a login.
+The plain form is for Spark's workers without the library. Its steps are the same for every key and text, but Python's
+integers take their own time: install `cryptography` on workers where a false server could measure logins.
 """
 
 import base64
 import binascii
 import hashlib
-from typing import Final, Self
+from typing import Final
 
 _P: Final = 2**255 - 19
 _ORDER: Final = 2**252 + 27742317777372353535851937790883648493
 _D: Final = -121665 * pow(121666, -1, _P) % _P
 _USER: Final = 20 << 3
+#: More than any secret or nonce has.
+_BITS: Final = 256
 
 #: A point in extended coordinates: x = X/Z, y = Y/Z, T = XY/Z.
 _Point = tuple[int, int, int, int]
@@ -26,10 +29,9 @@ def _add(a: _Point, b: _Point) -> _Point:
 
 def _times(number: int, point: _Point) -> _Point:
     result: _Point = (0, 1, 1, 0)
-    while number:
-        if number & 1:
-            result = _add(result, point)
-        point, number = _add(point, point), number >> 1
+    for bit in range(_BITS):
+        result = (result, _add(result, point))[number >> bit & 1]
+        point = _add(point, point)
     return result
 
 
@@ -53,32 +55,51 @@ def _number(*parts: bytes) -> int:
     return int.from_bytes(hashlib.sha512(b"".join(parts)).digest(), "little") % _ORDER
 
 
-class PlainKey:
-    """A user's key pair with the methods of `nkeys.KeyPair` that a login uses; the seed has 32 bytes."""
+class PlainSigner:
+    """A private key in plain Python; `raw` has 32 bytes."""
 
-    def __init__(self, seed: bytes) -> None:
-        digest = hashlib.sha512(seed).digest()
+    def __init__(self, raw: bytes) -> None:
+        digest = hashlib.sha512(raw).digest()
         clamped = bytes([digest[0] & 248, *digest[1:31], digest[31] & 127 | 64])
         self._secret, self._prefix = int.from_bytes(clamped, "little"), digest[32:]
-        self._public = _encoded(_times(self._secret, _base()))
-
-    @classmethod
-    def decode(cls, seed: bytes) -> Self:
-        """Decode a seed (`SU…`); raises ValueError if it is invalid."""
-        raw = base64.b32decode(seed + b"=" * (-len(seed) % 8))
-        if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-            raise ValueError("not a seed")
-        return cls(raw[2:-2])
-
-    @property
-    def public_key(self) -> bytes:
-        """The public half, as the server knows the user (`U…`)."""
-        raw = bytes([_USER]) + self._public
-        return base64.b32encode(raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")).rstrip(b"=")
+        self.public = _encoded(_times(self._secret, _base()))
 
     def sign(self, text: bytes) -> bytes:
         """Return the signature of a text."""
         nonce = _number(self._prefix, text)
         commitment = _encoded(_times(nonce, _base()))
-        answer = (nonce + _number(commitment, self._public, text) * self._secret) % _ORDER
+        answer = (nonce + _number(commitment, self.public, text) * self._secret) % _ORDER
         return commitment + answer.to_bytes(32, "little")
+
+
+class LibrarySigner:
+    """A private key of `cryptography`; `raw` has 32 bytes. Raises ImportError without that library."""
+
+    def __init__(self, raw: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        key = Ed25519PrivateKey.from_private_bytes(raw)
+        self.public, self.sign = key.public_key().public_bytes_raw(), key.sign
+
+
+class UserKey:
+    """A user's key pair from its encoded seed (`SU…`). Raises ValueError if that is invalid."""
+
+    def __init__(self, seed: bytes) -> None:
+        raw = base64.b32decode(seed + b"=" * (-len(seed) % 8))
+        if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
+            raise ValueError("not a seed")
+        try:
+            self._signer: LibrarySigner | PlainSigner = LibrarySigner(raw[2:-2])
+        except ImportError:
+            self._signer = PlainSigner(raw[2:-2])
+
+    @property
+    def public_key(self) -> bytes:
+        """The public half, as the server knows the user (`U…`)."""
+        raw = bytes([_USER]) + self._signer.public
+        return base64.b32encode(raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")).rstrip(b"=")
+
+    def sign(self, text: bytes) -> bytes:
+        """Return the signature of a text."""
+        return self._signer.sign(text)
