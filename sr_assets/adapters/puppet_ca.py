@@ -41,6 +41,7 @@ class Enrolment:
     folder: Path
     ca: str
     fingerprint: str | None = None
+    trust_first: bool = False
 
     @property
     def key_file(self) -> Path:
@@ -72,8 +73,8 @@ class Enrolment:
         if all(file.exists() for file in (self.key_file, self.ca_file, self.certificate_file)):
             raise ConfigurationError(f"{self.folder}: already has key, certificate and CA of {self.identity}")
         self._make_folders()
-        key = self._key(say)
         authorities = self._authorities(say)
+        key = self._key(say)
         self._request(key, say)
         certificate = self._await_certificate(deadline, every_seconds, say)
         self._check(certificate, key, authorities)
@@ -116,7 +117,10 @@ class Enrolment:
         return key
 
     def _authorities(self, say: Callable[[str], None]) -> list[x509.Certificate]:
-        """Return the CA's chain, fetched without verification if the file is missing, and compared with the fingerprint."""
+        """Return the CA's chain, fetched without verification if the file is missing, and compared with the fingerprint.
+
+        Without a fingerprint, an unknown CA is trusted only with `trust_first`: it decides about every later connection.
+        """
         file, unverified = self.ca_file, ssl._create_unverified_context()  # noqa: S323, SLF001  its fingerprint is shown
         known = file.exists()
         text = file.read_bytes() if known else self._ask("GET", "certificate/ca", unverified)
@@ -128,6 +132,12 @@ class Enrolment:
             say(f"CA {authority.subject.rfc4514_string()}, SHA-256 {_fingerprint(authority, ':')}")
         if self.fingerprint is not None:
             self._compare(chain, self.fingerprint)
+        elif not (known or self.trust_first):
+            raise RunError(
+                f"{self.ca}: this CA is not known yet; compare the fingerprint above with the one that the CA shows, and run"
+                " the same command with --ca-fingerprint, or with --trust-first on a network that you trust; no file was"
+                " written"
+            )
         if not known:
             _write_new(file, text, 0o644)
         return chain

@@ -42,6 +42,7 @@ def _fingerprint(_context: click.Context, _parameter: click.Parameter, value: st
 )
 @click.option("--ca", default="puppet:8140", show_default=True, callback=_address, help="Address of the CA.")
 @click.option("--ca-fingerprint", callback=_fingerprint, help="Required SHA-256 fingerprint of the CA.")
+@click.option("--trust-first", is_flag=True, help="Trust the host that responds, without a fingerprint.")
 @click.option(
     "--timeout",
     "timeout_seconds",
@@ -50,12 +51,14 @@ def _fingerprint(_context: click.Context, _parameter: click.Parameter, value: st
     show_default=True,
     help="Maximum time to wait for the certificate.",
 )
-def enroll(identity: str, folder: Path, ca: str, ca_fingerprint: str | None, timeout_seconds: float) -> None:
+def enroll(
+    identity: str, folder: Path, ca: str, ca_fingerprint: str | None, timeout_seconds: float, *, trust_first: bool
+) -> None:
     """Request a certificate for IDENTITY from a Puppet CA and store it with its key.
 
-    An existing key is kept. After an interruption the same command continues. Without --ca-fingerprint the responding host
-    is trusted: compare the printed fingerprint.
+    An existing key is kept. After an interruption the same command continues. The first command needs --ca-fingerprint or
+    --trust-first; without them it prints the fingerprint and ends.
     """
     from sr_assets.adapters.puppet_ca import Enrolment
 
-    Enrolment(identity, folder.absolute(), ca, ca_fingerprint).enrol(timeout_seconds, click.echo)
+    Enrolment(identity, folder.absolute(), ca, ca_fingerprint, trust_first).enrol(timeout_seconds, click.echo)

@@ -130,7 +130,7 @@ def ca(tmp_path: Path) -> Iterator[StandIn]:
 def enrolled(ca: StandIn, folder: Path, *, timeout: float = 30.0, fingerprint: str | None = None) -> list[str]:
     """Enrol with a poll interval of 10 ms and return the printed lines."""
     lines: list[str] = []
-    Enrolment(ME, folder, ca.address, fingerprint).enrol(timeout, lines.append, every_seconds=0.01)
+    Enrolment(ME, folder, ca.address, fingerprint, trust_first=True).enrol(timeout, lines.append, every_seconds=0.01)
     return lines
 
 
@@ -163,6 +163,17 @@ def test_interrupted_enrolment_resumes_with_its_key(ca: StandIn, tmp_path: Path)
     assert (folder / "private_keys" / f"{ME}.pem").read_bytes() == key
     assert [line for line in lines if "try" in line][-1].endswith("try 3.")
     assert any("sent before" in line and "already has a requested certificate" in line for line in lines)
+
+
+def test_unknown_ca_is_not_trusted_unasked(ca: StandIn, tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "ssl"
+    arguments = ("enroll", ME, "--dir", str(folder), "--ca", ca.address)
+    code, output, errors = command(*arguments)
+    assert code == 1
+    assert ca.fingerprint in output.replace(":", "")
+    assert "this CA is not known yet; compare the fingerprint" in errors
+    assert not [file for file in folder.rglob("*") if file.is_file()]
+    assert command(*arguments, "--trust-first")[0] == 0
 
 
 def test_wrong_fingerprint_or_certificate_is_refused(ca: StandIn, tmp_path: Path) -> None:
