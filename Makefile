@@ -39,8 +39,18 @@ bench: $(READY) ## measure this machine; prints a table and JSON
 soak: $(READY) ## kill at random, then compare source and target; SECONDS=300 SEED=7 ARGS=--json
 	$(BIN)/python -m sr_assets_bench.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-dist: $(READY) ## build the wheel and the sdist into dist/
-	rm -rf build dist/sr_assets-* && mkdir -p dist && $(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist"); build_meta.build_wheel("dist")'
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -c constraints.txt
+lock: .venv/release ## pin what packages and images contain, with hashes, in packaging/*lock.txt; after a change of constraints.txt
+	$(LOCK) --extra ui --extra java --extra charts --extra postgres pyproject.toml -o packaging/lock.txt
+	echo setuptools | $(LOCK) - -o packaging/build-lock.txt
+
+audit: .venv/release ## look for known vulnerabilities of what packages and images contain; needs the network
+	$(BIN)/pip-audit --disable-pip --require-hashes -r packaging/lock.txt $(ARGS)
+
+dist: .venv/release ## build the wheel, the sdist and the list of contents of the packages into dist/
+	rm -rf build dist/sr_assets-* dist/sbom.cdx.json && mkdir -p dist
+	$(BIN)/cyclonedx-py requirements packaging/lock.txt --pyproject pyproject.toml --output-reproducible -o dist/sbom.cdx.json
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist"); build_meta.build_wheel("dist")'
 
 deb: dist ## build a Debian package into dist/; PYTHON=/usr/bin/python3.12 selects its Python
 	packaging/build deb
@@ -74,5 +84,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ui,embedded,charts,postgres]' --group dev
 	@touch $@
 
+.venv/release: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group release
+	@touch $@
+
 .NOTPARALLEL:
-.PHONY: demo test-fast properties coverage test test-faults test-long test-packages check bench soak dist deb rpm dev fmt fmt-check lint types help
+.PHONY: demo test-fast properties coverage test test-faults test-long test-packages check bench soak lock audit dist deb rpm dev fmt fmt-check lint types help

@@ -10,6 +10,7 @@ from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 
 from sr_assets.operate.health import HEALTH_PATHS
 from sr_assets.settings import load_settings
+from sr_assets.settings.permissions import used_clusters
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "packaging" / "kubernetes"
@@ -63,14 +64,23 @@ def test_configuration_elects_among_the_pods_without_a_volume(tmp_path: Path) ->
     file = tmp_path / "replication.yaml"
     file.write_text(MANIFESTS["ConfigMap"]["data"]["replication.yaml"])
     named = {variable["name"]: f"pod-{n}" for n, variable in enumerate(_container()["env"])}
-    settings = load_settings(file, {**named, **MANIFESTS["Secret"]["stringData"]})
+    settings = load_settings(file, {**named, "SOURCE_PASSWORD": "a", "TARGET_PASSWORD": "b"})
     assert not settings.warnings
+    assert not any(cluster.sends_login_in_clear for cluster in used_clusters(settings))
     (entry,) = settings.entries
     assert entry.leader_election_name == "pod-0"
     assert settings.checkpoint_store(entry.name) is not None
     assert MANIFESTS["Deployment"]["spec"]["replicas"] == 2
     assert settings.metrics.port == _container()["ports"][0]["containerPort"]
     assert settings.metrics.host == "0.0.0.0"
+
+
+def test_only_metrics_are_reachable_and_no_secret_is_shipped() -> None:
+    policy = MANIFESTS["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == MANIFESTS["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == [_container()["ports"][0]["name"]]
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 4222}
+    assert "Secret" not in MANIFESTS
 
 
 def test_probes_use_the_paths_of_health() -> None:

