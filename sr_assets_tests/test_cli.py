@@ -32,9 +32,11 @@ from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.cli.warnings import _in_clear_text
 from sr_assets.domain.durations import duration
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
+from sr_assets_tests.exposed import configured
 from sr_assets_tests.rig import Command
 
 SECOND_NS = 1_000_000_000
@@ -695,6 +697,32 @@ def test_check_prints_planned_work(home: Path, command: Command) -> None:
     assert london["sampling"] == "by sender every 1h, silent after 30m"
     assert paris["sampling"] is None
     assert not home.exists()
+
+
+def test_login_that_leaves_the_machine_unencrypted_is_a_warning(tmp_path: Path) -> None:
+    entry = {"name": "london", "stream": "REG", "target_url": "nats://u:s3cret@127.0.0.1:4222"}
+    sources = (
+        "nats://u:s3cret@10.0.0.1",
+        "tok3n@hub.example.net",
+        "tls://u:s3cret@10.0.0.2",
+        "nats://10.0.0.3?nkey=/etc/key",
+        "nats://u:s3cret@nats.internal",
+    )
+    settings = configured(
+        tmp_path,
+        data={"ops": {"type": "consul", "url": "http://10.0.0.4:8500", "token": "tok3n", "prefix": "x"}},
+        notify=[{"webhook": "http://chat.example.net/s3cret"}, {"webhook": "https://chat.example.net/s3cret"}],
+        streams=[{**entry, "stream": f"REG{n}", "source_url": url} for n, url in enumerate(sources)],
+        clear_text_hosts=["*.internal"],
+    )
+    lines = list(_in_clear_text(settings))
+    assert [line.partition(": its")[0] for line in lines] == [
+        "10.0.0.1:4222",
+        "hub.example.net:4222",
+        "data source ops",
+        "notify 1 (webhook chat.example.net)",
+    ]
+    assert not any(secret in line for line in lines for secret in ("s3cret", "tok3n"))
 
 
 def test_check_connect_tests_all_connections_without_changes(

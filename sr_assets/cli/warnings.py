@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -20,6 +22,7 @@ def warn(settings: "Settings") -> None:
     for warning in (
         *settings.warnings,
         *_exposed(settings),
+        *_in_clear_text(settings),
         *_states_without_entry(settings),
         *_too_short_durations(settings),
     ):
@@ -69,6 +72,29 @@ def _exposed(settings: "Settings") -> list[str]:
     return [
         f"{file}: every user of this machine can read this key; chmod it to 0600, or 0640 for a group" for file in files
     ]
+
+
+def _in_clear_text(settings: "Settings") -> Iterator[str]:
+    """Yield a warning for each place to which a login travels unencrypted over a network."""
+    from sr_assets.domain.clusters import is_loopback
+    from sr_assets.settings.permissions import used_clusters
+
+    def allowed(host: str) -> bool:
+        return is_loopback(host) or any(fnmatchcase(host, pattern) for pattern in settings.clear_text_hosts)
+
+    remedy = "or name the host in clear_text_hosts if that network is safe"
+    kv = (source.cluster for source in settings.data.values() if source.type == "kv")
+    for cluster in dict.fromkeys((*used_clusters(settings), *kv)):
+        if cluster.sends_login_in_clear and not all(allowed(server.rpartition(":")[0]) for server in cluster.servers):
+            yield f"{cluster.label}: its password or token may travel unencrypted; use tls:// in its URL, {remedy}"
+    for name, source in settings.data.items():
+        url = urlsplit(source.url or "")
+        if source.type == "consul" and source.token and url.scheme == "http" and not allowed(url.hostname or ""):
+            yield f"data source {name}: its token travels unencrypted to {url.hostname}; use https://, {remedy}"
+    for receiver in settings.notify:
+        url = urlsplit(receiver.webhook or "")
+        if url.scheme == "http" and not allowed(url.hostname or ""):
+            yield f"{receiver.label}: its URL and the messages travel unencrypted; use https://, {remedy}"
 
 
 def _states_without_entry(settings: "Settings") -> Iterator[str]:

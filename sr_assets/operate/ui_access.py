@@ -7,7 +7,6 @@ launch and terminate runs.
 import base64
 import binascii
 import hmac
-import ipaddress
 import os
 import re
 import socket
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from sr_assets.domain.clusters import is_loopback
 from sr_assets.domain.errors import ConfigurationError
 
 Scope = MutableMapping[str, Any]
@@ -56,14 +56,6 @@ class Access:
     logins: tuple[bytes, ...] | None = None
     any_host: bool = False
     trust_proxy: bool = False
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def refuse_open_ui(host: str, *, auth_file: Path | None, read_only: bool, trust_proxy: bool) -> None:

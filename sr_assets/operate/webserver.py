@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sr_assets.domain.clusters import is_loopback
 from sr_assets.operate.documents import DocumentsMiddleware
-from sr_assets.operate.ui_access import Access, AccessMiddleware, is_loopback, read_logins
+from sr_assets.operate.ui_access import Access, AccessMiddleware, read_logins
 
 #: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
 _DATABASE = (15_000, 3_600, 20)

@@ -36,7 +36,7 @@ from sr_assets.settings.outage_guard import OutageGuardBlock
 from sr_assets.settings.references import Loaded
 from sr_assets.settings.streams import CatchUp, Entry, StreamSettings
 from sr_assets.settings.topology import TopologySettings
-from sr_assets.settings.values import Duration, File, FileMode, Flag, Port, Positive, Span, Value, choice, shown
+from sr_assets.settings.values import Duration, File, FileMode, Flag, Port, Positive, Span, Texts, Value, choice, shown
 
 T = TypeVar("T")
 AnyEntry = TypeVar("AnyEntry", StreamSettings, FeedSettings)
@@ -49,6 +49,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "home",
         "logfile",
         "log_format",
+        "clear_text_hosts",
         "named_concurrency",
         "run_retention",
         "metrics",
@@ -144,6 +145,11 @@ class Settings(Block):
     availability: DailySettings = file_key("[days](#daily-blocks) of `availability_daily`", {})
     inventory: InventorySettings = file_key("[days](#daily-blocks) of `inventory_daily`", {})
     tls: TlsBlock | None = file_key("the default of every link; see [URLs and TLS](#urls-and-tls)", None)
+    clear_text_hosts: Texts = file_key(
+        "patterns of hosts to which [logins may travel unencrypted](operations.md#logins-without-tls) without a warning",
+        [],
+        default_text="none",
+    )
     choria: ChoriaBlock | None = file_key("the default of every link; see [Choria](#choria)", None)
     heartbeats: HeartbeatSettings | None = file_key(
         "[heartbeats](#heartbeats) published by `up` and `run --follow`", None

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, model_validator
 
+from sr_assets.domain.clusters import is_loopback
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.values import (
     Duration,
@@ -76,6 +77,12 @@ class EmailSettings(Block):
     tls: Annotated[MailTls, choice(MailTls)] = file_key("the encryption", "none")
     user: Text | None = file_key("the login", None)
     password: Secret | None = file_key("its password", None, secret=True)
+
+    @model_validator(mode="after")
+    def _password_is_encrypted(self) -> Self:
+        if self.password is not None and self.tls == "none" and not is_loopback(self.host):
+            raise ValueError(f"password: would travel unencrypted to {self.host}; set tls: starttls or tls: tls")
+        return self
 
     @model_validator(mode="after")
     def _with_port(self) -> Self:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from sr_assets.domain.clusters import is_loopback
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.ui_access import (
     NOBODY,
     Access,
     AccessMiddleware,
-    is_loopback,
     peer_user,
     read_logins,
     refuse_foreign_page,
