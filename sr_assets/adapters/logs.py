@@ -6,12 +6,15 @@ A line about a stream begins with its label, `name/stream`, which also identifie
 import contextlib
 import json
 import logging
+import os
 import re
 import sys
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any, Final, Literal
+
+from sr_assets.domain.foreign_text import visible
 
 #: The attributes of every record; all others were passed as `extra`.
 _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
@@ -21,10 +24,18 @@ _LABEL: Final = re.compile(r"(?P<site>[^/:\s]+)/[^/:\s]+(?=: )")
 #: The run of each site that this process works on.
 _runs: dict[str, str] = {}
 _form: Literal["text", "json"] = "text"
+#: The variable with the tag that a parent expects in front of its children's JSON lines on stderr: text that begins like
+#: such a line, for example in a traceback, must not pass as one.
+TAG_VARIABLE: Final = "SR_ASSETS_LOG_TAG"
+_tag: Final = os.environ.get(TAG_VARIABLE, "")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, and stream, run and numbers if known."""
+    """One JSON object per line, after a `tag`: time, level, logger, message, and stream, run and numbers if known."""
+
+    def __init__(self, tag: str = "") -> None:
+        super().__init__()
+        self._tag = tag
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as JSON."""
@@ -42,7 +53,17 @@ class JsonLines(logging.Formatter):
         line |= {key: value for key, value in vars(record).items() if key not in _OWN}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return self._tag + json.dumps(line, default=str, ensure_ascii=False)
+
+
+class TextLines(logging.Formatter):
+    """One line per record; those of a traceback are indented. Foreign text forges no line and controls no terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text."""
+        line = f"{self.formatTime(record)} {record.levelname} {visible(record.getMessage())}"
+        traceback = self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        return "\n".join([line, *(f"  {visible(each)}" for each in traceback)])
 
 
 def set_print_format(form: Literal["text", "json"]) -> None:
@@ -62,12 +83,12 @@ def print_warning(text: str) -> None:
 
 
 def _print_problem(kind: Literal["error", "warning"], text: str) -> None:
-    line = " ".join(text.split())
+    line = visible(" ".join(text.split()))
     shown = f"{kind}: {line}"
     if _form == "json":
         level = kind.upper()
         record = {"name": "sr_assets", "levelno": getattr(logging, level), "levelname": level, "msg": line}
-        shown = JsonLines().format(logging.makeLogRecord(record))
+        shown = JsonLines(_tag).format(logging.makeLogRecord(record))
     # A full disk or a closed pipe must not end the work that reports.
     with contextlib.suppress(OSError):
         print(shown, file=sys.stderr, flush=True)  # noqa: T201  what a command says is no logger's, which may be silent
@@ -95,12 +116,11 @@ def open_log(level: str, form: Literal["text", "json"], file: Path | None) -> No
     ours = logging.getLogger("sr_assets")
     if ours.handlers:
         return
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers: list[tuple[logging.Handler, str]] = [(logging.StreamHandler(sys.stderr), _tag)]
     if file is not None:
-        handlers.append(LogFile(file))
-    formatter = JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    for handler in handlers:
-        handler.setFormatter(formatter)
+        handlers.append((LogFile(file), ""))
+    for handler, tag in handlers:
+        handler.setFormatter(JsonLines(tag) if form == "json" else TextLines())
         ours.addHandler(handler)
     ours.setLevel(level.upper())
 

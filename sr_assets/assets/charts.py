@@ -15,6 +15,7 @@ import dagster as dg
 
 from sr_assets.adapters.extras import missing_extra
 from sr_assets.adapters.published.status_queries import STEP, RecentNodes
+from sr_assets.domain.foreign_text import visible
 from sr_assets.domain.topology.graph import Graph, Node
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _positions(graph: Graph) -> dict[Node, tuple[float, float]]:
 
 
 def _short(text: str) -> str:
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    plain = visible(text)
     return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
 
 

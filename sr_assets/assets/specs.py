@@ -6,6 +6,7 @@ from typing import Any, Final
 import dagster as dg
 
 from sr_assets.assets.columns import table_schema
+from sr_assets.domain.foreign_text import markdown
 from sr_assets.settings import Entry, Settings, asset_name
 
 OWNERS: Final = ["team:fleet-platform"]
@@ -98,10 +99,5 @@ def entry_spec(
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> dg.MarkdownMetadataValue:
     """Return a table for an asset's page; a cell may contain any text."""
-    lines = [header, ["---"] * len(header), *([_cell(text) for text in row] for row in rows)]
+    lines = [header, ["---"] * len(header), *([markdown(text) for text in row] for row in rows)]
     return dg.MetadataValue.md("\n".join(f"| {' | '.join(line)} |" for line in lines))
-
-
-def _cell(text: str) -> str:
-    printable = "".join(character if character.isprintable() else "\ufffd" for character in text)
-    return printable.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

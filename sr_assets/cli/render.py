@@ -20,6 +20,7 @@ from rich.cells import cell_len
 
 from sr_assets.cli import layout
 from sr_assets.domain.durations import duration
+from sr_assets.domain.foreign_text import visible
 
 #: `wide` is a table with every column, even if a row needs several lines.
 Format = Literal["table", "json", "csv", "wide"]
@@ -170,7 +171,7 @@ def _table(
 
 
 def _header(column: str) -> str:
-    return printable(column.removesuffix("_seconds").replace("_", " "))
+    return visible(column.removesuffix("_seconds").replace("_", " "))
 
 
 def _styled(column: str, value: object) -> tuple[str, str | None]:
@@ -186,14 +187,7 @@ def text(column: str, value: object) -> str:
         return duration(value)
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
-    return printable(str(_cell(_plain(value))))
-
-
-def printable(shown: str) -> str:
-    """Return text with terminal control characters escaped."""
-    if shown.isprintable():
-        return shown
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in shown)
+    return visible(str(_cell(_plain(value))))
 
 
 class Lines:
@@ -240,7 +234,7 @@ def age_text(as_of: datetime) -> str:
 
 def print_note(remark: str) -> None:
     """Print a note above or below a table."""
-    sys.stdout.writelines(f"{line}\n" for line in layout.note(printable(remark)))
+    sys.stdout.writelines(f"{line}\n" for line in layout.note(visible(remark)))
 
 
 def print_document(value: object) -> None:

@@ -1,6 +1,7 @@
 """Child processes' output as JSON lines for `log_format: json`, including lines of Dagster, Spark and Java.
 
-Children write into a pipe. JSON lines pass unchanged; other text becomes an event with time, level, logger and message.
+Children write into a pipe. JSON lines pass unchanged, as lines of this package only with the tag that its children know;
+other text becomes an event with time, level, logger and message.
 Immediately following lines, such as a traceback, are appended to the event.
 """
 
@@ -9,13 +10,14 @@ import json
 import logging
 import os
 import re
+import secrets
 import select
 import sys
 from collections.abc import Generator, Iterator
 from datetime import datetime
 from typing import Any, Final
 
-from sr_assets.adapters.logs import JsonLines, LogFile
+from sr_assets.adapters.logs import TAG_VARIABLE, JsonLines, LogFile
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.settings import Settings
 
@@ -52,6 +54,10 @@ class ChildLogs:
             LogFile(self._file, delay=True) if self._file and self._json else logging.StreamHandler(sys.stderr)
         )
         self._pipes: list[_Pipe] = []
+        # The tag of this process's own parent, if it has one, is for its own lines.
+        self._tag = f"{secrets.token_hex(8)} " if self._json else ""
+        if self._json:
+            os.environ[TAG_VARIABLE] = self._tag
 
     @contextlib.contextmanager
     def output(self, source: str) -> Iterator[int | None]:
@@ -61,7 +67,7 @@ class ChildLogs:
                 yield None if file is None else file.fileno()
             return
         reader, writer = os.pipe()
-        pipe = _Pipe(reader, source, self._handler, drop_own=self._file is not None)
+        pipe = _Pipe(reader, source, self._handler, self._tag, drop_own=self._file is not None)
         pipe.thread.start()
         self._pipes.append(pipe)
         try:
@@ -73,16 +79,19 @@ class ChildLogs:
         """Wait until the output of the ended children is written."""
         for pipe in self._pipes:
             pipe.thread.join(_JOIN_SECONDS)
+        if self._json:
+            os.environ.pop(TAG_VARIABLE, None)
         self._handler.close()
 
 
 class _Pipe:
     """One child's output, line by line, until its last writer closes the pipe: a lost reader would end the child."""
 
-    def __init__(self, reader: int, source: str, handler: logging.Handler, *, drop_own: bool) -> None:
+    def __init__(self, reader: int, source: str, handler: logging.Handler, tag: str, *, drop_own: bool) -> None:
         # Its child waits meanwhile.
         self.thread = BackgroundThread(f"log of {source}", self._read, longest_pause_seconds=_PAUSE_SECONDS)
         self._reader, self._source, self._handler, self._drop_own = reader, source, handler, drop_own
+        self._tag = tag
         self._event: list[str] = []
         self._rest = b""
 
@@ -105,9 +114,12 @@ class _Pipe:
         line = _COLOURS.sub("", raw).rstrip()
         if not line:
             return
-        if (record := _as_json(line)) is not None:
+        tagged, line = line.startswith(self._tag), line.removeprefix(self._tag)
+        record = _as_json(line)
+        ours = record is not None and str(record.get("logger", "")).partition(".")[0] == _OWN_LOGGERS
+        if record is not None and ours <= tagged:
             self._end_event()
-            if not (self._drop_own and str(record.get("logger", "")).partition(".")[0] == _OWN_LOGGERS):
+            if not (self._drop_own and ours):
                 self._write(line)
             return
         if len(self._event) >= _LONGEST_EVENT or any(pattern.match(line) for pattern in _FIRST_LINES):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.logs import print_error, print_warning
+from sr_assets.domain.foreign_text import visible
 from sr_assets.settings import Entry, Kind
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _PRINTED: Final = ("senders_found", "advisories_published")
 
 def print_line(line: str) -> None:
     """Print a line on stdout."""
-    print(line, flush=True)  # noqa: T201  the output of `run` and `up`
+    print(visible(line), flush=True)  # noqa: T201  the output of `run` and `up`
 
 
 def report_idle(entries: Sequence[Entry]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.logs import note_run, open_log
+from sr_assets.adapters.logs import note_run, open_log, print_warning
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
 
@@ -31,6 +31,28 @@ def test_json_line_has_stream_run_and_numbers(tmp_path: Path) -> None:
     assert (batch["first"], batch["next"], batch["count"], batch["per_second"]) == (1, 501, 480, 240.0)
     assert (retry["level"], retry["message"]) == ("warn", "london/REG: no answer; attempt 2")
     assert (retry["stream"], retry["run"]) == ("london/REG", "1234")
+
+
+def test_foreign_text_forges_no_line_and_controls_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_log("info", "text", tmp_path / "sr.log")
+    forged = "web1\n2026-01-01 00:00:00,000 ERROR london/REG: forged\x1b]0;title\x07"
+    log = logging.getLogger("sr_assets")
+    log.warning("%s: no answer", forged)
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        log.exception("it failed")
+    first, second, *traceback = (tmp_path / "sr.log").read_text().splitlines()
+    assert "web1\\n2026" in first
+    assert second.endswith("ERROR it failed")
+    assert traceback
+    assert all(line.startswith("  ") and line.isprintable() for line in traceback)
+    print_warning(forged)
+    (warning,) = capsys.readouterr().err.splitlines()[-1:]
+    assert warning.startswith("warning: web1 2026")
+    assert warning.isprintable()
 
 
 def test_error_with_traceback_is_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters.logs import TAG_VARIABLE
 from sr_assets.operate.log_lines import ChildLogs, as_event
 from sr_assets.settings import Settings
 from sr_assets_tests.exposed import SITES, STREAM, configured
@@ -17,17 +18,19 @@ OWN_LINE = (
     '{"time": "2026-01-01T00:00:00+00:00", "level": "info", "logger": "sr_assets.stages", "message": "london/REG: 5"}'
 )
 FOREIGN = '{"an": "asset\'s own"}'
+FORGED = OWN_LINE.replace("REG: 5", "REG: 6")
 WRITTEN = f"""\
 \x1b[34m2026-11-22 16:15:01 +0000 - dagster.daemon.SensorDaemon - INFO\x1b[0m - Launching run {RUN}
 2026-11-22 16:15:02 +0000 - dagster.daemon - ERROR - it failed
 Traceback (most recent call last):
   File "x.py", line 1, in <module>
-{OWN_LINE}
+TAG{OWN_LINE}
 {FOREIGN}
 26/11/22 16:15:03 WARN NativeCodeLoader: Unable to load native-hadoop library
 
 WARNING:uvicorn.error:it is slow
 error: london/REG: no answer
+{FORGED}
 {{ no JSON
 without an end"""
 
@@ -37,7 +40,7 @@ def written(settings: Settings, file: Path | None, errors: Any) -> list[dict[str
     logs = ChildLogs(settings, to_file=file is not None)
     with logs.output("daemon") as output:
         assert output is not None
-        os.write(output, WRITTEN.encode() + b"\xff")
+        os.write(output, WRITTEN.replace("TAG", os.environ[TAG_VARIABLE]).encode() + b"\xff")
     logs.close()
     text = file.read_text() if file else errors.readouterr().err
     return [json.loads(line) for line in text.splitlines()]
@@ -62,7 +65,7 @@ def test_child_output_becomes_events_with_time_level_and_logger(
     assert (spark["level"], spark["logger"]) == ("warn", "NativeCodeLoader")
     assert (python["level"], python["logger"], python["message"]) == ("warn", "uvicorn.error", "it is slow")
     assert (error["level"], error["logger"], error["stream"]) == ("error", "daemon", "london/REG")
-    assert error["message"] == "london/REG: no answer\n{ no JSON\nwithout an end\ufffd"
+    assert error["message"] == f"london/REG: no answer\n{FORGED}\n{{ no JSON\nwithout an end\ufffd"
 
 
 def test_log_file_contains_each_line_once(tmp_path: Path) -> None:

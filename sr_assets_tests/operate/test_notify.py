@@ -55,7 +55,10 @@ def _end_of_threads() -> Iterator[None]:
 
 
 class Receiver(ThreadingHTTPServer):
-    """A web server that stores posted bodies and responds with `code` or `line`, or never if it `hangs`."""
+    """A web server that stores posted bodies and responds with `code` or `line`, or never if it `hangs`.
+
+    It answers 403 to a body that contains `refuses`, as a firewall for web applications does.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -64,6 +67,7 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Post)
         self.bodies: list[dict[str, Any]] = []
         self.requests, self.code, self.line = 0, 200, b""
+        self.refuses = ""
         self.keys: list[str] = []
         self.hangs, self.ended = False, threading.Event()
 
@@ -95,6 +99,8 @@ class _Post(BaseHTTPRequestHandler):
         if self.server.line:
             self.wfile.write(self.server.line)
             return
+        if self.server.refuses and self.server.refuses in json.dumps(body):
+            code = 403
         if code == 200:
             self.server.bodies.append(body)
         self.send_response(code)
@@ -254,6 +260,51 @@ def test_events_are_resent_after_the_receiver_recovers(tmp_path: Path, capsys: p
         )
         notify_once(settings)
         assert back.ids == ids
+
+
+def test_name_that_a_receiver_refuses_holds_up_no_event(
+    tmp_path: Path, receiver: Receiver, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = configured(tmp_path, notify=[{"webhook": receiver.url}])
+    begin_notifying(settings)
+    receiver.refuses = '"node": "<script'
+    ids = publish(tmp_path, "<script>alert(1)</script>", "web1")
+    with notify_beside(settings):
+        wait_until(lambda: len(receiver.bodies) == 2, "both messages")
+    assert sorted(receiver.ids) == sorted(ids)
+    (withheld,) = (body for body in receiver.bodies if "event_ids" in body)
+    assert withheld["counts"] == {"timeout": 1}
+    assert SITES[0] in withheld["text"]
+    assert "sent 1 events without names and reasons" in capsys.readouterr().err
+
+
+def test_receiver_that_refuses_everything_gets_all_later(tmp_path: Path, receiver: Receiver, quick: None) -> None:
+    settings = configured(tmp_path, notify=[{"webhook": receiver.url}])
+    begin_notifying(settings)
+    receiver.code = 401
+    (event_id,) = publish(tmp_path, "web1")
+    with notify_beside(settings):
+        # Three attempts, and those without the details.
+        wait_until(lambda: receiver.requests > 6, "refused messages")
+        receiver.code = 200
+        wait_until(lambda: bool(receiver.bodies), "the message")
+    assert receiver.bodies[0]["event_id"] == event_id
+    assert receiver.bodies[0]["node"] == "web1"
+
+
+def test_name_is_no_mention_link_or_line_in_a_chat(tmp_path: Path, receiver: Receiver) -> None:
+    settings = configured(tmp_path, notify=[{"webhook": receiver.url}])
+    begin_notifying(settings)
+    names = ["<!channel>", "<https://evil|sign in>", "@all", "[sign in](https://evil)", "web1\nweb2 is retired"]
+    publish(tmp_path, *names)
+    notify_once(settings)
+    bodies = {body["node"]: body for body in receiver.bodies}
+    assert bodies.keys() == set(names)
+    for body in bodies.values():
+        assert not any(each in body["text"] for each in ("<", ">", "@a", "](", "://", "\n"))
+        assert "\n" not in body["plain_text"]
+    assert bodies["<!channel>"]["text"].startswith("&lt;!channel&gt; is silent")
+    assert bodies["@all"]["plain_text"].startswith("@all is silent")
 
 
 def test_events_are_discarded_a_day_after_their_own_first_failure(
@@ -811,6 +862,10 @@ def test_command_line_run_sends_notifications(rig: Rig, receiver: Receiver) -> N
         ({"command": "c", "sites": ["atlantis"]}, "'atlantis' is no entry's name; there are: london"),
         ({"email": {"host": "h", "sender": "a"}}, "to"),
         ({"email": {"host": "h", "sender": "a@b", "to": []}}, "to: is empty"),
+        (
+            {"email": {"host": "h", "sender": "a@b", "to": "c@d", "user": "u", "password": "s3cret"}},
+            "password: would travel unencrypted to h; set tls: starttls or tls: tls",
+        ),
         ({"email": {"host": "h", "sender": "a@b", "to": ["c d"]}}, "'c d' is not an address"),
         ({"webhook": "https://example.net:99999x/s3cret"}, "is not a webhook URL"),
         ({"webhook": "https://example.net/s3 cret"}, "is not a webhook URL"),

@@ -12,6 +12,7 @@ from typing import Final
 from sr_assets.adapters.jetstream import ApiError, PermissionDeniedError
 from sr_assets.adapters.security import tls_error_text
 from sr_assets.domain.errors import TransientError
+from sr_assets.domain.foreign_text import visible
 
 RECEIVE_BYTES: Final = 1 << 20
 #: The default of `vanished_ms`.
@@ -34,8 +35,8 @@ class WireError(TransientError):
     """The connection failed: refused, closed, timed out, or not the NATS protocol. Never contains a secret."""
 
     def __init__(self, message: str) -> None:
-        # A server may send unprintable text.
-        super().__init__("".join(letter if letter.isprintable() else " " for letter in message))
+        # A server may send control characters.
+        super().__init__(visible(message))
 
 
 class DeniedError(WireError, PermissionDeniedError):

@@ -1,5 +1,6 @@
 """A graph in the DOT language of graphviz."""
 
+from sr_assets.domain.foreign_text import visible
 from sr_assets.domain.topology.graph import Graph
 
 
@@ -19,6 +20,6 @@ def dot(graph: Graph) -> str:
 
 def _quoted(text: str) -> str:
     """Return a text as a DOT string; graphviz would interpret escapes and entities in names."""
-    plain = "".join(letter if letter == "\n" or letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    plain = "\n".join(visible(line) for line in text.split("\n"))
     escaped = plain.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")
     return f'"{escaped}"'

@@ -19,8 +19,8 @@ from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.operate.notify.events import Sent, SentFile, all_sent, pending
-from sr_assets.operate.notify.messages import Event, Message, messages, summary
-from sr_assets.operate.notify.targets import NotSentError, send
+from sr_assets.operate.notify.messages import Event, Message, messages, summary, withheld
+from sr_assets.operate.notify.targets import NotSentError, RefusedError, send
 from sr_assets.settings import NotifySettings, Settings
 from sr_assets.stages.leadership import standby_line
 
@@ -36,6 +36,8 @@ _TOGETHER: Final = timedelta(minutes=5)
 #: Attempts of a single run, and how long its end waits for all targets.
 _ATTEMPTS_ONCE: Final = 3
 _ONCE_SECONDS: Final = 30.0
+#: Refusals in a row after which a message is sent without its details.
+_REFUSALS: Final = 3
 
 
 def begin_notifying(settings: Settings) -> None:
@@ -154,7 +156,7 @@ class _Delivery:
                 sent.hold((event for event in fresh if event.id not in done), time.time())
                 break
             try:
-                send(self._target, message)
+                self._send_message(message)
             except NotSentError as error:
                 self._note_failure(sent, [*sent.held, *fresh], str(error))
                 return False
@@ -164,6 +166,20 @@ class _Delivery:
         sent.failures.clear()
         self._failures = 0
         return True
+
+    def _send_message(self, message: Message) -> None:
+        """Send a message; one that the receiver refuses again and again without the names and reasons in it.
+
+        Otherwise a node's name that a receiver refuses would hold up all later events. A receiver that refuses both has
+        another problem, so that everything is retried.
+        """
+        try:
+            send(self._target, message)
+        except RefusedError as error:
+            if self._failures + 1 < _REFUSALS:
+                raise
+            send(self._target, withheld(message))
+            print_warning(f"{self._target.label}: {error}; sent {len(message.events)} events without names and reasons")
 
     def _leave_to_leader(self, sent: Sent, waiting: list[Event]) -> list[Event]:
         """Omit the events of sites that another member leads, which sends them, unless this home has failed to send."""

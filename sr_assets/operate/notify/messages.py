@@ -1,17 +1,21 @@
 """The content of notifications: JSON for webhooks such as Slack's, with a readable `text`."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from sr_assets.domain.foreign_text import visible
+
 #: More pending events than this become a digest for each site and class, more groups than this one digest.
 SINGLE: Final = 10
 #: Most events in one digest.
 _DIGEST: Final = 1_000
 _SHOWN: Final = 10
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _VERBS: Final = {
     "new": "is new",
     "timeout": "is silent",
@@ -53,16 +57,14 @@ class Event:
     @property
     def text(self) -> str:
         """The event as one line."""
-        where = self.place
+        where, node, reason = self.place, visible(self.node or ""), visible(self.reason or "")
         if self.event == "failed":
-            return f"{where} failed: {self.reason}"
+            return f"{where} failed: {reason}"
         if self.reason is not None:
-            return (
-                f"{self.node or where} {_VERBS[self.event]}: {self.reason} ({where}, {self.at:%Y-%m-%d %H:%M:%S} UTC)"
-            )
+            return f"{node or where} {_VERBS[self.event]}: {reason} ({where}, {self.at:%Y-%m-%d %H:%M:%S} UTC)"
         seconds = {"timeout": self.age_seconds, "recover": self.outage_seconds}.get(self.event)
         lasted = f" after {seconds:.0f} s" if seconds is not None else ""
-        return f"{self.node} {_VERBS[self.event]}{lasted} ({where}, {self.at:%Y-%m-%d %H:%M:%S} UTC)"
+        return f"{node} {_VERBS[self.event]}{lasted} ({where}, {self.at:%Y-%m-%d %H:%M:%S} UTC)"
 
     @property
     def body(self) -> dict[str, object]:
@@ -94,7 +96,10 @@ class Message:
     def key(self) -> str:
         """Identifies the message: a repetition about other events too is another message."""
         ids = [event.id for event in self.events]
-        return ids[0] if len(ids) == 1 else hashlib.sha256(",".join(ids).encode()).hexdigest()[:32]
+        # The id of another site's event is that site's text.
+        if len(ids) == 1 and _PLAIN_ID.fullmatch(ids[0]):
+            return ids[0]
+        return hashlib.sha256(",".join(ids).encode()).hexdigest()[:32]
 
 
 def messages(events: Sequence[Event], *, together: bool) -> list[Message]:
@@ -115,6 +120,15 @@ def summary(events: Sequence[Event], since: float) -> Message:
     """Return the one message about all events of a time without messages, which began at `since` (unix seconds)."""
     heading = f"{len(events)} events since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC: "
     return _digest(events, heading, summary=True)
+
+
+def withheld(message: Message) -> Message:
+    """Return a message about the same events that contains nothing of a node: for a receiver that refuses the other."""
+    places = ", ".join(sorted({event.place for event in message.events}))
+    counts = _totals(message.events)
+    text = f"{', '.join(f'{count} {event}' for event, count in counts.items())} ({places}); the receiver refuses the details"
+    ids = [event.id for event in message.events if _PLAIN_ID.fullmatch(event.id)]
+    return Message(f"sr-assets: {text}"[:200], {"text": text, "counts": counts, "event_ids": ids}, message.events)
 
 
 def _single(event: Event) -> Message:
@@ -153,7 +167,7 @@ def _digest(events: Sequence[Event], prefix: str = "", **more: object) -> Messag
 
 
 def _place(event: Event) -> str:
-    return f"{event.place}, class {event.node_class}" if event.node_class else event.place
+    return f"{event.place}, class {visible(event.node_class)}" if event.node_class else event.place
 
 
 def _totals(events: Iterable[Event]) -> dict[str, int]:

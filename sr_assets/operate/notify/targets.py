@@ -17,6 +17,7 @@ from email.message import EmailMessage
 from typing import Final, TypeVar
 
 from sr_assets.adapters.logs import print_warning
+from sr_assets.domain.foreign_text import chat, visible
 from sr_assets.operate.bounded import shut_after
 from sr_assets.operate.notify.messages import Message
 from sr_assets.settings import EmailSettings, NotifySettings
@@ -27,6 +28,10 @@ _ANSWER_SECONDS: Final = 10.0
 _MAIL_SECONDS: Final = 60.0
 #: A command's error is looked for in so many bytes at the end of its stderr.
 _LAST_BYTES: Final = 4096
+#: HTTP's statuses below 500 that ask for a repetition: a timeout and too many requests.
+_LATER: Final = (408, 429)
+#: SMTP's first status of a permanent refusal.
+_PERMANENT: Final = 500
 
 Mailer = TypeVar("Mailer", bound=smtplib.SMTP)
 
@@ -35,8 +40,12 @@ class NotSentError(Exception):
     """A failed attempt; the text is one line without a secret."""
 
 
+class RefusedError(NotSentError):
+    """The receiver answers, and refuses this message."""
+
+
 def send(target: NotifySettings, message: Message) -> None:
-    """Send a notification. Raises NotSentError."""
+    """Send a notification. Raises NotSentError, RefusedError if the receiver refuses this message."""
     try:
         if target.webhook is not None:
             _post(target.webhook, message)
@@ -48,7 +57,8 @@ def send(target: NotifySettings, message: Message) -> None:
         error.close()
         # The server's own phrase may repeat the URL.
         phrase = http.client.responses.get(error.code, "")
-        raise NotSentError(f"answered {error.code} {phrase}".rstrip()) from None
+        refused = 400 <= error.code < 500 and error.code not in _LATER
+        raise (RefusedError if refused else NotSentError)(f"answered {error.code} {phrase}".rstrip()) from None
     except urllib.error.URLError as error:
         raise NotSentError(_line(error.reason)) from None
     except subprocess.TimeoutExpired:
@@ -56,6 +66,8 @@ def send(target: NotifySettings, message: Message) -> None:
     except http.client.HTTPException as error:
         # The exception's text quotes the response.
         raise NotSentError(f"the response is not HTTP ({type(error).__name__})") from None
+    except smtplib.SMTPDataError as error:
+        raise (RefusedError if error.smtp_code >= _PERMANENT else NotSentError)(_line(error)) from None
     except (OSError, smtplib.SMTPException, ValueError) as error:
         raise NotSentError(_line(error)) from None
 
@@ -103,9 +115,10 @@ _OPENER: Final = urllib.request.build_opener(_NoRedirection, _Http, _Https)
 
 
 def _post(url: str, message: Message) -> None:
+    text = str(message.body["text"])
     request = urllib.request.Request(  # noqa: S310  the settings allow only http and https
         url,
-        json.dumps(message.body).encode(),
+        json.dumps({**message.body, "text": chat(text), "plain_text": text}).encode(),
         {"Content-Type": "application/json", "User-Agent": "sr-assets", "Idempotency-Key": message.key},
     )
     deadline = time.monotonic() + _ANSWER_SECONDS
@@ -136,8 +149,8 @@ def _run(command: tuple[str, ...], message: Message) -> None:
         if process.returncode:
             output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_BYTES))
             errors = output.read().decode(errors="replace").strip().splitlines()
-            last = f": {''.join(filter(str.isprintable, errors[-1]))}" if errors else ""
-            raise NotSentError(f"ended with exit code {process.returncode}{last}")
+            last = f": {visible(errors[-1])}" if errors else ""
+            raise RefusedError(f"ended with exit code {process.returncode}{last}")
 
 
 def _mail(email: EmailSettings, message: Message) -> None:
@@ -146,7 +159,7 @@ def _mail(email: EmailSettings, message: Message) -> None:
     mail["Subject"], mail["From"], mail["To"] = " ".join(message.subject.split()), email.sender, ", ".join(email.to)
     # The same for a repeated message, so that mail servers and readers can drop duplicates.
     mail["Message-ID"] = f"<{message.key}@sr-assets>"
-    ids = "\n".join(event.id for event in message.events)
+    ids = "\n".join(visible(event.id) for event in message.events)
     mail.set_content(f"{message.body['text']}\n\nevent ids:\n{ids}\n")
     deadline = time.monotonic() + _MAIL_SECONDS
     try:

@@ -301,7 +301,7 @@ def test_operation_reports_server_error_sent_as_response(
 def test_server_error_with_control_characters_is_one_line() -> None:
     step = b"-ERR 'bad\nnews \x1b[31m\xff'\r\n"
     with scripted_server(*after_login(lambda *_: step)) as cluster, Connection(cluster) as connection:
-        assert "bad news" in error_line(lambda: request_info(connection))
+        assert "bad\\nnews \\x1b[31m" in error_line(lambda: request_info(connection))
 
 
 @pytest.mark.parametrize(
