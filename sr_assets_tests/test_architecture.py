@@ -33,6 +33,7 @@ RINGS = (
 PACKAGE_ORDER = {
     "adapters": (
         "checkpoints",
+        "connection_table",
         "extras",
         "garbage",
         "locking",

@@ -9,15 +9,14 @@ import binascii
 import hmac
 import os
 import re
-import socket
 import stat
-import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from sr_assets.adapters.connection_table import peer_user
 from sr_assets.domain.clusters import is_loopback
 from sr_assets.domain.errors import ConfigurationError
 
@@ -29,12 +28,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: A page with another name that resolves to loopback (DNS rebinding) sends its own name.
 _ACCEPTED_HOSTS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _HOST: Final = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
-_CONNECTIONS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_ESTABLISHED: Final = "01"
 _POLICY_VIOLATION: Final = 1008
 _ALLOW: Final = ((b"allow", b"POST"),)
-#: No user: the client's end of the connection is closed.
-NOBODY: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,27 +168,3 @@ def refuse_other_user(scope: Scope) -> Refusal | None:
     if peer_user(scope.get("client"), scope.get("server")) in (None, 0, os.geteuid()):
         return None
     return Refusal(403, "this UI belongs to another user, who can admit others with --auth-file")
-
-
-def peer_user(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
-    """Return the user who owns the client's end of a connection on this machine.
-
-    None if the system does not reveal it. NOBODY if that end is closed: the kernel lists it under root.
-    """
-    if client is None or server is None:
-        return NOBODY
-    tables = [table for table in _CONNECTIONS if table.exists()]
-    # Search the client's row (local address first). IPv4 addresses in the IPv6 table have 24 more leading digits.
-    row = re.compile(rf"{_kernels_text(*client)} [0-9A-F]{{0,24}}{_kernels_text(*server)} (?P<rest>.*)")
-    for table in tables:
-        if match := row.search(table.read_text()):
-            state, _, _, _, user, _, inode, *_ = match["rest"].split()
-            return int(user) if state == _ESTABLISHED and inode != "0" else NOBODY
-    return NOBODY if tables else None
-
-
-def _kernels_text(host: str, port: int) -> str:
-    """Return an address in the format of the kernel's tables: every four bytes as a number in native byte order."""
-    packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
-    numbers = struct.unpack(f"={len(packed) // 4}I", packed)
-    return f"{''.join(f'{number:08X}' for number in numbers)}:{port:04X}"

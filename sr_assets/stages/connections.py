@@ -14,7 +14,7 @@ from sr_assets.adapters.nats.client import PublishRules
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.cluster import count_cores
 from sr_assets.adapters.spark.config import is_cluster, uses_spark
-from sr_assets.adapters.spark.engine import use_engine
+from sr_assets.adapters.spark.engine import renew_engine, use_engine
 from sr_assets.adapters.spark.session import (
     leave_session,
     local_cores,
@@ -132,6 +132,8 @@ class SparkConnection:
                 if isinstance(failed, EngineLostError) and session is self._session:
                     self._session = None
                     self._stack.close()
+                    if self._settings.mode == "connect-local":
+                        renew_engine(self._home)
             raise failed from error
 
     def interrupt(self) -> None:

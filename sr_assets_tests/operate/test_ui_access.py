@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters.connection_table import NOBODY, peer_user
 from sr_assets.domain.clusters import is_loopback
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.ui_access import (
-    NOBODY,
     Access,
     AccessMiddleware,
-    peer_user,
     read_logins,
     refuse_foreign_page,
     refuse_open_ui,

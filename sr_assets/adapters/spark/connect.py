@@ -8,16 +8,19 @@ import logging
 import os
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.spark.config import session_config, source_digest
-from sr_assets.domain.errors import RunError
+from sr_assets.adapters.spark.engine import HOST
+from sr_assets.domain.errors import EngineLostError, RunError
 
 if TYPE_CHECKING:
+    import grpc
     from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client import DefaultChannelBuilder
 
     from sr_assets.adapters.spark.engine import Engine
     from sr_assets.settings import SparkSettings
@@ -35,14 +38,17 @@ def is_remote(session: SparkSession) -> bool:
 
 
 def join_engine(engine: Engine, home: Path, site: str) -> SparkSession:
-    """Join a site's session on this host's engine."""
-    # In the address, because in the environment every other server would get it too.
-    url = f"sc://localhost:{engine.port}/;token={engine.token}"
+    """Join a site's session on this host's engine. Raises EngineLostError if another user listens on its port."""
+    if not engine.listens_for_us:
+        raise EngineLostError(
+            f"Spark engine: no process of this user listens on port {engine.port}; the batch is repeated in a new engine"
+        )
+    url = f"sc://localhost:{engine.port}"
     # A session that the server closed (for example after an idle day) can never be joined again; a new id can.
     for generation in range(16):
         identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{site}/{generation}")
         # uuid5 with the version bits of uuid4, which the client requires.
-        if session := _join(url, uuid.UUID(int=identity.int, version=4)):
+        if session := _join(url, uuid.UUID(int=identity.int, version=4), engine):
             return session
     raise RunError(
         f"the Spark engine (pid {engine.pid}) refuses every session of site {site}; run `sr-assets spark stop`"
@@ -96,9 +102,9 @@ def set_options(session: SparkSession, settings: SparkSettings) -> None:
             raise RunError(f"spark.config {key}: {line}") from error
 
 
-def _join(url: str, identity: uuid.UUID) -> SparkSession | None:
+def _join(url: str, identity: uuid.UUID, engine: Engine | None = None) -> SparkSession | None:
     """Return the session with this id, or None if the server has closed it."""
-    session = _connect(url, identity)
+    session = _connect(url, identity, engine)
     try:
         session.conf.get("spark.sql.session.timeZone")
     except Exception as error:
@@ -109,7 +115,7 @@ def _join(url: str, identity: uuid.UUID) -> SparkSession | None:
     return session
 
 
-def _connect(url: str, identity: uuid.UUID) -> SparkSession:
+def _connect(url: str, identity: uuid.UUID, engine: Engine | None) -> SparkSession:
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -118,10 +124,53 @@ def _connect(url: str, identity: uuid.UUID) -> SparkSession:
     # The following error has the same content.
     warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
     separator = "" if url.rstrip().endswith(";") else "/;" if url.count("/") < 3 else ";"
-    session = ConnectSession.builder.remote(f"{url}{separator}session_id={identity}").create()
+    builder = _channel_builder(f"{url}{separator}session_id={identity}", engine)
+    session = ConnectSession.builder.channelBuilder(builder).create()
     # By default the client retries for ten minutes, for servers that move; our next run restarts the server instead.
     session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES, max_backoff=_LONGEST_PAUSE_MS)])
     return cast("SparkSession", session)
+
+
+def _channel_builder(url: str, engine: Engine | None) -> DefaultChannelBuilder:
+    """Return a builder of connections that send a token unencrypted to 127.0.0.1 alone.
+
+    gRPC resolves `localhost` to `::1` first, where any user may listen. An `engine` gets its token only while a process of
+    this user listens on its port: the client connects again by itself, also to the port of an engine that has ended.
+    """
+    import grpc
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    class Builder(DefaultChannelBuilder):
+        @property
+        def endpoint(self) -> str:
+            local = self.host == "localhost" and not self.use_ssl
+            return f"ipv4:{HOST}:{self._port}" if local else str(super().endpoint)
+
+        def toChannel(self) -> grpc.Channel:  # noqa: N802  the name is the base class's
+            if engine is None:
+                return super().toChannel()
+            # A proxy of the environment would get the token.
+            self.setChannelOption("grpc.enable_http_proxy", 0)
+            verified = grpc.metadata_call_credentials(_VerifiedToken(engine))
+            credentials = grpc.composite_channel_credentials(grpc.local_channel_credentials(), verified)
+            return self._secure_channel(self.endpoint, credentials)
+
+    return Builder(url)
+
+
+class _VerifiedToken:
+    """An engine's token for each request, after a look at who listens: gRPC's AuthMetadataPlugin."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(
+        self, _context: object, callback: Callable[[Iterable[tuple[str, str]], Exception | None], None]
+    ) -> None:
+        if self._engine.listens_for_us:
+            callback((("authorization", f"Bearer {self._engine.token}"),), None)
+        else:
+            callback((), ConnectionError("no process of this user listens on the engine's port"))
 
 
 def close(session: SparkSession, *, forget: bool = False) -> None:

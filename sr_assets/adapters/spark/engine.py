@@ -1,9 +1,9 @@
 """The warm local Spark Connect server: starting, finding, keeping and stopping it.
 
-It lives under `<home>/spark`, with a bounded heap, on a loopback port behind a random token. It has its own process
-session, so it outlives its first run and gets none of that run's signals. It is restarted if interpreter, versions, this
-package's source or the settings change, because its Python workers are forked from a warm daemon and would run old
-code. It ends when it was unused for the requested time, or its home was deleted.
+It lives under `<home>/spark`, with a bounded heap, on a loopback port behind a random token, which a port of another user
+never gets. It has its own process session, so it outlives its first run and gets none of that run's signals. It is
+restarted if interpreter, versions, this package's source or the settings change, because its Python workers are forked from
+a warm daemon and would run old code. It ends when it was unused for the requested time, or its home was deleted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -19,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters.connection_table import NOBODY, listener_user
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.adapters.spark.config import child_environment, engine_config, fingerprint
@@ -33,12 +35,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HOST: Final = "127.0.0.1"
 _SERVER_CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_SECONDS: Final = 120.0
 _UNUSED_SECONDS: Final = 30.0
 #: How long the server stays warm after its last use: between sensor runs, and after a single run.
 KEEP_SECONDS: Final = 900.0
 KEEP_ONCE_SECONDS: Final = 60.0
+_LOG: Final = "engine.log"
+_PORT: Final = re.compile(r"SparkConnectService' on port (\d+)")
 _WATCHER: Final = "sr_assets.adapters.spark.watch"
 
 
@@ -46,6 +51,7 @@ _WATCHER: Final = "sr_assets.adapters.spark.watch"
 class Engine:
     """A running local Connect server: process, port, token, and the fingerprint of its start."""
 
+    #: 0 while the server starts: it chooses the port.
     port: int
     pid: int
     token: str
@@ -67,12 +73,17 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs and listens."""
-        if not self.running:
+        """Whether it runs and listens; not if another user listens on its port."""
+        if not self.running or not self.port or not self.listens_for_us:
             return False
         with socket.socket() as probe:
             probe.settimeout(1.0)
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+            return probe.connect_ex((HOST, self.port)) == 0
+
+    @property
+    def listens_for_us(self) -> bool:
+        """Whether a process of this user listens on the port, so that it may have the token."""
+        return listener_user(HOST, self.port) in (None, os.geteuid())
 
 
 @contextlib.contextmanager
@@ -146,12 +157,11 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
     folder = home / "spark"
     with _locked(folder):
         engine = _recorded(folder)
-        if engine is not None and engine.fingerprint == started_with:
+        if engine is not None and engine.fingerprint == started_with and not _is_renewable(folder, engine):
             # A killed run may have started it: then it is still starting.
-            _wait_until(lambda: engine.alive or not engine.running, _START_SECONDS)
-            if engine.alive:
+            if listening := _await_listening(folder, engine, lambda: not engine.running):
                 keep_engine(home, KEEP_ONCE_SECONDS)
-                return engine
+                return listening
         elif engine is not None and engine.alive:
             _await_unused(folder, engine)
         _stop(folder)
@@ -160,13 +170,45 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
 
 def _await_unused(folder: Path, engine: Engine) -> None:
     """Wait until no run uses the server, because stopping it would fail that run."""
-
-    def unused() -> bool:
-        with open_private(folder / "users") as users:
-            return lock(users)
-
-    if not _wait_until(unused, _UNUSED_SECONDS):
+    if not _wait_until(lambda: _is_unused(folder), _UNUSED_SECONDS):
         raise RunError(f"the Spark engine (pid {engine.pid}) has other settings or another version and is in use")
+
+
+def _is_unused(folder: Path) -> bool:
+    with open_private(folder / "users") as users:
+        return lock(users)
+
+
+def renew_engine(home: Path) -> None:
+    """Let the next start replace the server and its token if no run uses it then: a run has lost its connection."""
+    if engine := _recorded(home / "spark"):
+        write_private(home / "spark" / "renew", str(engine.pid), durable=False)
+
+
+def _is_renewable(folder: Path, engine: Engine) -> bool:
+    try:
+        return (folder / "renew").read_text() == str(engine.pid) and _is_unused(folder)
+    except OSError:
+        return False
+
+
+def _await_listening(folder: Path, engine: Engine, ended: Callable[[], bool]) -> Engine | None:
+    """Wait until the server listens, and return it with its port; None if it does not, or another user has its port."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and not ended():
+        # The first line is from before the first work; later ones may quote foreign text.
+        if not engine.port and (started := _PORT.search((folder / _LOG).read_text(errors="replace"))):
+            engine = replace(engine, port=int(started[1]))
+            write_private(folder / "engine.json", json.dumps(asdict(engine)), durable=False)
+        if engine.alive:
+            return engine
+        if engine.port and (user := listener_user(HOST, engine.port)) not in (None, NOBODY, os.geteuid()):
+            logger.warning(
+                "Spark engine: port %d belongs to user %d; starting an engine on another port", engine.port, user
+            )
+            return None
+        time.sleep(0.05)
+    return None
 
 
 @contextlib.contextmanager
@@ -195,7 +237,11 @@ def keep_engine(home: Path, seconds: float) -> None:
 
 def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: str) -> Engine:
     """Start the server and wait until it listens; raises RunError with its log if it does not."""
-    port, token, log = _free_port(), secrets.token_urlsafe(24), folder / "engine.log"
+    token, log = secrets.token_urlsafe(24), folder / _LOG
+    # The server chooses its port, so that no other user can take it first, and its log names it. A user's settings may
+    # silence the log.
+    silent = "spark.log.level" in config or any("log4j" in value for value in config.values())
+    port = _free_port() if silent else 0
     environ = {**child_environment(home), "SPARK_HOME": str(spark_home()), "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
     # An earlier engine's keep time may be from before a reboot, when the monotonic clock was higher.
     (folder / "keep").unlink(missing_ok=True)
@@ -211,14 +257,15 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
             start_new_session=True,
             cwd=folder,
         )
-    engine = Engine(port, process.pid, token, started_with, time.time())
+    started = Engine(port, process.pid, token, started_with, time.time())
     # An unrecorded server ends itself.
-    write_private(folder / "engine.json", json.dumps(asdict(engine)), durable=False)
+    write_private(folder / "engine.json", json.dumps(asdict(started)), durable=False)
     # Not by its command, which a new process may not have yet.
-    if _wait_until(lambda: process.poll() is not None or engine.alive, _START_SECONDS) and process.poll() is None:
+    engine = _await_listening(folder, started, lambda: process.poll() is not None)
+    if engine is not None and process.poll() is None:
         # On a busy machine the start may use up the keep time before the first user joins.
         keep_engine(home, KEEP_ONCE_SECONDS)
-        logger.info("started the Spark engine: pid %d, port %d", process.pid, port)
+        logger.info("started the Spark engine: pid %d, port %d", process.pid, engine.port)
         # It must outlive this process, so Python must not warn that it still runs.
         process.returncode = 0
         return engine
@@ -230,7 +277,7 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
@@ -247,7 +294,7 @@ def _command(folder: Path, config: Mapping[str, str], port: int) -> list[str]:
     lines = {
         **config,
         "spark.master": config.get("spark.master", "local[*,3]"),
-        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.address": HOST,
         "spark.connect.grpc.binding.port": str(port),
     }
     # `spark.config` may contain secrets.

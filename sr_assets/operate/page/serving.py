@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from sr_assets.adapters.connection_table import peer_user
 from sr_assets.operate.page.rendering import render_problem
-from sr_assets.operate.ui_access import peer_user, refuse_foreign_page
+from sr_assets.operate.ui_access import refuse_foreign_page
 from sr_assets.settings import Settings
 
 PAGE_PATHS: Final = ("/", "/status")

@@ -3,18 +3,33 @@
 import contextlib
 import json
 import logging
+import os
 import socket
 import struct
+from dataclasses import asdict, replace
+from pathlib import Path
+from unittest.mock import patch
 
+import grpc
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from sr_assets.adapters.spark.engine import engine_status, start_engine
+from sr_assets.adapters.spark.connect import _channel_builder, join_engine
+from sr_assets.adapters.spark.engine import (
+    Engine,
+    _is_renewable,
+    engine_status,
+    renew_engine,
+    start_engine,
+    use_engine,
+)
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
-from sr_assets.domain.errors import TransientError
+from sr_assets.domain.errors import EngineLostError, TransientError
+from sr_assets.embedded.nats_server import free_port
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.strangers import stranger_listens
 
 
 def session_id(session: SparkSession) -> str:
@@ -85,6 +100,67 @@ def test_driver_ports_refuse_clients_without_engine_secret(rig: Rig) -> None:
     refusals = [answer for answer in answers if b"Expected SaslMessage" in answer]
     assert len(refusals) == 2, "of the driver and of its block manager"
     assert not [answer for answer in answers if b"org.apache.spark" in answer and answer not in refusals]
+
+
+def test_engine_secret_never_reaches_listener_on_ipv6_loopback(rig: Rig) -> None:
+    engine = start_engine(SparkSettings(), rig.home)
+    with stranger_listens(f"::1:{engine.port}") as stranger:
+        session = open_session(SparkSettings(), rig.home, SITE)
+        assert session.range(3).count() == 3
+        leave_session(session)
+    assert stranger.received == b""
+
+
+@pytest.mark.process
+def test_engine_of_another_user_is_not_joined(tmp_path: Path) -> None:
+    port = free_port()
+    with stranger_listens(f"127.0.0.1:{port}", f"::1:{port}") as stranger:
+        engine = Engine(port, os.getpid(), "the-token", "", 0.0)
+        with patch.object(Engine, "running", True):
+            assert not engine.alive
+            with pytest.raises(EngineLostError, match=f"no process of this user listens on port {port};"):
+                join_engine(engine, tmp_path, SITE)
+    assert stranger.received == b""
+
+
+@pytest.mark.process
+def test_connection_to_a_lost_engine_gives_no_token_to_its_successor() -> None:
+    port = free_port()
+    engine = Engine(port, os.getpid(), "the-token", "", 0.0)
+    with patch.object(Engine, "listens_for_us", True):
+        builder = _channel_builder(f"sc://localhost:{port}", engine)
+    with stranger_listens(f"127.0.0.1:{port}", f"::1:{port}") as stranger, builder.toChannel() as channel:
+        call = channel.unary_unary("/spark.connect.SparkConnectService/Config")
+        with pytest.raises(grpc.RpcError, match="no process of this user listens on the engine's port"):
+            call(b"", timeout=30, wait_for_ready=True)
+    assert b"connected" in stranger.received
+    assert not [word for word in (b"the-token", b"authorization", b"Config") if word in stranger.received]
+
+
+@pytest.mark.parametrize(
+    ("server", "endpoint"),
+    (
+        ("localhost:7/;token=t", "ipv4:127.0.0.1:7"),
+        ("localhost:7", "ipv4:127.0.0.1:7"),
+        ("localhost:7/;token=t;use_ssl=true", "localhost:7"),
+        ("spark.example:7/;token=t", "spark.example:7"),
+    ),
+)
+def test_localhost_is_not_resolved_for_an_unencrypted_token(server: str, endpoint: str) -> None:
+    assert _channel_builder(f"sc://{server}", None).endpoint == endpoint
+
+
+def test_lost_engine_is_replaced_with_a_new_token_once_unused(tmp_path: Path) -> None:
+    engine = Engine(1, os.getpid(), "the-token", "", 0.0)
+    folder = tmp_path / "spark"
+    folder.mkdir()
+    (folder / "engine.json").write_text(json.dumps(asdict(engine)))
+    assert not _is_renewable(folder, engine)
+    renew_engine(tmp_path)
+    assert _is_renewable(folder, engine)
+    with use_engine(tmp_path, 0.0):
+        assert not _is_renewable(folder, engine)
+    assert not _is_renewable(folder, replace(engine, pid=engine.pid + 1))
 
 
 def test_run_succeeds_in_classic_mode_and_exits(rig: Rig) -> None:
