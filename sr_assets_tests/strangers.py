@@ -12,9 +12,10 @@ import pytest
 #: `nobody` on most systems; any user without rights serves.
 STRANGER = 65534
 
-_LISTEN = """
-import os, socket, sys, threading
-os.setgroups([]); os.setgid({user}); os.setuid({user})
+#: The first line of a script that a process of root runs as that user, who may be unable to read Python's own files.
+BECOME_STRANGER = f"import os, socket, sys, threading; os.setgroups([]); os.setgid({STRANGER}); os.setuid({STRANGER})\n"
+
+_LISTEN = f"""{BECOME_STRANGER}
 received = []
 
 def serve(listening):
@@ -60,8 +61,7 @@ def need_root() -> None:
 def run_as_stranger(script: str, arguments: Sequence[str] = ()) -> str:
     """Run Python code as another user and return its output."""
     need_root()
-    become = f"import os; os.setgroups([]); os.setgid({STRANGER}); os.setuid({STRANGER})\n"
-    command = [sys.executable, "-I", "-S", "-c", become + script, *arguments]
+    command = [sys.executable, "-I", "-S", "-c", BECOME_STRANGER + script, *arguments]
     return subprocess.run(command, cwd="/", check=True, capture_output=True, text=True, timeout=60).stdout
 
 
@@ -70,7 +70,7 @@ def stranger_listens(*addresses: str) -> Iterator[Listener]:
     """Let another user listen on addresses (`host:port`), speak HTTP/2 there, and record what it receives."""
     need_root()
     listener = Listener()
-    command = [sys.executable, "-I", "-S", "-c", _LISTEN.replace("{user}", str(STRANGER)), *addresses]
+    command = [sys.executable, "-I", "-S", "-c", _LISTEN, *addresses]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as process:
         try:
             assert process.stdout is not None

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
 HEALTH_PATHS: Final = ("/healthz", "/readyz")
+#: The permission in `published_mode` of users outside the group.
+OTHERS_MAY_READ: Final = 0o004
 _PROGRESS_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 10.0
 _SUCCESS_SECONDS: Final = 300.0
@@ -42,11 +44,19 @@ class Health:
     def __init__(self, settings: Settings, parts: Parts = dict) -> None:
         self._settings, self._parts, self._started = settings, parts, time.time()
 
-    def answer(self, path: str) -> tuple[int, str]:
-        """Return the status code and the text for a path of `HEALTH_PATHS`."""
-        problems = [*self.hung(), *self.failing_threads()] if path == HEALTH_PATHS[0] else self.failing()
-        lines = problems or ["ok", *(self._standby() if path == HEALTH_PATHS[1] else ())]
+    def answer(self, path: str, *, in_full: bool = True) -> tuple[int, str]:
+        """Return the status code and the text for a path of `HEALTH_PATHS`; unless `in_full`, without errors' texts."""
+        if path == HEALTH_PATHS[0]:
+            problems = [*self.hung(), *self.failing_threads(in_full=in_full)]
+        else:
+            problems = self.failing(in_full=in_full)
+        lines = problems or ["ok", *(self._standby(in_full=in_full) if path == HEALTH_PATHS[1] else ())]
         return 503 if problems else 200, "".join(f"{line}\n" for line in lines)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether every user may read the tables, which have the same errors."""
+        return bool(self._settings.published_mode & OTHERS_MAY_READ)
 
     def hung(self) -> list[str]:
         """Return a line for each part without progress."""
@@ -56,7 +66,7 @@ class Health:
             f"{name}: no progress for {duration(int(age))}" for name, age in ages.items() if age > _PROGRESS_SECONDS
         ]
 
-    def failing_threads(self) -> list[str]:
+    def failing_threads(self, *, in_full: bool = True) -> list[str]:
         """Return a line for each thread that has failed for two minutes, here or in a child that is alive."""
         now, home = time.time(), self._settings.home
         failing = failing_threads()
@@ -64,12 +74,12 @@ class Health:
             if now - last_alive(folder) <= _PROGRESS_SECONDS:
                 failing |= failing_elsewhere(folder)
         return [
-            f"{name}: failing for {duration(int(now - since))}: {problem}"
+            f"{name}: failing for {duration(int(now - since))}{f': {problem}' if in_full else ''}"
             for name, (since, problem) in failing.items()
             if now - since > _PROGRESS_SECONDS
         ]
 
-    def failing(self) -> list[str]:
+    def failing(self, *, in_full: bool = True) -> list[str]:
         """Return a line for each member that does not campaign, and each stream that is failing, late or has never succeeded.
 
         A follower's streams are ready.
@@ -81,14 +91,14 @@ class Health:
             for site, entries in sites.items()
             if standby_line(self._settings, site) is None
             for entry in entries
-            if (problem := self._problem(site, entry.stream))
+            if (problem := self._problem(site, entry.stream, in_full=in_full))
         ]
 
-    def _problem(self, site: str, stream: str) -> str | None:
+    def _problem(self, site: str, stream: str, *, in_full: bool) -> str | None:
         folder = self._settings.home / "sites" / site
         status = read_status(folder).get("streams", {}).get(stream, {})
         if error := status.get("last_error"):
-            return str(error)
+            return str(error) if in_full else "failing"
         succeeded_at = (status.get("last_success_ns") or 0) / 1e9
         if not succeeded_at:
             return "no run has succeeded yet"
@@ -96,10 +106,10 @@ class Health:
         limit = max(_SUCCESS_SECONDS, 3 * self._settings.run_budget_ns / 1e9)
         return f"last success {duration(int(age))} ago" if age > limit else None
 
-    def _standby(self) -> Iterator[str]:
+    def _standby(self, *, in_full: bool) -> Iterator[str]:
         for site in self._settings.sites:
             if line := standby_line(self._settings, site):
-                yield f"{site}: standby, {line}"
+                yield f"{site}: standby, {line}" if in_full else f"{site}: standby"
 
 
 def site_parts(settings: Settings, sites: list[str]) -> Parts:

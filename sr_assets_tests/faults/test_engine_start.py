@@ -1,5 +1,6 @@
 """A run killed while it starts the engine: the next run uses that engine and starts no other."""
 
+import json
 import subprocess
 import sys
 import time
@@ -26,13 +27,13 @@ def test_engine_started_by_a_killed_run_is_reused(tmp_path: Path) -> None:
             assert process.poll() is None
             assert time.monotonic() < deadline, "no engine was started"
             time.sleep(0.005)
-        first_record = record.read_text()
+        first = json.loads(record.read_text())
         process.kill()
         assert process.wait() < 0
         assert engine_status(tmp_path) is None, "the engine was ready before the kill"
         engine = start_engine(SparkSettings(), tmp_path)
         assert engine.alive
-        assert record.read_text() == first_record
+        assert json.loads(record.read_text()) == first | {"port": engine.port}
     finally:
         stop_engine(tmp_path)
     assert not engine.running

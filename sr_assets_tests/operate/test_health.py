@@ -31,6 +31,7 @@ from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets_tests.operate.rig import configure, run, unused_port
 from sr_assets_tests.rig import wait_until
+from sr_assets_tests.strangers import run_as_stranger
 
 ENTRY = {"name": "london", "stream": "REG", "source_url": "nats://127.0.0.1:1", "target_url": "nats://127.0.0.1:2"}
 HOUR_NS = 3600 * 10**9
@@ -156,6 +157,30 @@ def test_server_of_health_alone_serves_no_metrics(settings: Settings) -> None:
         assert request(f"{base}/healthz") == (200, "ok\n")
         assert request(f"{base}/readyz")[0] == 503
         assert request(url) == (404, "health is at /healthz and /readyz\n")
+
+
+@pytest.mark.process
+def test_stranger_gets_names_and_kinds_of_problems_alone(settings: Settings) -> None:
+    write(settings, last_success_ns=time.time_ns(), last_error="n1.example: cannot reach nats://10.0.0.1")
+    with MetricsServer(None, "127.0.0.1", 0, health=Health(settings)) as url:
+        port = url.split(":")[2].partition("/")[0]
+        assert (
+            request(url.replace("/metrics", "/readyz"))[1] == "london/REG: n1.example: cannot reach nats://10.0.0.1\n"
+        )
+        assert asked_by_stranger(port) == "london/REG: failing\n"
+    with MetricsServer(None, "127.0.0.1", 0, health=Health(settings.changed(published_mode=0o644))) as url:
+        assert "cannot reach" in asked_by_stranger(url.split(":")[2].partition("/")[0])
+
+
+def asked_by_stranger(port: str) -> str:
+    """Return the body of `/readyz` for another user."""
+    ask = (
+        "client = socket.socket()\n"
+        "client.connect(('127.0.0.1', int(sys.argv[1])))\n"
+        "client.sendall(b'GET /readyz HTTP/1.0\\r\\n\\r\\n')\n"
+        "sys.stdout.write(client.makefile().read())\n"
+    )
+    return run_as_stranger(ask, [port]).partition("\n\n")[2]
 
 
 @pytest.mark.parametrize("abstract", (False, True), ids=("file", "abstract"))

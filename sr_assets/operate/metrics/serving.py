@@ -4,14 +4,17 @@ A problem with either never stops replication: a busy port or a missing folder l
 """
 
 import contextlib
+import os
+import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import AF_INET6, getaddrinfo
+from socket import AF_INET6, getaddrinfo, socket
 from types import MappingProxyType
 from typing import Final
 
+from sr_assets.adapters.connection_table import peer_user
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.threads import BackgroundThread
@@ -32,8 +35,15 @@ _TEXTFILE_SECONDS: Final = 15.0
 _RENEW_SECONDS: Final = 1.0
 _RENEW_SHARE: Final = 0.02
 _CLIENT_SECONDS: Final = 10.0
+_MOST_CONNECTIONS: Final = 32
+#: The share of a core for finding out which user is at the other end of a connection.
+_LOOKUP_SHARE: Final = 0.1
 _TURN_SECONDS: Final = 0.5
 _PLAIN: Final = "text/plain; charset=utf-8"
+
+
+_Request = socket | tuple[bytes, socket]
+_Address = tuple[str, int]
 
 
 class MetricsServer:
@@ -101,9 +111,45 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     #: The longest wait for a request.
     timeout = _TURN_SECONDS
+    #: The connections that may wait to be accepted.
+    request_queue_size = _MOST_CONNECTIONS
     exposition: Exposition | None
     health: Health | None
     page: PagePublisher | None
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._guard, self._next_lookup = threading.Lock(), 0.0
+        super().__init__(address, handler)
+
+    def process_request(self, request: _Request, client_address: _Address) -> None:
+        """Serve a connection in a thread, or close it if there are too many: descriptors are for the work."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread serves it
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: _Request, client_address: _Address) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def is_owner(self, client: tuple[str, int], server: tuple[str, int]) -> bool:
+        """Return whether this user or root is at the other end of a connection, if the system reveals it.
+
+        Other users control the size of the table that it searches, so all searches together take at most a share of a core.
+        """
+        with self._guard:
+            time.sleep(max(0.0, self._next_lookup - time.monotonic()))
+            began = time.monotonic()
+            user = peer_user(client, server)
+            self._next_lookup = time.monotonic() + (time.monotonic() - began) / _LOOKUP_SHARE
+        return user in (None, 0, os.geteuid())
 
     def handle_error(self, *_: object) -> None:
         """Ignore clients that disconnect."""
@@ -128,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, page = self.path.partition("?")[0], self.server.page
         exposition, health = self.server.exposition, self.server.health
         if health and path in HEALTH_PATHS:
-            code, text = health.answer(path)
+            code, text = health.answer(path, in_full=health.is_public or self._is_owner())
             self._answer(code, _PLAIN, text)
         elif exposition and path == PATH:
             self._answer(200, CONTENT_TYPE, exposition.text())
@@ -139,10 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
                 *([f"health is at {' and '.join(HEALTH_PATHS)}"] if health else []),
             ]
             self._answer(404, _PLAIN, f"{', '.join(parts)}\n")
-        elif refusal := page.refusal(self.headers.items(), self.client_address, self.connection.getsockname()):
+        elif refusal := page.refusal(self.headers.items(), self._is_owner):
             self._answer(403, _PLAIN, f"{refusal}\n")
         else:
             self._answer(200, "text/html; charset=utf-8", page.page(), PAGE_HEADERS)
+
+    def _is_owner(self) -> bool:
+        return self.server.is_owner(self.client_address, self.connection.getsockname())
 
     do_HEAD = do_GET  # noqa: N815  the name is the base class's
 

@@ -3,13 +3,12 @@
 Unlike metrics, the page contains names of nodes: only users who may read the published tables may see it.
 """
 
-import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from sr_assets.adapters.connection_table import peer_user
+from sr_assets.operate.health import OTHERS_MAY_READ
 from sr_assets.operate.page.rendering import render_problem
 from sr_assets.operate.ui_access import refuse_foreign_page
 from sr_assets.settings import Settings
@@ -25,7 +24,6 @@ _REFRESH_SECONDS: Final = 30
 #: The shortest time between two renderings, and the share of a core that they may take.
 _KEEP_SECONDS: Final = 5.0
 _SHARE: Final = 0.05
-_OTHERS_MAY_READ: Final = 0o004
 _PRIVATE: Final = (
     "this page is for the owner of the published tables only; set published_mode: 0644 to show it to other users"
 )
@@ -49,15 +47,13 @@ class PagePublisher:
                 self._until = ended + max(_KEEP_SECONDS, (ended - began) / _SHARE)
             return self._page
 
-    def refusal(
-        self, headers: Iterable[tuple[str, str]], client: tuple[str, int], server: tuple[str, int]
-    ) -> str | None:
+    def refusal(self, headers: Iterable[tuple[str, str]], is_owner: Callable[[], bool]) -> str | None:
         """Return why a client may not see the page, or None if it may.
 
         World-readable tables may be seen by everyone. Others only by their owner on this machine, and not in cross-site
         requests.
         """
-        if self._settings.published_mode & _OTHERS_MAY_READ:
+        if self._settings.published_mode & OTHERS_MAY_READ:
             return None
         scope = {
             "type": "http",
@@ -68,4 +64,4 @@ class PagePublisher:
         }
         if foreign := refuse_foreign_page(scope):
             return foreign.line
-        return None if peer_user(client, server) in (None, 0, os.geteuid()) else _PRIVATE
+        return None if is_owner() else _PRIVATE
