@@ -61,8 +61,13 @@ def demo(
 )
 @click.option(
     "--trust-proxy",
-    is_flag=True,
-    help="Accept requests of a proxy that checks logins; with --read-only, --auth-file is not needed.",
+    metavar="[USER]",
+    is_flag=False,
+    flag_value="",
+    help="Accept requests of a proxy that runs as USER; with --read-only and --public-host, --auth-file is not needed.",
+)
+@click.option(
+    "--public-host", "public_hosts", metavar="NAME", multiple=True, help="Accept only this host name; repeatable."
 )
 @click.option("--no-ui", is_flag=True, help="Run only Dagster's daemon, without the webserver.")
 @configured
@@ -72,7 +77,8 @@ def up(
     read_only: bool,
     auth_file: Path | None,
     host: str,
-    trust_proxy: bool,
+    trust_proxy: str | None,
+    public_hosts: tuple[str, ...],
     no_ui: bool,
 ) -> int:
     """Run Dagster's webserver and daemon until Ctrl-C.
@@ -84,9 +90,9 @@ def up(
     set_print_format(settings.log_format)
     warn(settings)
     _outlive_rotation(settings)
-    if no_ui and (read_only or auth_file or trust_proxy or host != "127.0.0.1"):
+    if no_ui and (read_only or auth_file or trust_proxy is not None or public_hosts or host != "127.0.0.1"):
         raise click.UsageError("--no-ui excludes the options of the UI")
-    return serve(settings, None if no_ui else Ui(port, read_only, auth_file, host, trust_proxy))
+    return serve(settings, None if no_ui else Ui(port, read_only, auth_file, host, trust_proxy, public_hosts))
 
 
 @cli.command()

@@ -40,7 +40,9 @@ _LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "erro
 
 @dataclass(frozen=True, slots=True)
 class Ui:
-    """Options of the UI: its address, whether it is read-only, the file with the accepted logins, and a trusted proxy.
+    """Options of the UI: its address, whether it is read-only, the file with the accepted logins, and a proxy.
+
+    `trust_proxy` is the proxy's user, or "" if all its requests have a login of the file; `public_hosts` are its names.
 
     Raises ConfigurationError if the options would let everybody on the network launch runs.
     """
@@ -49,11 +51,18 @@ class Ui:
     read_only: bool = False
     auth_file: Path | None = None
     host: str = _LOOPBACK
-    trust_proxy: bool = False
+    trust_proxy: str | None = None
+    public_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an open UI."""
-        refuse_open_ui(self.host, auth_file=self.auth_file, read_only=self.read_only, trust_proxy=self.trust_proxy)
+        refuse_open_ui(
+            self.host,
+            auth_file=self.auth_file,
+            read_only=self.read_only,
+            proxy=self.trust_proxy,
+            public_hosts=self.public_hosts,
+        )
 
     @property
     def url(self) -> str:
@@ -68,14 +77,16 @@ class Ui:
     @property
     def options(self) -> list[str]:
         """The options of the webserver's process."""
-        flags = {"--read-only": self.read_only, "--trust-proxy": self.trust_proxy}
+        proxy = [] if self.trust_proxy is None else [f"--trust-proxy={self.trust_proxy}"]
         login = ["--auth-file", str(self.auth_file.absolute())] if self.auth_file else []
         return [
             "--host",
             self.host,
             "--port",
             str(self.port),
-            *(flag for flag, given in flags.items() if given),
+            *(["--read-only"] if self.read_only else []),
+            *proxy,
+            *(f"--public-host={host}" for host in self.public_hosts),
             *login,
         ]
 

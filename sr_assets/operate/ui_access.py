@@ -8,9 +8,10 @@ import base64
 import binascii
 import hmac
 import os
+import pwd
 import re
 import stat
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -43,25 +44,57 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the UI: users with one of the `logins`; without any, this user, or all users behind a trusted proxy.
+    """Who may use the UI: users with one of the `logins`; without any, this user, root and the proxy's user.
 
-    With `any_host`, requests may name any host: the UI listens on another address than loopback, or behind a proxy.
+    Requests name this machine's loopback or one of `public_hosts`. With `any_host`, they may name any host: the UI listens on
+    another address than loopback, or behind a proxy, and each request has a login. A `proxy_user` needs a login too if there
+    are logins, and then no other user is admitted.
     """
 
     logins: tuple[bytes, ...] | None = None
     any_host: bool = False
-    trust_proxy: bool = False
+    proxy_user: int | None = None
+    public_hosts: frozenset[str] = frozenset()
 
 
-def refuse_open_ui(host: str, *, auth_file: Path | None, read_only: bool, trust_proxy: bool) -> None:
-    """Raise ConfigurationError if the options would let everybody on the network launch runs."""
-    if auth_file or (is_loopback(host) and not trust_proxy) or (read_only and trust_proxy):
+def refuse_open_ui(
+    host: str, *, auth_file: Path | None, read_only: bool, proxy: str | None = None, public_hosts: Collection[str] = ()
+) -> None:
+    """Raise ConfigurationError if the options would admit everybody on the network or this machine.
+
+    `proxy` is the user of a proxy, "" for a proxy whose requests all have a login of the file.
+    """
+    for public in public_hosts:
+        if not _HOST.fullmatch(public):
+            raise ConfigurationError(
+                f"--public-host {public!r}: is not a host name; use the name in the browser's address"
+            )
+    if proxy:
+        user_number(proxy)
+    if auth_file or (is_loopback(host) and proxy is None):
         return
-    options = f"--host {host}" if not is_loopback(host) else "--trust-proxy"
-    raise ConfigurationError(
-        f"{options}: everybody who reaches the port could start and stop runs; add --auth-file FILE, or --read-only"
-        " --trust-proxy behind a proxy that checks logins"
-    )
+    if not read_only or proxy is None:
+        options = f"--host {host}" if not is_loopback(host) else "--trust-proxy"
+        raise ConfigurationError(
+            f"{options}: everybody who reaches the port could start and stop runs; add --auth-file FILE, or --read-only"
+            " --trust-proxy USER --public-host NAME behind a proxy of this machine that checks logins"
+        )
+    if not (proxy and public_hosts):
+        raise ConfigurationError(
+            "--read-only --trust-proxy: every user of this machine, and web pages by another host name, could read runs and"
+            " logs past the proxy; name the proxy's user and host, as in --trust-proxy www-data --public-host"
+            " fleet.example.net, or add --auth-file FILE"
+        )
+
+
+def user_number(name: str) -> int:
+    """Return the id of a user given by name or id; raises ConfigurationError for an unknown one."""
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise ConfigurationError(
+            f"--trust-proxy {name}: is not a user of this machine; name the proxy's user, such as www-data"
+        ) from None
 
 
 class AccessMiddleware:
@@ -86,17 +119,20 @@ class AccessMiddleware:
 
     def _refuse(self, scope: Scope) -> Refusal | None:
         access = self._access
-        if refusal := refuse_foreign_page(scope, any_host=access.any_host):
+        if refusal := refuse_foreign_page(scope, any_host=access.any_host, public_hosts=access.public_hosts):
             return refusal
-        if access.logins is not None:
-            return refuse_unknown(scope, access.logins)
-        return None if access.trust_proxy else refuse_other_user(scope)
+        if access.logins is not None and (refusal := refuse_unknown(scope, access.logins)):
+            return refusal
+        if access.logins is not None and access.proxy_user is None:
+            return None
+        return refuse_other_user(scope, access.proxy_user)
 
 
-def refuse_foreign_page(scope: Scope, *, any_host: bool = False) -> Refusal | None:
+def refuse_foreign_page(scope: Scope, *, any_host: bool = False, public_hosts: Collection[str] = ()) -> Refusal | None:
     """Refuse requests that a page of another site makes a browser send; None: accepted."""
     host, origin, fetched = (_header(scope, name) for name in (b"host", b"origin", b"sec-fetch-site"))
-    if host is None or not (_HOST if any_host else _ACCEPTED_HOSTS).fullmatch(host):
+    is_named = host is not None and re.sub(r":[0-9]{1,5}$", "", host).lower() in public_hosts
+    if host is None or not (is_named or (_HOST if any_host else _ACCEPTED_HOSTS).fullmatch(host)):
         return Refusal(403, "this host name is refused; open http://127.0.0.1 with this port")
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         return Refusal(403, "cross-site requests are refused")
@@ -163,8 +199,8 @@ def read_logins(file: Path) -> tuple[bytes, ...]:
     return logins
 
 
-def refuse_other_user(scope: Scope) -> Refusal | None:
-    """Refuse other users of this machine, if the system reveals the owner of a loopback connection."""
-    if peer_user(scope.get("client"), scope.get("server")) in (None, 0, os.geteuid()):
+def refuse_other_user(scope: Scope, proxy_user: int | None = None) -> Refusal | None:
+    """Refuse users other than this one and the proxy's, if the system reveals the owner of a loopback connection."""
+    if peer_user(scope.get("client"), scope.get("server")) in (None, 0, os.geteuid(), proxy_user or 0):
         return None
     return Refusal(403, "this UI belongs to another user, who can admit others with --auth-file")

@@ -9,7 +9,7 @@ from typing import Any
 
 from sr_assets.domain.clusters import is_loopback
 from sr_assets.operate.documents import DocumentsMiddleware
-from sr_assets.operate.ui_access import Access, AccessMiddleware, read_logins
+from sr_assets.operate.ui_access import Access, AccessMiddleware, read_logins, user_number
 
 #: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
 _DATABASE = (15_000, 3_600, 20)
@@ -24,15 +24,18 @@ def _main() -> None:
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--trust-proxy", action="store_true")
+    parser.add_argument("--trust-proxy")
+    parser.add_argument("--public-host", action="append", default=[])
     parser.add_argument("--read-only", action="store_true")
     parser.add_argument("--auth-file", type=Path)
     parser.add_argument("--log-level", default="info")
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level.upper())
     logins = read_logins(arguments.auth_file) if arguments.auth_file else None
-    any_host = arguments.trust_proxy or not is_loopback(arguments.host)
-    access = Access(logins, any_host, arguments.trust_proxy)
+    hosts = frozenset(host.lower() for host in arguments.public_host)
+    any_host = not hosts and (arguments.trust_proxy is not None or not is_loopback(arguments.host))
+    proxy_user = user_number(arguments.trust_proxy) if arguments.trust_proxy else None
+    access = Access(logins, any_host, proxy_user, hosts)
     with _dagster_ui(arguments.workspace, read_only=arguments.read_only) as application:
         uvicorn.run(
             AccessMiddleware(DocumentsMiddleware(application), access),

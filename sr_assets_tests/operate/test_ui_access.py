@@ -165,7 +165,7 @@ def test_other_user_is_refused_without_logins(
     assert answer({**request, "type": "websocket"}, None) == [1008]
 
 
-def answer(request: dict[str, Any], logins: tuple[bytes, ...] | None) -> list[int]:
+def answer(request: dict[str, Any], logins: tuple[bytes, ...] | None, access: Access | None = None) -> list[int]:
     """Send a request through the middleware; returns the statuses or close codes of the response."""
     said: list[int] = []
 
@@ -178,7 +178,7 @@ def answer(request: dict[str, Any], logins: tuple[bytes, ...] | None) -> list[in
     async def application(_scope: object, _receive: object, _send: object) -> None:
         await send({"type": "http.response.start", "status": 200})
 
-    asyncio.run(AccessMiddleware(application, Access(logins))(request, receive, send))
+    asyncio.run(AccessMiddleware(application, access or Access(logins))(request, receive, send))
     return said
 
 
@@ -190,14 +190,48 @@ def test_loopback_is_recognised() -> None:
 @pytest.mark.parametrize("host", ("127.0.0.1", "0.0.0.0"))
 @pytest.mark.parametrize("auth_file", (None, Path("logins")))
 @pytest.mark.parametrize("read_only", (False, True))
-@pytest.mark.parametrize("trust_proxy", (False, True))
-def test_ui_without_any_login_is_refused(host: str, auth_file: Path | None, read_only: bool, trust_proxy: bool) -> None:
-    safe = auth_file is not None or (host == "127.0.0.1" and not trust_proxy) or (read_only and trust_proxy)
-    if safe:
-        refuse_open_ui(host, auth_file=auth_file, read_only=read_only, trust_proxy=trust_proxy)
+@pytest.mark.parametrize("proxy", (None, "", "0"))
+@pytest.mark.parametrize("public_hosts", ((), ("fleet.example.net",)))
+def test_ui_without_any_login_is_refused(
+    host: str, auth_file: Path | None, read_only: bool, proxy: str | None, public_hosts: tuple[str, ...]
+) -> None:
+    checked_by_proxy = read_only and proxy and public_hosts
+    if auth_file is not None or (host == "127.0.0.1" and proxy is None) or checked_by_proxy:
+        refuse_open_ui(host, auth_file=auth_file, read_only=read_only, proxy=proxy, public_hosts=public_hosts)
         return
-    with pytest.raises(ConfigurationError, match="could start and stop runs; add --auth-file FILE"):
-        refuse_open_ui(host, auth_file=auth_file, read_only=read_only, trust_proxy=trust_proxy)
+    past_proxy = "could read runs and logs past the proxy; name the proxy's user and host"
+    problem = past_proxy if read_only and proxy is not None else "could start and stop runs; add --auth-file FILE"
+    with pytest.raises(ConfigurationError, match=problem):
+        refuse_open_ui(host, auth_file=auth_file, read_only=read_only, proxy=proxy, public_hosts=public_hosts)
+
+
+def test_unknown_proxy_user_and_public_host_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--trust-proxy nobody-here: is not a user of this machine; name"):
+        refuse_open_ui("127.0.0.1", auth_file=None, read_only=True, proxy="nobody-here", public_hosts=("a.example",))
+    with pytest.raises(
+        ConfigurationError, match=r"--public-host 'https://a\.example': is not a host name; use the name"
+    ):
+        refuse_open_ui("127.0.0.1", auth_file=None, read_only=True, proxy="0", public_hosts=("https://a.example",))
+
+
+@pytest.mark.parametrize(("user", "status"), ((0, 200), (33, 200), (65534, 403), (NOBODY, 403), (None, 200)))
+def test_only_the_proxys_user_reads_past_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, user: int | None, status: int
+) -> None:
+    monkeypatch.setattr("sr_assets.operate.ui_access.peer_user", lambda *_: user)
+    access = Access(None, proxy_user=33, public_hosts=frozenset({"fleet.example.net"}))
+    assert answer(scope(host="fleet.example.net"), None, access) == [status]
+    assert answer(scope(host="Fleet.example.net:443"), None, access) == [status]
+    assert answer(scope(host="evil.example"), None, access) == [403]
+
+
+def test_proxy_user_needs_a_login_if_there_are_logins(monkeypatch: pytest.MonkeyPatch) -> None:
+    access = Access((b"0123456789abcdef",), any_host=True, proxy_user=33)
+    login = scope(authorization="Bearer 0123456789abcdef")
+    monkeypatch.setattr("sr_assets.operate.ui_access.peer_user", lambda *_: 33)
+    assert (answer(login, None, access), answer(scope(), None, access)) == ([200], [401])
+    monkeypatch.setattr("sr_assets.operate.ui_access.peer_user", lambda *_: 65534)
+    assert answer(login, None, access) == [403]
 
 
 @pytest.mark.parametrize("host", ("fleet.example.net", "10.0.0.1:3000", "[2001:db8::1]:443"))
