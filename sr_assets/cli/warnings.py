@@ -21,6 +21,7 @@ def warn(settings: "Settings") -> None:
     """Warn about keys without effect, exposed secrets, unused states, and durations that are too short."""
     for warning in (
         *settings.warnings,
+        *_foreign_configuration(settings),
         *_exposed(settings),
         *_in_clear_text(settings),
         *_states_without_entry(settings),
@@ -61,6 +62,18 @@ def note_age(settings: "Settings") -> None:
                 f"{label}: its watermark is {watermark:%Y-%m-%d %H:%M:%S} UTC, {duration(age)} old, so node states"
                 " may be stale; check that `sr-assets up` or `run` is running, and query `sr-assets lag`"
             )
+
+
+def _foreign_configuration(settings: "Settings") -> list[str]:
+    """Return a warning if another user may change the configuration, which runs commands."""
+    from sr_assets.settings.document import foreign_writer, with_folders
+
+    problem = foreign_writer(*with_folders(settings.loaded.path)) if settings.loaded else None
+    return (
+        [f"{problem}, and thus decides which commands this user runs; own it, and let no group write it"]
+        if problem
+        else []
+    )
 
 
 def _exposed(settings: "Settings") -> list[str]:

@@ -1,6 +1,10 @@
 """The YAML file as a tree of plain values with the environment filled in, and the location of an error in it."""
 
+import grp
+import os
+import pwd
 import re
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -53,6 +57,57 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def with_folders(file: Path) -> tuple[Path, ...]:
+    """Return a file, its target if it is a link, and the folders of both: who may write one of them decides the content."""
+    return tuple(dict.fromkeys((file, file.resolve(), file.absolute().parent, file.resolve().parent)))
+
+
+def foreign_writer(*paths: Path) -> str | None:
+    """Return who else may change one of these files and folders, in one line about it; None: only this user and root.
+
+    The user who called sudo counts as this user. A group of one user only, as Debian makes one for each user, may write. What
+    nobody can change, such as a mounted ConfigMap, is as safe as its mount.
+    """
+    ours = {0, os.geteuid()}
+    if os.geteuid() == 0 and (caller := os.environ.get("SUDO_UID", "")).isdecimal():
+        ours.add(int(caller))
+    for path in paths:
+        try:
+            status = path.stat()
+            is_fixed = os.statvfs(path).f_flag & os.ST_RDONLY
+        except OSError:
+            continue
+        sticky_folder = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in ours and not is_fixed:
+            return f"{path} belongs to {_user_name(status.st_uid) or f'user {status.st_uid}'}"
+        if status.st_mode & stat.S_IWOTH and not is_fixed and not sticky_folder:
+            return f"every user can write {path}"
+        shared = status.st_mode & stat.S_IWGRP and not any(_is_group_of(status.st_gid, user) for user in ours)
+        if shared and not is_fixed and not sticky_folder:
+            return f"group {_group_name(status.st_gid) or status.st_gid} can write {path}"
+    return None
+
+
+def _is_group_of(group: int, user: int) -> bool:
+    """Return whether a group is a user's own: it has the user's name or number."""
+    name = _group_name(group)
+    return group == user or (name is not None and name == _user_name(user))
+
+
+def _user_name(user: int) -> str | None:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return None
+
+
+def _group_name(group: int) -> str | None:
+    try:
+        return grp.getgrgid(group).gr_name
+    except KeyError:
+        return None
 
 
 def read_tree(path: Path) -> dict[Any, Any]:

@@ -17,13 +17,15 @@ from sr_assets.domain.secrets import MASK, as_text, looks_secret, quoted
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.data import MISSING, SourceSettings
 from sr_assets.settings.deployment import Settings
-from sr_assets.settings.document import Location, read_tree, refuse, with_environment
+from sr_assets.settings.document import Location, foreign_writer, read_tree, refuse, with_environment, with_folders
 from sr_assets.settings.links import TlsBlock, with_security
 from sr_assets.settings.problems import problem_of
 from sr_assets.settings.references import Fixed, Loaded, Origin, Reader, Resolver, sources_of
 from sr_assets.settings.values import shown
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
+#: The configuration of the packages, for commands in a folder without one.
+_INSTALLED: Final = Path("/etc/sr-assets/replication.yaml")
 #: The static values that `up` and `run` read at their start, for their child processes.
 VALUES_VARIABLE: Final = "SR_ASSETS_DATA_VALUES"
 #: The reader of sources: its module is imported only for a file with references, because it opens connections.
@@ -33,14 +35,35 @@ _READER: Final = "sr_assets.adapters.data"
 def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Read and check the configuration: `path`, else SR_ASSETS_CONFIG, else `conf/replication.yaml`.
 
-    Raises ConfigurationError in one line with the file, the stream, the key and the allowed values; of several errors
-    it shows the first and counts the others. It shows no URL and no part of one. Raises RunError if a source of `data`
+    Without the latter, it is `/etc/sr-assets/replication.yaml`. Raises ConfigurationError in one line with the file, the
+    stream, the key and the allowed values; of several errors it shows the first and counts the others. It shows no URL and no
+    part of one. It also raises it for a configuration that another user may have placed. Raises RunError if a source of `data`
     is unavailable and its value was never read before.
     """
-    path = path or Path(environ.get("SR_ASSETS_CONFIG") or DEFAULT_CONFIG)
+    path = configured_path(path, environ)
     written = read_tree(path)
     tree = with_environment(written, environ, partial(refuse, path, written))
     return _load(path, written, tree, environ.get("SR_ASSETS_HOME"), handed_down(environ))
+
+
+def configured_path(path: Path | None, environ: Mapping[str, str]) -> Path:
+    """Return the configuration's file; raises ConfigurationError if another user may have placed or changed it.
+
+    It runs commands and sends variables of the environment to servers that it names. A named file may belong to a user whom
+    the operator trusts by naming it, and its folder may be shared, as in a pod; `check`, `run` and `up` warn of both.
+    """
+    if named := path or environ.get("SR_ASSETS_CONFIG"):
+        path = Path(named)
+        if (problem := foreign_writer(path)) and problem.startswith("every user"):
+            raise ConfigurationError(f"{problem}; let only its owner write it (chmod o-w), or mount it read-only")
+        return path
+    if not DEFAULT_CONFIG.exists() and _INSTALLED.exists():
+        return configured_path(_INSTALLED, {})
+    if problem := foreign_writer(*with_folders(DEFAULT_CONFIG), Path.cwd()):
+        raise ConfigurationError(
+            f"{DEFAULT_CONFIG}: {problem}, and could run commands as you; if you trust it, name the file by --config"
+        )
+    return DEFAULT_CONFIG
 
 
 class Sources(NamedTuple):
@@ -52,7 +75,7 @@ class Sources(NamedTuple):
 
 def load_sources(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Sources:
     """Read only the sources, for a configuration that waits for a value in one of them. Raises as `load_settings`."""
-    path = path or Path(environ.get("SR_ASSETS_CONFIG") or DEFAULT_CONFIG)
+    path = configured_path(path, environ)
     written = read_tree(path)
     refuse_at = partial(refuse, path, written)
     tree = with_environment(written, environ, refuse_at)
