@@ -5,7 +5,7 @@ Other payloads are valid; they have no metadata.
 
 import contextlib
 import json
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -20,7 +20,10 @@ except ImportError:
 
     simdjson = None  # type: ignore[assignment]
 
-MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
+#: The largest metadata of a message, unless the configuration says otherwise.
+METADATA_BYTES: Final = 1 << 20
+#: Metadata that is this many times as large as its message comes from no inventory.
+_MOST_EXPANSION: Final = 200
 ADAPTER_PROTOCOLS: Final = frozenset(
     {
         "choria:adapters:choria_streams:output:1",
@@ -33,66 +36,72 @@ FILE_PROTOCOL: Final = "choria:registration:filecontent:1"
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 
 
-def decode_payload(payload: bytes) -> tuple[str | None, str | None]:
-    """Return a payload as JSON text, and the inventory or file of a registration message as JSON text.
+class Decoded(NamedTuple):
+    """A payload as JSON text, and the inventory or file of a registration message as JSON text.
 
-    Each is None if it is not JSON, missing, unreadable or too large. A text file that is not JSON becomes a JSON
-    string. The payload is parsed once.
+    `payload` is None if it is not JSON that every reader accepts. `metadata` is None if it is missing, unreadable or too
+    large; `refused` tells that a registration has content without metadata.
+    """
+
+    payload: str | None
+    metadata: str | None = None
+    refused: bool = False
+
+
+def decode_payload(payload: bytes, most_bytes: int = METADATA_BYTES) -> Decoded:
+    """Decode a payload, which is parsed once. A text file that is not JSON becomes a JSON string.
+
+    Metadata has at most `most_bytes` of UTF-8, and at most 200 times the bytes of the payload.
     """
     try:
         value = orjson.loads(payload)
     except orjson.JSONDecodeError:
-        return None, None
-    return payload.decode(), _content(value)
-
-
-def _content(outer: object) -> str | None:
-    if not isinstance(outer, dict) or _text(outer.get("protocol")) not in ADAPTER_PROTOCOLS:
-        return None
-    data = _text(outer.get("data"))
+        return Decoded(None)
+    text, data = payload.decode(), _registration(value)
     inner = _object(data)
     if inner is None or inner.get("protocol") not in (INVENTORY_PROTOCOL, FILE_PROTOCOL):
-        return None
-    return _metadata(inner, data)
+        return Decoded(text)
+    packed, content = inner.get("zcontent"), inner.get("content")
+    if packed in (None, "") and content is None:
+        return Decoded(text)
+    most_bytes = min(most_bytes, _MOST_EXPANSION * len(payload))
+    metadata = _metadata(inner, data, most_bytes)
+    # Dumping adds escapes.
+    if metadata is not None and len(metadata.encode()) > most_bytes:
+        metadata = None
+    return Decoded(text, metadata, refused=metadata is None)
 
 
-def inflate(packed: bytes, limit_bytes: int = MAX_INFLATED_BYTES) -> bytes | None:
-    """Unpack gzip (any number of members) or zlib; None if it is neither, incomplete, or larger than the limit.
+def _registration(outer: object) -> str:
+    if not isinstance(outer, dict) or _text(outer.get("protocol")) not in ADAPTER_PROTOCOLS:
+        return ""
+    return _text(outer.get("data"))
+
+
+def inflate(packed: bytes, most_bytes: int) -> bytes | None:
+    """Unpack one gzip member or zlib stream; None if it is neither, incomplete, followed by bytes, or too large.
 
     Even for a decompression bomb, memory holds at most the limit and one byte.
     """
-    unpacked = b""
-    while packed:
-        stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-        try:
-            unpacked += stream.decompress(packed, limit_bytes + 1 - len(unpacked))
-        except zlib.error:  # type: ignore[misc]
-            return None
-        if len(unpacked) > limit_bytes or not stream.eof:
-            return None
-        packed = stream.unused_data
-    return unpacked
+    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        unpacked: bytes = stream.decompress(packed, most_bytes + 1)
+    except zlib.error:  # type: ignore[misc]
+        return None
+    return unpacked if stream.eof and not stream.unused_data and len(unpacked) <= most_bytes else None
 
 
-def _metadata(inner: dict[str, Any], data: str) -> str | None:
+def _metadata(inner: dict[str, Any], data: str, most_bytes: int) -> str | None:
     packed, content = inner.get("zcontent"), inner.get("content")
     if isinstance(packed, str) and packed:
-        text = _unpack(packed)
+        text = _unpack(packed, most_bytes)
     elif isinstance(content, str):
         text = content
-    elif content is not None:
-        return _inline(data)
     else:
-        return None
+        return None if content is None else _inline(data)
     if text is None or is_json(text):
         return text
-    return _quote(text) if inner["protocol"] == FILE_PROTOCOL else None
-
-
-def _quote(text: str) -> str | None:
-    """Return text as a JSON string, which has six times as many letters for control characters; None if it is too large."""
-    quoted = _dump(text)
-    return quoted if len(quoted) <= MAX_INFLATED_BYTES else None
+    return _dump(text) if inner["protocol"] == FILE_PROTOCOL else None
 
 
 def _inline(data: str) -> str | None:
@@ -103,9 +112,9 @@ def _inline(data: str) -> str | None:
         return None
 
 
-def _unpack(packed: str) -> str | None:
+def _unpack(packed: str, most_bytes: int) -> str | None:
     try:
-        unpacked = inflate(base64.b64decode(packed, validate=True))
+        unpacked = inflate(base64.b64decode(packed, validate=True), most_bytes)
         return None if unpacked is None else unpacked.decode()
     except ValueError:  # not base64, or not UTF-8
         return None

@@ -38,6 +38,7 @@ Order = Literal["stream", "sender", "none"]
 OnTargetReset = Literal["continue", "recopy", "stop"]
 OnPoison = Literal["park", "stop"]
 AllowBatched = Literal["auto", "off"]
+_MOST_METADATA = 64 << 20
 CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
 
 
@@ -122,6 +123,10 @@ class StreamSettings(ParallelKeys):
     )
     on_poison: Annotated[OnPoison, choice(OnPoison)] = file_key(
         "the reaction to a message that the target cannot store", "park"
+    )
+    max_metadata: Annotated[int, size_in_bytes(1, _MOST_METADATA)] = file_key(
+        "the largest inventory of a registration; a larger one, or one 200 times as large as its message, is left out",
+        "1 MiB",
     )
     allow_batched: Annotated[AllowBatched, choice(AllowBatched)] = file_key(
         "`auto`: create targets with `allow_batched`, and publish in"

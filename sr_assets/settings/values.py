@@ -137,8 +137,8 @@ def whole_number(smallest: int, largest: int | None = None) -> Value:
     return Value(whole, type=f"number, {allowed}")
 
 
-def size_in_bytes(smallest: int) -> Value:
-    """Return the type of a size of at least `smallest` bytes: a plain number, or one with KiB, MB and the like."""
+def size_in_bytes(smallest: int, largest: int = (1 << 63) - 1) -> Value:
+    """Return the type of a size from `smallest` to `largest` bytes: a plain number, or one with KiB, MB and the like."""
 
     def size(value: object) -> int:
         parts = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
@@ -148,8 +148,9 @@ def size_in_bytes(smallest: int) -> Value:
         step = 1024 if "I" in unit else 1000
         factor: int = step ** "BKMG".index(unit[0])
         total = math.ceil(Fraction(parts[1]) * factor)
-        if total >= 1 << 63:
-            raise ValueError(f"{shown(value)} is too large; use less than 8 EiB")
+        if total > largest:
+            limit = "less than 8 EiB" if largest >= 1 << 62 else f"{largest >> 20} MiB or less"
+            raise ValueError(f"{shown(value)} is too large; use {limit}")
         if total < smallest:
             raise ValueError(f"{shown(value)} must be {smallest} byte or more")
         return total

@@ -118,7 +118,7 @@ def test_adapter_stores_every_registration_without_headers(
     assert message is not None
     assert message.headers == b""
     assert message.subject == f"REG.{json.loads(message.payload)['sender']}"
-    assert decode_payload(message.payload)[1] is not None
+    assert decode_payload(message.payload).metadata is not None
 
 
 def test_nodes_answer_a_second_client(monitored: Monitored) -> None:

@@ -74,7 +74,10 @@ STREAM_METRICS = {
     **dict.fromkeys(("lag_messages", "lag_seconds", "watermark_age_seconds", "paused"), ("gauge", _STREAM)),
     **dict.fromkeys(("outbox_messages", "copy_queue_messages"), ("gauge", _STREAM)),
     "last_success_timestamp_seconds": ("gauge", _STREAM),
-    **dict.fromkeys(("gap_messages_total", "parked_messages_total", "impossible_hops_total"), ("counter", _STREAM)),
+    **dict.fromkeys(
+        ("gap_messages_total", "parked_messages_total", "impossible_hops_total", "refused_metadata_total"),
+        ("counter", _STREAM),
+    ),
     "nodes": ("gauge", {*_STREAM, "status"}),
 }
 #: Metrics from the published tables of partitions, a centre, a topology and heartbeats.

@@ -26,6 +26,7 @@ from sr_assets.domain.tracking.rules import ALL, untracked
 
 _TARGET: Final = "sr-assets writer: target"
 _STAGED_AT_ONCE: Final = 500
+_STAGED_BYTES: Final = 8 << 20
 
 
 class Copier:
@@ -41,9 +42,10 @@ class Copier:
         self._rows = None if rows is None else dict(sorted(rows.items()))
         self._check = lane_check(plan.source_stream, plan.lanes)
         self._receipt = Receipt()
-        self._staged = StagedFiles(Path(plan.staging), partition) if plan.staging else None
+        self._staged = StagedFiles(Path(plan.staging), partition, plan.metadata_bytes) if plan.staging else None
         # Messages that the target has stored and that are not in the staged files yet.
         self._copied: list[Message] = []
+        self._copied_bytes = 0
         # The copies in the target by source sequence: target sequence and the original's stored time in ms.
         self._found: dict[int, tuple[int, int]] = {}
         # Source sequences of copies whose originals the source no longer holds.
@@ -77,6 +79,7 @@ class Copier:
                 self._receipt.failure = str(stop)
             self._take_orphans(target)
             self._measure(target)
+        self._note_refused()
         if self._rows is not None and not self._receipt.failure and self._receipt.outcomes != len(self._rows):
             counts = f"{self._receipt.outcomes:,} of {len(self._rows):,} messages"
             raise RunError(
@@ -93,7 +96,12 @@ class Copier:
             self._find_copies(Sender(self._plan, target, self._receipt, self._stage))
             self._note_missing(list(self._rows or ()))
             self._take_orphans(target)
+        self._note_refused()
         return self._receipt
+
+    def _note_refused(self) -> None:
+        if self._staged:
+            self._receipt.refused_metadata = self._staged.refused
 
     def _find_copies(self, sender: Sender) -> None:
         """Record the copies that the target has stored since the intent."""
@@ -133,14 +141,16 @@ class Copier:
     def _stage(self, messages: list[Message]) -> None:
         """Queue copied messages for the history; parked messages are not part of it."""
         if self._staged and (rows := self._rows):
-            self._copied += [message for message in messages if rows[message.sequence] is not None]
-            if len(self._copied) >= _STAGED_AT_ONCE:
+            tracked = [message for message in messages if rows[message.sequence] is not None]
+            self._copied += tracked
+            self._copied_bytes += sum([len(message.payload) for message in tracked])
+            if len(self._copied) >= _STAGED_AT_ONCE or self._copied_bytes >= _STAGED_BYTES:
                 self._stage_copied()
 
     def _stage_copied(self) -> None:
         if self._staged and self._rows and self._copied:
             self._staged.add(self._copied, self._rows)
-            self._copied = []
+            self._copied, self._copied_bytes = [], 0
 
     def _take_orphans(self, target: wire.Connection) -> None:
         """Stage and count messages that only the target still holds; a copy's header has the original's time in ms."""

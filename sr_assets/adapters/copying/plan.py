@@ -9,6 +9,7 @@ from typing import Self
 from sr_assets.adapters.state.lease import Guard, guard_of
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.provenance import Identity
+from sr_assets.domain.registration import METADATA_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class CopyPlan:
       source now has another message there, or ends before it, it was recreated or rolled back. None disables the check
     - `cutoff_ns`: messages stored before this time (unix ns) are not copied but counted as too old
     - `on_poison`: `park` or `stop`
-    - `staging`: the folder for the Parquet rows of the copies; None disables staging
+    - `staging`: the folder for the Parquet rows of the copies; None disables staging. `metadata_bytes`: the largest metadata
+      of a row
     - `leases`: the folders with the site's leases (of an election, of locks), on this machine. `vanished_ms`: how long sent
       copies may stay unacknowledged by the target before the kernel drops them
     - `lanes`: the filters of the source's partitions; a message that matches none is an error. With `by_lane` a row is the
@@ -63,6 +65,7 @@ class CopyPlan:
     cutoff_ns: int | None = None
     on_poison: str = "park"
     staging: str | None = None
+    metadata_bytes: int = METADATA_BYTES
     fence: str | None = None
     leases: tuple[str, ...] = ()
     vanished_ms: int | None = None

@@ -48,6 +48,7 @@ class Receipt:
     - `large`: the target sequences of copies that are not read back
     - `hops`: the hops of the measured copies
     - `impossible_hops`: how many further hops their headers name with impossible values
+    - `refused_metadata`: how many staged registrations have content that is unreadable or too large
     """
 
     copied: int = 0
@@ -70,6 +71,7 @@ class Receipt:
     large: list[int] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
     impossible_hops: int = 0
+    refused_metadata: int = 0
 
     def count(self, copies: int, payload_bytes: int) -> None:
         """Count copied messages."""
@@ -140,6 +142,7 @@ class Receipt:
         self.large += other.large
         self.hops += other.hops
         self.impossible_hops += other.impossible_hops
+        self.refused_metadata += other.refused_metadata
 
     def write(self, file: Path) -> None:
         """Write the receipt to a file, atomically."""

@@ -24,7 +24,7 @@ from pyarrow import parquet
 from sr_assets.adapters.private import make_shared_folder, remove_files, share_as_folder
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.registration import decode_payload
+from sr_assets.domain.registration import METADATA_BYTES, decode_payload
 from sr_assets.domain.subjects import printable
 
 #: The names of a history's files and, with a dot in front, of unfinished ones, as patterns for `remove_files`.
@@ -34,7 +34,9 @@ _CHUNK: Final = 500
 _MOST_CHUNKS: Final = 8
 #: Rows of a row group, unless their payloads are large.
 GROUP_ROWS: Final = 50_000
-_GROUP_BYTES: Final = 32 << 20
+_GROUP_BYTES: Final = 8 << 20
+#: Payloads that wait to be unpacked.
+_WAITING_BYTES: Final = 32 << 20
 #: One row per copied message of a tracked sender; name, stream and date are in the path.
 SCHEMA: Final = pa.schema(
     [
@@ -50,26 +52,30 @@ SCHEMA: Final = pa.schema(
 )
 
 
-def snapshot_rows(messages: Iterable[Message], nodes: Mapping[int, str | None]) -> Iterator[pa.Table]:
-    """Yield one row per message, in tables of about a row group's bytes: a small payload may unpack to many megabytes.
+def snapshot_rows(
+    messages: Iterable[Message], nodes: Mapping[int, str | None], most_bytes: int = METADATA_BYTES
+) -> Iterator[tuple[pa.Table, int]]:
+    """Yield one row per message, in tables of about `_GROUP_BYTES`, each with the number of its refused metadata.
 
-    `nodes` maps sequences to senders. `payload` is text if it is JSON that every reader accepts, else `payload_raw` has the
-    bytes: a single row that DuckDB cannot cast to JSON would fail every query.
+    A small payload may unpack to `most_bytes` of metadata. `nodes` maps sequences to senders. `payload` is text if it is
+    JSON that every reader accepts, else `payload_raw` has the bytes: a single row that DuckDB cannot cast to JSON would fail
+    every query.
     """
     rows: list[tuple[object, ...]] = []
-    held_bytes = 0
+    held_bytes = refused = 0
     for message in messages:
         payload = message.payload
-        text, metadata = decode_payload(payload)
+        text, metadata, is_refused = decode_payload(payload, most_bytes)
         raw = payload if text is None else None
         subject, stored_us = printable(message.subject), message.stored_ns // 1000
         rows.append((nodes[message.sequence], message.sequence, stored_us, subject, len(payload), text, raw, metadata))
         held_bytes += len(payload) + len(metadata or "")
+        refused += is_refused
         if held_bytes >= _GROUP_BYTES:
-            yield _table(rows)
-            rows, held_bytes = [], 0
+            yield _table(rows), refused
+            rows, held_bytes, refused = [], 0, 0
     if rows:
-        yield _table(rows)
+        yield _table(rows), refused
 
 
 def _table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
@@ -97,14 +103,17 @@ class StagedFiles:
     copying; most of its work releases the GIL.
     """
 
-    def __init__(self, folder: Path, partition: int) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, partition: int, most_bytes: int = METADATA_BYTES) -> None:
+        self._folder, self._most_bytes = folder, most_bytes
         self._name = f"{partition}.parquet"
         self._writers: dict[str, parquet.ParquetWriter] = {}
         # The open row group of each date.
         self._rows: dict[str, list[pa.Table]] = defaultdict(list)
-        self._staging: deque[Future[None]] = deque()
+        # The chunks that are not unpacked yet, each with the bytes of its payloads.
+        self._staging: deque[tuple[Future[None], int]] = deque()
         self._pool = ThreadPoolExecutor(1, "staging")
+        #: How many registrations have content that is not in their row; complete after the block.
+        self.refused = 0
 
     def __enter__(self) -> Self:
         """Return self; the first row of a date opens its file."""
@@ -114,7 +123,7 @@ class StagedFiles:
         """Close the files, and move them to their final names unless the block failed."""
         try:
             while self._staging and kind is None:
-                self._staging.popleft().result()
+                self._staging.popleft()[0].result()
             for date in [*self._rows] if kind is None else ():
                 self._write(date)
         finally:
@@ -133,17 +142,21 @@ class StagedFiles:
         for date, of_date in by_date.items():
             for first in range(0, len(of_date), _CHUNK):
                 chunk = of_date[first : first + _CHUNK]
-                self._staging.append(self._pool.submit(self._stage, date, chunk, nodes))
-        while len(self._staging) > _MOST_CHUNKS:
-            self._staging.popleft().result()
+                size_bytes = sum(len(message.payload) for message in chunk)
+                self._staging.append((self._pool.submit(self._stage, date, chunk, nodes), size_bytes))
+        while len(self._staging) > _MOST_CHUNKS or sum(size for _, size in self._staging) > _WAITING_BYTES:
+            self._staging.popleft()[0].result()
 
     def _stage(self, date: str, messages: Sequence[Message], nodes: Mapping[int, str | None]) -> None:
-        """Unpack the rows of a date, and write them once they fill a row group."""
-        for table in snapshot_rows(messages, nodes):
-            rows = self._rows[date]
-            rows.append(table)
-            if len(rows) * _CHUNK >= GROUP_ROWS or sum(chunk.nbytes for chunk in rows) >= _GROUP_BYTES:
+        """Unpack the rows of a date, and write the largest row group once one is full, or all together are as large."""
+        for table, refused in snapshot_rows(messages, nodes, self._most_bytes):
+            self.refused += refused
+            self._rows[date].append(table)
+            sizes = {day: sum(rows.nbytes for rows in tables) for day, tables in self._rows.items()}
+            if len(self._rows[date]) * _CHUNK >= GROUP_ROWS:
                 self._write(date)
+            elif sum(sizes.values()) >= _GROUP_BYTES:
+                self._write(max(sizes, key=sizes.__getitem__))
 
     def _write(self, date: str) -> None:
         """Write the rows of a date as one row group."""

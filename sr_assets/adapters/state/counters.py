@@ -23,6 +23,7 @@ class Counter(StrEnum):
 
     `RECALLED_MESSAGES` counts messages that were copied and then lost in the target: `copied_messages` decreased by
     them. `IMPOSSIBLE_HOPS` counts the values of `Choria-SR-Source` in measured copies that are no possible hop.
+    `REFUSED_METADATA` counts copied registrations whose content is unreadable or too large, so that they have no metadata.
     `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
     """
 
@@ -33,6 +34,7 @@ class Counter(StrEnum):
     PROCESSING_SECONDS = "processing_seconds"
     RECALLED_MESSAGES = "recalled_messages"
     IMPOSSIBLE_HOPS = "impossible_hops"
+    REFUSED_METADATA = "refused_metadata"
     ERRORS = "errors"
     CONNECTION_ERRORS = "connection_errors"
     CONNECTIONS_CLOSED = "connections_closed"

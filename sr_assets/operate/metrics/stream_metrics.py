@@ -63,6 +63,13 @@ STREAM_METRICS: Final = (
         _is_copied,
     ),
     per_stream(
+        "sr_assets_refused_metadata_total",
+        "counter",
+        "Copied registrations without metadata: their content is unreadable or too large.",
+        counted("refused_metadata"),
+        lambda stream: _is_copied(stream) and stream.entry.tracked,
+    ),
+    per_stream(
         "sr_assets_outbox_messages",
         "gauge",
         "Advisories that no server has acknowledged yet.",

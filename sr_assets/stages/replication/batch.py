@@ -184,6 +184,7 @@ class Batch:
         processing = {
             Counter.PROCESSING_SECONDS: time.monotonic() - self._began,
             Counter.IMPOSSIBLE_HOPS: receipt.impossible_hops,
+            Counter.REFUSED_METADATA: receipt.refused_metadata,
         }
         now_ns = self._context.clock.now_ns()
         self._store.counters(self._stream.stream).add(processing, COPYING)

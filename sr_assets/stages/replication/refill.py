@@ -186,7 +186,7 @@ class HistoryRefill:
             if not copies:
                 return
             covered = SequenceRange(min(copies), max(copies) + 1)
-            with StagedFiles(self._staging, 0) as staged:
+            with StagedFiles(self._staging, 0, stream.max_metadata) as staged:
                 left = dict(copies)
                 for messages in self._from_source(source, left):
                     self._stage(staged, messages, plan, precision_ns=1)

@@ -176,6 +176,7 @@ class Writers:
             batch=self._attempt,
             receipt=receipt_file,
             staging=str(staging) if staged else None,
+            metadata_bytes=stream.max_metadata,
             leases=tuple(map(str, context.clusters.leadership.lease_folders)),
             vanished_ms=context.clusters.leadership.vanished_ms,
         )

@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from sr_assets.adapters.published.history import (
@@ -37,11 +39,12 @@ def sequences(file: Path) -> list[int]:
 
 
 def test_row_has_json_as_text_and_other_payloads_as_bytes() -> None:
-    (table,) = snapshot_rows(
+    ((table, refused),) = snapshot_rows(
         [message(1), Message(2, 1_999, "s.\udcff", b"", b"\xff"), Message(3, 0, "s", b"", b'"\\ud800"')],
         {1: "a", 2: "b", 3: "c"},
     )
     rows = table.to_pylist()
+    assert refused == 0
     assert [row["payload"] for row in rows] == ['{"n": 1}', None, None]
     assert [row["payload_raw"] for row in rows] == [None, b"\xff", b'"\\ud800"']
     assert [row["payload_bytes"] for row in rows] == [8, 1, 8]
@@ -49,14 +52,40 @@ def test_row_has_json_as_text_and_other_payloads_as_bytes() -> None:
     assert rows[1]["stored_at"].microsecond == 1
 
 
-def test_rows_of_payloads_that_unpack_to_megabytes_are_cut_into_tables() -> None:
-    content = base64.b64encode(gzip.compress(b'"' + b" " * (10 << 20) + b'"', 1)).decode()
-    data = json.dumps({"protocol": FILE_PROTOCOL, "zcontent": content})
-    payload = json.dumps({"protocol": "choria:adapters:jetstream:output:1", "data": data}).encode()
-    tables = list(
-        snapshot_rows([Message(n, 0, "s", b"", payload) for n in range(1, 11)], dict.fromkeys(range(1, 11), "a"))
-    )
-    assert [len(table) for table in tables] == [4, 4, 2]
+def registration(content: bytes) -> bytes:
+    packed = base64.b64encode(gzip.compress(content, 9)).decode()
+    data = json.dumps({"protocol": FILE_PROTOCOL, "zcontent": packed})
+    return json.dumps({"protocol": "choria:adapters:jetstream:output:1", "data": data}).encode()
+
+
+@settings(max_examples=10)
+@given(
+    st.lists(
+        st.builds(
+            lambda letter, size: registration(letter * size), st.sampled_from([b"\0", b"a"]), st.integers(0, 2 << 20)
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(1, 3),
+)
+def test_decoded_bytes_of_a_batch_are_bounded_by_its_payloads(
+    tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes], days: int
+) -> None:
+    folder = tmp_path_factory.mktemp("staging")
+    messages = [Message(n, n % days * DAY_NS, "s", b"", payload) for n, payload in enumerate(payloads)]
+    with StagedFiles(folder, 0) as staged:
+        staged.add(messages, dict.fromkeys(range(len(messages)), "a"))
+    groups = [
+        parquet.ParquetFile(file).read_row_group(number)
+        for file in folder.glob("date=*/0.parquet")
+        for number in range(parquet.read_metadata(file).num_row_groups)
+    ]
+    assert sum(map(len, groups)) == len(messages)
+    # The metadata of one message, and the two copies of its payload, may follow eight megabytes.
+    assert max(rows.nbytes for rows in groups) <= (10 << 20) + 2 * max(map(len, payloads))
+    assert sum(rows.nbytes for rows in groups) <= 202 * sum(map(len, payloads)) + 1_000 * len(payloads)
+    assert staged.refused == sum(rows["metadata"].null_count for rows in groups)
 
 
 def test_place_staged_moves_files_to_their_days(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def state(tmp_path: Path) -> Iterator[SiteState]:
 
 def test_missing_history_file_hides_only_its_rows(tmp_path: Path, state: SiteState) -> None:
     message = Message(3, 86_400_000_000_000, "s", b"", b"{}")
-    (rows,) = snapshot_rows([message], {3: "web1"})
+    ((rows, _),) = snapshot_rows([message], {3: "web1"})
     (tmp_path / "snapshots").mkdir()
     file, missing = tmp_path / "snapshots" / "3-4.parquet", tmp_path / "snapshots" / "4-5.parquet"
     parquet.write_table(rows, file)

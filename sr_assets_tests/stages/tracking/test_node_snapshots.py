@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from sr_assets.adapters.state.counters import COPYING, Counter
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
 from sr_assets.domain import history_layout
 from sr_assets.stages.report import Stage, StreamReport
@@ -70,6 +71,18 @@ def test_any_payload_can_be_queried(rig: Rig) -> None:
     assert [row["metadata"] is None for row in rows] == [True] * len(ODD_PAYLOADS) + [False]
     assert json.loads(rows[-1]["metadata"])["facts"] == {"os": "größe"}
     assert rig.row("SELECT payload->>'a' AS a FROM node_snapshots WHERE node = 'n03'")["a"] in ("1", "2")
+
+
+def test_registration_larger_than_the_limit_has_no_metadata(rig: Rig) -> None:
+    stream = rig.make()
+    small, bomb = registration({"a": 1}), registration({"a": "x" * 900_000})
+    rig.publish(stream, [Sent(small, "n1"), Sent(bomb, "n2"), Sent(registration({"a": list(range(1_000))}), "n3")])
+    rig.add(stream, **SAMPLED, max_metadata="1 KiB")
+    rig.drain()
+    rows = rig.rows("SELECT metadata FROM node_snapshots ORDER BY node")
+    assert [row["metadata"] for row in rows] == ['{"a": 1}', None, None]
+    with rig.open() as site:
+        assert site.state.counters(stream).totals()[Counter.REFUSED_METADATA] == {COPYING: 2.0}
 
 
 def test_published_mode_opens_only_the_published_files(rig: Rig) -> None:
