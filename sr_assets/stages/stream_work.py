@@ -238,6 +238,10 @@ class StreamWork(EntryWork):
         """Wait for active copies, then interrupt them and log a line."""
         if self._abandoned:
             return
+        if self._background.running:
+            # A kill while the run ends tells nothing about the messages.
+            with contextlib.suppress(SrAssetsError):
+                self._site.state.note_attempt_ended(self._stream.stream)
         if not self._background.join(max(0.0, deadline - time.monotonic())):
             self._site.spark.interrupt()
             if not self._background.join(_INTERRUPTED_SECONDS):

@@ -67,10 +67,8 @@ class Copier:
             if self._staged:
                 stack.enter_context(self._staged)
             sender = Sender(plan, target, self._receipt, self._stage)
-            self._find_copies(sender)
-            outside = [sequence for sequence in self._found if not plan.first <= sequence < plan.next]
-            if outside:
-                raise RunError(other_writer_text(plan.stream, plan.identity, min(outside)))
+            if outside := self._find_copies(sender):
+                raise RunError(other_writer_text(plan.stream, plan.identity, outside[0]))
             # Closed before the connections, because a thread may be fetching: an error of the target waits for it.
             outgoing = stack.enter_context(contextlib.closing(self._prepare(source, sender)))
             try:
@@ -103,12 +101,20 @@ class Copier:
         if self._staged:
             self._receipt.refused_metadata = self._staged.refused
 
-    def _find_copies(self, sender: Sender) -> None:
-        """Record the copies that the target has stored since the intent."""
+    def _find_copies(self, sender: Sender) -> list[int]:
+        """Record the copies that the target has stored since the intent; return the lowest one outside of the batch."""
+        plan = self._plan
+        first, after = min(plan.first, plan.whole[0] or plan.first), max(plan.next, plan.whole[1])
+        outside: list[int] = []
         for target_sequence, copy in sender.copies.found():
+            if not plan.first <= copy.sequence < plan.next:
+                if not first <= copy.sequence < after:
+                    outside = [min([copy.sequence, *outside])]
+                continue
             self._found[copy.sequence] = target_sequence, copy.stored_ms
             if self._rows is not None:
                 self._receipt.locate(target_sequence, copy.sequence)
+        return outside
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Generator[wire.Outgoing]:
         """Yield the messages to send; account for the others."""

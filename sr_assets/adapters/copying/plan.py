@@ -22,6 +22,7 @@ class CopyPlan:
     - `prefix`, `remove`: how the subject is rewritten
     - `first`, `next`, `since`: the intent: its range of source sequences, and the target's last sequence when it was
       committed. A source message with our copy after `since` is already copied
+    - `whole`: the batch's range; the copies of its other parts are ignored
     - `adopted`: the target sequences of the range's copies that a later state of this site has made, half-open
     - `folder`, `batch`: the folder with this stream's writer locks, and the batch that may write (its file `batch`)
     - `receipt`: the file for the receipt of all tasks, written once all have succeeded
@@ -57,6 +58,7 @@ class CopyPlan:
     folder: str
     batch: str
     receipt: str
+    whole: tuple[int, int] = (0, 0)
     adopted: tuple[int, int] = (0, 0)
     filter: str | None = None
     resend: int = 0
@@ -86,7 +88,9 @@ class CopyPlan:
     def decode(cls, options: Mapping[str, str]) -> Self:
         """Read the option of a write."""
         fields = json.loads(options["plan"])
-        return cls(**fields | {name: tuple(fields[name]) for name in ("subjects", "adopted", "leases", "lanes")})
+        return cls(
+            **fields | {name: tuple(fields[name]) for name in ("subjects", "whole", "adopted", "leases", "lanes")}
+        )
 
     @property
     def guard(self) -> Guard:

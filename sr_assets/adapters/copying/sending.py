@@ -20,15 +20,16 @@ from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import Message, header_writer
 from sr_assets.domain.provenance import CopyOf, other_writer_text
-from sr_assets.domain.refusals import Reaction, is_subject_full, reaction
+from sr_assets.domain.refusals import Reaction, reaction
 from sr_assets.domain.subjects import matcher, printable, target_subject
 
 _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
-#: More parked messages in one batch indicate a fault of the target; full subjects are not counted.
-_MAX_PARKED: Final = 1000
+#: After so many parked messages of a batch, subjects and reasons are shortened: a publisher chooses them.
+_WHOLE_TEXTS: Final = 1000
+_MOST_LETTERS: Final = 200
 _SUBJECTS: Final = 1 << 16
 _SETTLED_AT_ONCE: Final = 500
 
@@ -57,7 +58,6 @@ class Sender:
         self._settled_as = 0
         self._settled_at = 0.0
         self._source_failure: wire.WireError | None = None
-        self._limited = 0
         # The response with a copy is a third larger: base64 in JSON.
         self._large_bytes = target.max_payload_bytes * 7 // 10
         self.copies = TargetCopies(plan, target)
@@ -276,7 +276,7 @@ class Sender:
             reason = f"{ack.error} ({ack.error_code})"
             wanted = reaction(ack.error_code, ack.error)
             if wanted is Reaction.PARK:
-                self._park(self._window.pop(ack.sequence), reason, limited=not is_subject_full(ack.error))
+                self._park(self._window.pop(ack.sequence), reason)
             elif wanted is Reaction.STOP or now - max(since, self._settled_at) > _REFUSAL_SECONDS:
                 raise StopError(f"target stream {self._plan.stream} refuses: {reason}")
             else:
@@ -297,13 +297,12 @@ class Sender:
         """Return the messages that the target is not known to have stored, in order."""
         return [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
 
-    def _park(self, message: Message, reason: str, *, limited: bool = True) -> None:
+    def _park(self, message: Message, reason: str) -> None:
         if self._plan.on_poison == "stop":
             raise StopError(
                 f"message {message.sequence} cannot be copied: {reason}; set on_poison: park to continue without it"
             )
         subject, parked = printable(message.subject), self._receipt.parked
+        if len(parked) >= _WHOLE_TEXTS:
+            subject, reason = subject[:_MOST_LETTERS], reason[:_MOST_LETTERS]
         parked.append(Parked(message.sequence, message.stored_ns, subject, len(message.payload), reason))
-        self._limited += limited
-        if self._limited > _MAX_PARKED:
-            raise StopError(f"more than {_MAX_PARKED} messages of one batch cannot be copied; last reason: {reason}")

@@ -37,6 +37,8 @@ SCHEMA_VERSION: Final = 1
 _COMMITS: Final = "CREATE TABLE commits (number BIGINT);"
 #: The latest event of a stream's published transitions that this state has deleted.
 _FORGOTTEN: Final = "CREATE TABLE forgotten_events (stream VARCHAR, event_ns BIGINT);"
+#: The streams whose open intent's last attempt ended in order, with an error or at the end of its run.
+_ENDED: Final = "CREATE TABLE ended_attempts (stream VARCHAR);"
 SCHEMA: Final = f"""
 CREATE TABLE about (schema_version INTEGER);
 {_COMMITS}
@@ -60,7 +62,9 @@ CREATE TABLE intents (
     stream VARCHAR, first BIGINT, available BIGINT, next BIGINT, planned_ns BIGINT, cutoff_ns BIGINT, created_ns BIGINT,
     target_created_ns BIGINT, target_sequence BIGINT, resend BOOLEAN, waits BOOLEAN, folded BOOLEAN DEFAULT false,
     target_stream VARCHAR, starts BIGINT DEFAULT 0, source_sequence BIGINT, source_ns BIGINT,
-    adopted_first BIGINT DEFAULT 0, adopted_next BIGINT DEFAULT 0);
+    adopted_first BIGINT DEFAULT 0, adopted_next BIGINT DEFAULT 0, whole_first BIGINT DEFAULT 0, part BIGINT DEFAULT 0,
+    begun BIGINT DEFAULT 1);
+{_ENDED}
 CREATE TABLE nodes (
     stream VARCHAR, node VARCHAR, first_seen_ns BIGINT, seen_ns BIGINT, sequence BIGINT, copied_ns BIGINT,
     copied_bytes BIGINT, status VARCHAR, status_since_ns BIGINT, retired_at_ns BIGINT, times_retired BIGINT,
@@ -95,6 +99,7 @@ CURRENT_TABLES: Final = (
     "streams",
     "copying",
     "intents",
+    "ended_attempts",
     "nodes",
     "blind_spans",
     "copy_queue",
@@ -141,12 +146,13 @@ _LATER_COLUMNS: Final = {
         "announced_ns BIGINT",
     ),
     "nodes": ("class VARCHAR",),
+    "intents": ("whole_first BIGINT DEFAULT 0", "part BIGINT DEFAULT 0", "begun BIGINT DEFAULT 1"),
     "history": ("rows BIGINT", "first_hour BIGINT", "last_hour BIGINT"),
     "global_sites": ("outage VARCHAR", "outage_ns BIGINT"),
 }
 _LATER_TABLES: Final = (
     f"{latencies.SCHEMA} {operator_requests.SCHEMA} {guard.SCHEMA} {undecided.SCHEMA} {partitions.SCHEMA} {_COMMITS}"
-    f" {_FORGOTTEN}"
+    f" {_FORGOTTEN} {_ENDED}"
 )
 #: What stands for the rows of a table that an earlier build did not have: its last commit is as late as its newest row, and
 #: it may have deleted any event before that.

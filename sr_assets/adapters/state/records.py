@@ -21,6 +21,9 @@ class Intent:
 
     `adopted_first` and `adopted_next` bound the target sequences of the batch's copies that a later state of this site
     has made: this state is an older one.
+
+    `begun` counts the attempts, the present one included, that each ended with its process. After several the batch is made
+    in parts of `part` messages (0: whole); `first` then moves with each part, and `whole_first` is where it was planned.
     """
 
     stream: str
@@ -41,6 +44,14 @@ class Intent:
     source_ns: int | None = None
     adopted_first: int = 0
     adopted_next: int = 0
+    whole_first: int = 0
+    part: int = 0
+    begun: int = 1
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """The planned range: an earlier attempt may have copied any message of it after `target_sequence`."""
+        return self.whole_first or self.first, self.next
 
 
 @dataclass(slots=True)

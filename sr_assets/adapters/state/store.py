@@ -219,6 +219,20 @@ class SiteState:
         """Delete an intent of a stream; call it in the transaction that commits its batch."""
         self._connection.execute("DELETE FROM intents WHERE stream = ? AND resend = ?", [stream, resend])
 
+    def note_attempt_ended(self, stream: str) -> None:
+        """Record that the attempt at the open intent ends in order, if it does not commit.
+
+        It only adds a row, because another thread may be committing the attempt.
+        """
+        with self.transaction():
+            self._connection.execute("INSERT INTO ended_attempts VALUES (?)", [stream])
+
+    def take_attempt_ended(self, stream: str) -> bool:
+        """Delete the records of `note_attempt_ended`; return whether there were any. Call it inside a transaction."""
+        query = "DELETE FROM ended_attempts WHERE stream = ?"
+        ((count,),) = self._connection.execute(query, [stream]).fetchall()
+        return bool(count)
+
     def forget_stream(self, stream: str) -> None:
         """Delete a stream's rows except its history (transitions, gaps, parked messages); call it inside a transaction."""
         for table in CURRENT_TABLES:

@@ -64,7 +64,8 @@ def adopt_copies(context: CopyContext, state: StreamState, copying: CopyState, t
 
 def _may_have_made(intent: Intent, copy: Copy) -> bool:
     """Return whether an attempt at this intent may have made a copy."""
-    return intent.first <= copy.sequence < intent.next and copy.target_sequence > intent.target_sequence
+    first, after = intent.whole
+    return first <= copy.sequence < after and copy.target_sequence > intent.target_sequence
 
 
 def _waiting(context: CopyContext) -> list[int]:

@@ -9,6 +9,8 @@ in the target and send only the missing ones.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,11 +18,11 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
-from sr_assets.domain.errors import TransientError
+from sr_assets.domain.errors import EngineLostError, ExecutorLostError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
 from sr_assets.stages.replication.adoption import adopt_copies
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.batch import Batch, begin_again, is_suspect
 from sr_assets.stages.replication.found_copies import FoundCopies
 from sr_assets.stages.replication.lost_source import settle_abandoned_batch, settle_lost_source
 from sr_assets.stages.replication.lost_state import refuse_lost_copies
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 _BYTES_FACTOR: Final = 10
 #: An idle stream compares its target with the state at least this often.
 _COMPARE_SECONDS: Final = 30.0
+
+
+#: One batch at a time that may end the process, so that the others are not counted with it.
+_SUSPECTS: Final = threading.Lock()
 
 
 class _Due(NamedTuple):
@@ -131,18 +137,31 @@ class ReplicaStage:
         if self._adopted is None:
             self._adopted = adopt_copies(self._context, state, copying, target)
         intent = self._open_intent()
-        if intent is None:
-            intent = self._plan(source, state, copying, target, ends)
+        if intent is not None:
+            with _SUSPECTS if is_suspect(intent) else contextlib.nullcontext():
+                return self._make(source, state, copying, begin_again(self._store, intent), target)
+        intent = self._plan(source, state, copying, target, ends)
         if intent is None:
             if not stream.tracked:
                 self._note_caught_up(state, source)
             return False
+        return self._make(source, state, copying, intent, target)
+
+    def _make(
+        self, source: StreamInfo, state: StreamState, copying: CopyState, intent: Intent, target: StreamInfo
+    ) -> bool:
+        """Make the copies of an intent, or of the next part of it; return whether there was work."""
+        stream, report = self._stream, self._report
         started = time.monotonic()
         before = report.copied, report.batched, report.found
         self.batch_active = True
         try:
-            Batch(self._context, source, state, copying, intent, target).run()
-        except TransientError:
+            batch = Batch(self._context, source, state, copying, intent, target)
+            batch.run()
+        except Exception as error:
+            self._note_end(intent, error)
+            if not isinstance(error, TransientError):
+                raise
             # No message was copied from another source; the next poll finds out what happened to this one.
             self._compared = False
             if not changed_since(self._context.clusters.connect(stream.source), source):
@@ -150,10 +169,22 @@ class ReplicaStage:
             return True
         finally:
             self.batch_active = False
-        self._note_batch(intent, before, time.monotonic() - started, source.last_sequence + 1 - state.next_sequence)
+        self._note_batch(
+            intent, batch.covered, before, time.monotonic() - started, source.last_sequence + 1 - state.next_sequence
+        )
         return True
 
-    def _note_batch(self, intent: Intent, before: tuple[int, int, int], seconds: float, behind: int) -> None:
+    def _note_end(self, intent: Intent, error: Exception) -> None:
+        """Record that an attempt ended with an error, unless the error is a lack of memory or a killed process of Spark."""
+        killed = isinstance(error, (EngineLostError, ExecutorLostError)) and intent.part != 1
+        if not (killed or isinstance(error, MemoryError)):
+            # What cannot be recorded now counts as a killed process.
+            with contextlib.suppress(SrAssetsError):
+                self._store.note_attempt_ended(self._stream.stream)
+
+    def _note_batch(
+        self, intent: Intent, covered: SequenceRange, before: tuple[int, int, int], seconds: float, behind: int
+    ) -> None:
         """Note the end of a batch; `before` are the report's copied, batched and found messages at its beginning."""
         report, tracked, behind = self._report, self._stream.tracked, max(0, behind)
         copied, batched, earlier = report.copied - before[0], report.batched - before[1], report.found - before[2]
@@ -163,7 +194,6 @@ class ReplicaStage:
         queued = self._store.copy_queue(self._stream.stream).size()
         self.caught_up = not queued and (tracked or not behind)
         text = f"{queued} queued, {behind} behind" + (f", {batched} in fast-ingest batches" if batched else "")
-        covered = SequenceRange(intent.first, intent.next)
         done, left = (copied, queued) if tracked else (len(covered), behind)
         self._progress.note(covered, copied, seconds, text, caught_up=self.caught_up, done=done, left=left)
 

@@ -251,6 +251,9 @@ class TargetReview:
                 self._log.add_resends(merge_ranges(SequenceRange(n, n + 1) for n in lost.tolist()), was_copied=True)
                 count += len(lost)
             since = target.last_sequence if waits else min(at, target.last_sequence)
+            if intent is not None and intent.part and not waits:
+                # Copies of a later part may precede the last one of this part.
+                since = min(since, intent.target_sequence)
             self._move_intents(created_ns=target.created_ns, target_sequence=since, waits=waits)
             self._store.save_copying(copying)
         happened = f"was rolled back from {before} to {at}; sending {count} copies again, {unknown} older ones are lost"

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Writers:
-    """The writers of one attempt at a batch; `mark` is the `source_mark` of their staged files."""
+    """The writers of one attempt at a batch, or at the part of it that `covered` names.
+
+    `mark` is the `source_mark` of their staged files.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,9 @@ class Writers:
         intent: Intent,
         target: StreamInfo,
         mark: str,
+        covered: SequenceRange | None = None,
     ) -> None:
+        self._covered = covered or SequenceRange(intent.first, intent.next)
         self._context, self._source, self._state = context, source, state
         self._stream, self._intent, self._target, self._mark = context.stream, intent, target, mark
         decided = intent.folded or intent.resend
@@ -73,7 +78,9 @@ class Writers:
         if target.created_ns != self._intent.target_created_ns:
             raise TransientError(f"target stream {stream.target_stream} was recreated during a batch")
         receipt_file = context.writers / "receipt.json"
-        in_spark = context.spark.needed(len(rows), len(rows) * average_bytes(self._source))
+        # A message that ends its process must not end Spark's, which tells nothing about it.
+        alone = self._intent.part == 1 and not context.spark.remote
+        in_spark = not alone and context.spark.needed(len(rows), len(rows) * average_bytes(self._source))
         by_lane = in_spark and len(self._lanes) > 1 and isinstance(rows, SequenceRange)
         plan = self._plan(str(receipt_file), by_lane=by_lane)
         if context.spark.remote:
@@ -117,9 +124,9 @@ class Writers:
         else:
             receipt.missing = [(hole.first, hole.next) for hole in absent]
 
-    def settle(self, rows: pa.Table | SequenceRange) -> Receipt:
+    def settle(self, rows: pa.Table | SequenceRange, *, staged: bool = True) -> Receipt:
         """Account for the copies of `rows` that an earlier attempt has made; make no others."""
-        return write_copies(self._plan(""), _nodes_by_sequence(rows), made=True)
+        return write_copies(self._plan("", staged=staged), _nodes_by_sequence(rows), made=True)
 
     def _spread(self, spark: SparkSession, rows: pa.Table | SequenceRange) -> DataFrame:
         """Return the rows for Spark's writers, partitioned to keep the configured `order`."""
@@ -134,15 +141,15 @@ class Writers:
             return frame.coalesce(1)
         return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
 
-    def _plan(self, receipt_file: str, *, by_lane: bool = False) -> CopyPlan:
+    def _plan(self, receipt_file: str, *, by_lane: bool = False, staged: bool = True) -> CopyPlan:
         """Return the plan of the writers, and delete the staged files of an earlier attempt."""
         context, stream, intent, state = self._context, self._stream, self._intent, self._state
         # The message that proves the source unchanged: the last one read for decided messages, else the source's last
         # one when the batch was planned.
         decided = (intent.folded or intent.resend) and state.mark_sequence is not None
-        covered = SequenceRange(intent.first, intent.next)
+        covered = self._covered
         staging = staging_folder(context.folder, stream, covered, self._mark)
-        if staged := stream.tracked and not intent.resend:
+        if stream.tracked and not intent.resend:
             # It may have had more writers, each with its own file.
             shutil.rmtree(staging, ignore_errors=True)
         return CopyPlan(
@@ -161,8 +168,9 @@ class Writers:
             source_ns=state.mark_ns if decided else intent.source_ns,
             prefix=stream.prefix,
             remove=stream.remove,
-            first=intent.first,
-            next=intent.next,
+            first=covered.first,
+            next=covered.next,
+            whole=intent.whole,
             since=intent.target_sequence,
             adopted=(intent.adopted_first, intent.adopted_next),
             # The fold has decided on a tracked stream's messages, so none of the rows is too old.
@@ -175,7 +183,7 @@ class Writers:
             folder=str(context.writers),
             batch=self._attempt,
             receipt=receipt_file,
-            staging=str(staging) if staged else None,
+            staging=str(staging) if staged and stream.tracked and not intent.resend else None,
             metadata_bytes=stream.max_metadata,
             leases=tuple(map(str, context.clusters.leadership.lease_folders)),
             vanished_ms=context.clusters.leadership.vanished_ms,

@@ -299,6 +299,19 @@ def test_message_of_max_payload_is_parked_when_headers_do_not_fit(rig: Rig) -> N
     assert "max_payload" in rig.row("parked_messages")["reason"]
 
 
+def test_flood_of_messages_that_the_target_rejects_is_parked(rig: Rig) -> None:
+    stream, flood = rig.make(), 1_100
+    rig.create(stream, rig.target, subjects=[f"{stream}.m"])
+    rig.publish(stream, [*(Sent(b"x", "other" + "y" * 1_000) for _ in range(flood)), Sent(b"after")])
+    rig.add(stream)
+    rig.drain(spark={"from_messages": 1_000_000})
+    assert [copy.payload for copy in rig.copies(stream)] == [b"after"]
+    row = rig.row(
+        "SELECT count(*) AS parked, max(length(subject)) AS longest, min(length(subject)) AS shortest FROM parked_messages"
+    )
+    assert (row["parked"], row["longest"] > 1_000, row["shortest"]) == (flood, True, 200)
+
+
 def test_on_poison_stop_waits_until_the_target_accepts_the_message(rig: Rig) -> None:
     stream = rig.make()
     rig.create(stream, rig.target, max_msg_size=1000)
