@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,8 @@ from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.spark import schemas
 from sr_assets.adapters.wire import WireError
-from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.domain.subjects import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +40,8 @@ COPIED_SCHEMA: Final = "part long, name string, content binary"
 TRIED_SCHEMA: Final = "executor string, link string, error string"
 RECEIPT: Final = "receipt"
 _PIECE_BYTES: Final = 1 << 20
+#: All files of a batch, which has at most about 640 MiB of payloads; what exceeds it comes from no writer.
+_MOST_BYTES: Final = 4 << 30
 _MODULES: Final = ("pyarrow", "numpy", "orjson")
 #: Minimum duration of a probing task, so that the next one goes to another executor.
 _STAY_SECONDS: Final = 1.0
@@ -117,11 +121,25 @@ def _copied(part: int, name: str, content: bytes) -> pa.RecordBatch:
 
 
 def take_result(rows: pa.Table, staging: Path | None) -> Receipt:
-    """Add up the receipts in COPIED_SCHEMA, and write the files there, each completely or not at all."""
+    """Add up the receipts in COPIED_SCHEMA, and write the files there, each completely or not at all.
+
+    Raises RunError for a file that no writer names so, or for a second one of a part and a date: an executor is not
+    trusted with this machine's disk.
+    """
+    if rows["content"].nbytes > _MOST_BYTES:
+        raise RunError(
+            f"the tasks of the cluster returned {rows['content'].nbytes} bytes of files; check the executors"
+        )
     total = Receipt()
     drafts: dict[Path, Path] = {}
     columns = (rows[name].to_pylist() for name in ("part", "name", "content"))
-    for (_, name), pieces in itertools.groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
+    written: set[object] = set()
+    for (part, name), pieces in itertools.groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
+        if (part, name) in written or not (name == RECEIPT or name in _staged_names(part, name or "")):
+            raise RunError(
+                f"a task of the cluster returned the file {printable(name or '')[:100]!r}; check the executors"
+            )
+        written.add((part, name))
         if name == RECEIPT:
             for _, _, content in pieces:
                 total.add(Receipt.decode(content))
@@ -134,6 +152,14 @@ def take_result(rows: pa.Table, staging: Path | None) -> Receipt:
     for file, draft in drafts.items():
         draft.replace(file)
     return total
+
+
+def _staged_names(part: int, name: str) -> set[str]:
+    """Return the only name that a part's file may have, if `name` names a date."""
+    try:
+        return {f"date={date.fromisoformat(name[5:15])}/{part}.parquet"}
+    except ValueError:
+        return set()
 
 
 @dataclass(frozen=True, slots=True)

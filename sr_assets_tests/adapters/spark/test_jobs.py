@@ -1,14 +1,21 @@
-"""Errors of read jobs: they name the executor's machine, because the driver may reach a server that it cannot."""
+"""Jobs of a cluster's executors: errors that name the machine, and results that an executor has forged."""
 
 import socket
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sr_assets.adapters.connection_file import pack_cluster
-from sr_assets.adapters.spark.jobs import ReadJob
+from sr_assets.adapters.copying.receipt import Receipt
+from sr_assets.adapters.spark import jobs
+from sr_assets.adapters.spark.jobs import COPIED_SCHEMA, RECEIPT, ReadJob, take_result
+from sr_assets.adapters.spark.schemas import rows_of
 from sr_assets.adapters.spark.source import JetStreamReader
 from sr_assets.adapters.wire import WireError
+from sr_assets.domain.errors import RunError
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.spark_cluster import free_port
 
@@ -21,3 +28,51 @@ def test_read_job_names_executor_that_cannot_reach_server() -> None:
     rows = pa.RecordBatch.from_pydict({"id": [0]})
     with pytest.raises(WireError, match=f"^executor on {socket.gethostname()}: cannot connect to NATS: {unreachable}"):
         list(job.run(iter([rows])))
+
+
+def result(*rows: tuple[int, str | None, bytes]) -> pa.Table:
+    return pa.Table.from_batches([rows_of(COPIED_SCHEMA, list(zip(*rows, strict=True)))])
+
+
+def test_result_of_the_writers_is_written_to_its_files(tmp_path: Path) -> None:
+    receipt = Receipt(copied=2).encode().encode()
+    name = "date=2026-01-31/%d.parquet"
+    rows = result(
+        (0, RECEIPT, receipt), (0, name % 0, b"a"), (0, name % 0, b"b"), (7, RECEIPT, receipt), (7, name % 7, b"c")
+    )
+    assert take_result(rows, tmp_path).copied == 4
+    assert {str(file.relative_to(tmp_path)): file.read_bytes() for file in tmp_path.rglob("*.*")} == {
+        name % 0: b"ab",
+        name % 7: b"c",
+    }
+
+
+@given(
+    st.one_of(
+        st.none(),
+        st.text(max_size=40),
+        st.lists(st.sampled_from(["..", "/", "date=", "2026-01-31", "0", ".parquet", "/0.parquet", "\n"])).map("".join),
+        st.sampled_from(["/etc/owned", "../../owned.txt", "date=2026-01-31/1.parquet", "date=2026-13-01/0.parquet"]),
+        st.sampled_from(["date=20260131//0.parquet", "date=2026-01-31/../0.parquet", "date=2026-W05-6/0.parquet"]),
+    ).filter(lambda name: name not in (RECEIPT, "date=2026-01-31/0.parquet"))
+)
+def test_result_of_an_executor_is_written_only_to_its_files(
+    tmp_path_factory: pytest.TempPathFactory, name: str | None
+) -> None:
+    root = tmp_path_factory.mktemp("home")
+    staging = root / "a" / "b"
+    with pytest.raises(RunError, match="a task of the cluster returned the file"):
+        take_result(result((0, name, b"x")), staging)
+    assert not [file for file in root.rglob("*") if file.is_file()]
+
+
+def test_result_with_a_second_file_or_too_many_bytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "date=2026-01-31/0.parquet"
+    twice = result((0, name, b"a"), (0, RECEIPT, Receipt().encode().encode()), (0, name, b"b"))
+    with pytest.raises(RunError, match="returned the file"):
+        take_result(twice, tmp_path)
+    monkeypatch.setattr(jobs, "_MOST_BYTES", 1_000)
+    with pytest.raises(RunError, match="bytes of files"):
+        take_result(result((0, name, b"x" * 2_000)), tmp_path)
