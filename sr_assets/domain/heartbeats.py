@@ -15,8 +15,10 @@ _MARK: Final = b"\r\n" + SUBJECT_HEADER + b":"
 _MILLISECOND_NS: Final = 1_000_000
 _MOST_DIGITS: Final = 10
 #: The longest chain of streams that is measured, and the longest name of a hop or subject of a heartbeat.
-_MOST_HOPS: Final = 16
+_MOST_HOPS: Final = 8
 _MOST_LETTERS: Final = 255
+#: So many last tokens of a subject are compared after a hop, which may have removed others.
+_MOST_TOKENS: Final = 3
 
 
 class Hop(NamedTuple):
@@ -35,25 +37,44 @@ class Hop(NamedTuple):
     arrived_ns: int
 
 
-def is_heartbeat(headers: bytes) -> bool:
-    """Return whether a message is a heartbeat."""
-    return _MARK in headers
+def is_heartbeat(subject: str, headers: bytes) -> bool:
+    """Return whether a message is a heartbeat: its header names the subject on which it was published.
+
+    Each hop may have prefixed the subject and removed text from it. Without a hop the header's subject is the end of the
+    message's, so that whoever may not publish on a heartbeat's subject cannot forge it.
+    """
+    if _MARK not in headers:
+        return False
+    named = _text(headers, SUBJECT_HEADER)
+    if not named:
+        return False
+    if subject == named or subject.endswith(f".{named}"):
+        return True
+    tokens, own = named.split("."), subject.split(".")
+    count = min(len(tokens), len(own), _MOST_TOKENS)
+    return bool(header_values(headers, SOURCE_HEADER)) and tokens[-count:] == own[-count:]
 
 
-def hops(headers: bytes, payload: bytes, arrived_ns: int) -> tuple[list[Hop], int]:
+def hops(headers: bytes, payload: bytes, arrived_ns: int, *, heartbeat: bool) -> tuple[list[Hop], int]:
     """Return the hops, from the first copy on, of a message that a stream stored at `arrived_ns`, and how many of its
-    `Choria-SR-Source` are no possible hop.
+    `Choria-SR-Source` are no possible hop. Only a `heartbeat` has a subject.
 
-    Any publisher writes these headers: every number of a returned hop fits 64 bits, and no time is far after `arrived_ns`.
+    The last hop is the copier's own. Any publisher may have written the earlier ones: at most 7 count, each stored no later
+    than the next one (by clocks that differ by an hour at most), and none that claims to be the last one. Every number of a
+    returned hop fits 64 bits.
     """
     values = header_values(headers, SOURCE_HEADER)
-    subject, originator = (_text(headers, name) for name in (SUBJECT_HEADER, ORIGINATOR_HEADER))
+    subject, originator = (_text(headers, name) if heartbeat else "" for name in (SUBJECT_HEADER, ORIGINATOR_HEADER))
+    origins: list[Origin] = []
+    next_ns = arrived_ns if 0 <= arrived_ns <= LAST_NS else -1
+    for value in reversed(values[-_MOST_HOPS:]):
+        origin = parse_origin(value)
+        if origin is None or not _is_possible(origin, next_ns) or any(map(origin.is_of_same_entry, origins[:1])):
+            break
+        origins.append(origin)
+        next_ns = origin.stored_ms * _MILLISECOND_NS
+    origins.reverse()
     latest_ns = min(arrived_ns + CLOCK_TOLERANCE_NS, LAST_NS)
-    origins = [
-        origin
-        for value in values[-_MOST_HOPS:]
-        if (origin := parse_origin(value)) and _is_possible(origin, latest_ns) and 0 <= arrived_ns <= LAST_NS
-    ]
     sent_ns = int(payload) * SECOND_NS if payload.isdigit() and len(payload) <= _MOST_DIGITS else None
     sent_ns = sent_ns if sent_ns is not None and sent_ns <= latest_ns else None
     stored = [origin.stored_ms * _MILLISECOND_NS for origin in origins]
@@ -65,9 +86,10 @@ def hops(headers: bytes, payload: bytes, arrived_ns: int) -> tuple[list[Hop], in
     return measured, len(values) - len(measured)
 
 
-def _is_possible(origin: Origin, latest_ns: int) -> bool:
+def _is_possible(origin: Origin, next_ns: int) -> bool:
     names = max(len(origin.name), len(origin.stream))
-    return origin.stored_ms * _MILLISECOND_NS <= latest_ns and names <= _MOST_LETTERS
+    stored_ns = origin.stored_ms * _MILLISECOND_NS
+    return next_ns >= 0 and stored_ns <= min(next_ns + CLOCK_TOLERANCE_NS, LAST_NS) and names <= _MOST_LETTERS
 
 
 def _text(headers: bytes, name: bytes) -> str:

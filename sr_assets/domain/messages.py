@@ -78,6 +78,10 @@ class Origin:
     name: str
     stored_ms: int
 
+    def is_of_same_entry(self, other: Origin) -> bool:
+        """Return whether both are copies of one entry."""
+        return (self.stream, self.replicator, self.name) == (other.stream, other.replicator, other.name)
+
     def encode(self) -> bytes:
         """Return the value of `Choria-SR-Source`."""
         return f"{self.stream} {self.sequence} {self.replicator} {self.name} {self.stored_ms}".encode()

@@ -158,7 +158,7 @@ def inspect_class(
     payload: bytes,
 ) -> tuple[str | None, bool, str | None]:
     """Return a message's sender, force flag and class, as `inspect`; a message without a sender has no class."""
-    if is_heartbeat(headers):
+    if is_heartbeat(subject, headers):
         return None, True, None
     document = Document(payload)
     if isinstance(extractor, JsonField):
@@ -179,7 +179,7 @@ def inspect(
     Only JSON `true` at `force_path` forces a copy; presence, `"true"` or 1 do not. A heartbeat is forced and has no
     sender, so it tracks no node. Otherwise the flag needs a sender, because messages without one are copied anyway.
     """
-    if is_heartbeat(headers):
+    if is_heartbeat(subject, headers):
         return None, True
     if force_path is None:
         return extractor.extract(subject, headers, payload), False

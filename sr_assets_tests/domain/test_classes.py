@@ -65,7 +65,7 @@ def test_class_changes_neither_sender_nor_force_flag(force: tuple[str, ...] | No
 
 def test_heartbeat_has_no_sender_and_no_class() -> None:
     headers = b"NATS/1.0\r\nChoria-SR-Subject: x\r\n\r\n"
-    assert inspect_class(SENDER, None, CLASSIFIER, "s", headers, b'{"sender": "web1"}') == (None, True, None)
+    assert inspect_class(SENDER, None, CLASSIFIER, "x", headers, b'{"sender": "web1"}') == (None, True, None)
 
 
 def test_only_classes_by_field_need_the_payload() -> None:

@@ -13,18 +13,29 @@ FIRST = b"Choria-SR-Source: CITY 7 LDN london %d\r\n" % (T0 * 1000 + 250)
 SECOND = b"Choria-SR-Source: REGION 9 EU region %d\r\n" % (T0 * 1000 + 1250)
 
 
+def measure(headers: bytes, payload: bytes = b"1", arrived_ns: int = T0 * S) -> tuple[list[Hop], int]:
+    return hops(headers, payload, arrived_ns, heartbeat=True)
+
+
 def test_hop_lasts_from_its_stream_time_to_the_next() -> None:
     block = OWN + FIRST + SECOND + b"\r\n"
-    assert hops(block, b"%d" % T0, (T0 + 60) * S)[0] == [
+    assert measure(block, b"%d" % T0, (T0 + 60) * S)[0] == [
         Hop("london", "CITY", "hb.a", "sr1", T0 * S, T0 * S + S // 4, T0 * S + S // 4 + S),
         Hop("region", "REGION", "hb.a", "sr1", T0 * S, T0 * S + S // 4 + S, (T0 + 60) * S),
     ]
+    assert [hop.subject for hop in hops(block, b"", (T0 + 60) * S, heartbeat=False)[0]] == ["", ""]
 
 
-def test_hop_shows_clock_differences_and_skips_invalid_values() -> None:
-    (hop,), impossible = hops(OWN + FIRST + b"Choria-SR-Source: nonsense\r\n\r\n", b"soon", (T0 - 1) * S)
+def test_hop_shows_clock_differences_and_ends_at_an_invalid_one() -> None:
+    (hop,), impossible = measure(OWN + b"Choria-SR-Source: nonsense\r\n" + FIRST + b"\r\n", b"soon", (T0 - 1) * S)
     assert (hop.sent_ns, hop.arrived_ns - hop.stored_ns, impossible) == (None, -S - S // 4, 1)
-    assert hops(OWN + b"\r\n", b"1", S) == ([], 0)
+    assert measure(OWN + FIRST + b"Choria-SR-Source: nonsense\r\n\r\n") == ([], 2)
+    assert measure(OWN + b"\r\n", b"1", S) == ([], 0)
+
+
+def test_hop_that_claims_to_be_the_copiers_own_is_not_measured() -> None:
+    measured, impossible = measure(OWN + SECOND + FIRST + SECOND + b"\r\n", b"1", (T0 + 60) * S)
+    assert ([hop.name for hop in measured], impossible) == (["london", "region"], 1)
 
 
 @given(
@@ -35,18 +46,36 @@ def test_hop_shows_clock_differences_and_skips_invalid_values() -> None:
 def test_hops_fit_their_columns_whatever_a_publisher_writes(
     origins: list[tuple[str, int, int]], sent: int, arrived_ns: int
 ) -> None:
-    sources = "".join(f"Choria-SR-Source: {name} {number} R N {ms}\r\n" for name, number, ms in origins).encode()
-    measured, impossible = hops(OWN + sources + b"\r\n", b"%d" % sent, arrived_ns)
-    assert len(measured) <= 16
+    lines = (f"Choria-SR-Source: {name} {n} R N{at} {ms}\r\n" for at, (name, n, ms) in enumerate(origins))
+    measured, impossible = measure(OWN + "".join(lines).encode() + b"\r\n", b"%d" % sent, arrived_ns)
+    assert len(measured) <= 8
     assert len(measured) + impossible == len(origins)
     for hop in measured:
-        times = [hop.stored_ns, hop.arrived_ns, hop.sent_ns or 0]
-        assert all(0 <= ns <= min(arrived_ns + 3600 * S, 2**63 - 1) for ns in times)
+        assert 0 <= hop.stored_ns <= min(hop.arrived_ns + 3600 * S, 2**63 - 1)
+        assert 0 <= (hop.sent_ns or 0) <= min(arrived_ns + 3600 * S, 2**63 - 1)
         assert max(len(hop.name), len(hop.stream)) <= 255
 
 
 def test_heartbeat_is_detected_by_its_header_and_has_no_sender() -> None:
-    assert is_heartbeat(OWN + b"\r\n")
-    assert not is_heartbeat(b"NATS/1.0\r\nX: Choria-SR-Subject: a\r\n\r\n")
+    assert is_heartbeat("hb.a", OWN + b"\r\n")
+    assert not is_heartbeat("a", b"NATS/1.0\r\nX: Choria-SR-Subject: a\r\n\r\n")
     assert inspect(SubjectToken(-1), None, "hb.a", OWN + b"\r\n", b"1") == (None, True)
     assert inspect(SubjectToken(-1), None, "hb.a", b"", b"1") == ("hb.a", False)
+
+
+def test_heartbeat_is_known_by_its_subject_after_each_rewriting() -> None:
+    beat = b"NATS/1.0\r\nChoria-SR-Subject: choria.heartbeat.eu.london\r\n"
+    for subject in ("choria.heartbeat.eu.london", "copy.choria.heartbeat.eu.london"):
+        assert is_heartbeat(subject, beat + b"\r\n")
+        assert is_heartbeat(subject, beat + FIRST + b"\r\n")
+    for subject in ("heartbeat.eu.london", "copy.heartbeat.eu.london"):
+        assert is_heartbeat(subject, beat + FIRST + b"\r\n")
+        assert not is_heartbeat(subject, beat + b"\r\n")
+
+
+@given(st.lists(st.sampled_from(["choria", "heartbeat", "eu", "london", "web1", "com"]), min_size=1, max_size=6))
+def test_node_on_its_own_subject_sends_no_heartbeat_of_a_site(tokens: list[str]) -> None:
+    named = ["choria", "heartbeat", "london"]
+    beat = b"NATS/1.0\r\nChoria-SR-Subject: choria.heartbeat.london\r\n"
+    assert is_heartbeat(".".join(tokens), beat + b"\r\n") is (tokens[-3:] == named)
+    assert not is_heartbeat("registration.web.london", beat + FIRST + b"\r\n")

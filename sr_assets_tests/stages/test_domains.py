@@ -289,7 +289,7 @@ def test_large_copies_keep_the_link_to_the_target_open(rig: Rig) -> None:
     rig.create(stream, rig.target, subjects=[f"copy.{stream}.>"], duplicate_window=60_000_000_000)
     # The site's servers are the leaf's: the target is reached over the link.
     rig.add(stream, target_url=rig.source.url, target_domain="hub", target_subject_prefix="copy")
-    forged = b"NATS/1.0\r\nChoria-SR-Subject: x\r\n\r\n"
+    forged = b"NATS/1.0\r\nChoria-SR-Subject: beat\r\n\r\n"
     for number in range(2):
         rig.publish(stream, [Sent(b"x" * 900_000, f"m{number}"), Sent(b"x" * 900_000, "beat", headers=forged)])
         rig.drain()

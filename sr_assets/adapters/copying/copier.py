@@ -177,7 +177,8 @@ class Copier:
         with contextlib.suppress(SrAssetsError):
             for copies in wire.read_sequences(target, self._plan.stream, wanted, direct=False):
                 for copy in copies:
-                    measured, impossible = hops(copy.headers, copy.payload, copy.stored_ns)
+                    heartbeat = copy.sequence in receipt.heartbeats
+                    measured, impossible = hops(copy.headers, copy.payload, copy.stored_ns, heartbeat=heartbeat)
                     receipt.hops += measured
                     receipt.impossible_hops += impossible
 

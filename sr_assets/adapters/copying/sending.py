@@ -229,7 +229,7 @@ class Sender:
         receipt = self._receipt
         if len(message.payload) + len(message.headers) > self._large_bytes:
             receipt.large.append(target_sequence)
-        elif message.headers and is_heartbeat(message.headers):
+        elif message.headers and is_heartbeat(message.subject, message.headers):
             receipt.heartbeats = [*receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
 
     def _confirm_stored(self) -> None:

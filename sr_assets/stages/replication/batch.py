@@ -290,16 +290,17 @@ class Batch:
     def _save_receipt(self, receipt: Receipt, gaps: list[Gap]) -> None:
         """Write the receipt's rows and counters, inside the caller's transaction."""
         self._store.save_copying(self._copying)
+        name, now_ns = self._stream.name, self._context.clock.now_ns()
+        beats = self._store.heartbeats(self._stream.stream)
+        ignored = beats.add([hop for hop in receipt.hops if hop.subject], now_ns, name)
+        ignored += self._store.latencies(self._stream.stream).add(receipt.hops, now_ns, name)
         processing = {
             Counter.PROCESSING_SECONDS: time.monotonic() - self._began,
-            Counter.IMPOSSIBLE_HOPS: receipt.impossible_hops,
+            Counter.IMPOSSIBLE_HOPS: receipt.impossible_hops + ignored,
             Counter.REFUSED_METADATA: receipt.refused_metadata,
         }
-        now_ns = self._context.clock.now_ns()
         self._store.counters(self._stream.stream).add(processing, COPYING)
         self._store.copy_log(self._stream.stream).add(receipt.copied_ranges, now_ns)
-        self._store.heartbeats(self._stream.stream).add([hop for hop in receipt.hops if hop.subject], now_ns)
-        self._store.latencies(self._stream.stream).add(receipt.hops, now_ns)
         save_gaps(self._store, self._stream, gaps, self._report)
         self._add_parked(receipt.parked)
 

@@ -140,4 +140,4 @@ def _newest_messages(stream: StreamSettings, source: Cluster, info: StreamInfo, 
     direct = info.supports_batched_direct_get
     with Connection(stream.source, "sr-assets check") as connection:
         lists = read_range(connection, stream.stream, wanted, filter_subject=stream.filter_subject, direct=direct)
-        return [message for part in lists for message in part if not is_heartbeat(message.headers)]
+        return [message for part in lists for message in part if not is_heartbeat(message.subject, message.headers)]

@@ -83,7 +83,7 @@ def create_random_stream(rig: Rig, random: Random) -> tuple[str, dict[int, Sent]
         b"NATS/1.0\r\nNode: \xc3\xa4\r\nNats-Msg-Size: 7\r\n\r\n",
         b"NATS/1.0\r\nNats-Msg-Size: 3\r\n\r\n",
         b"NATS/1.0\r\nNode: cut off",
-        b"NATS/1.0\r\nNode: a\r\nChoria-SR-Subject: a beat\r\n\r\n",
+        b"NATS/1.0\r\nNode: a\r\nChoria-SR-Subject: x\r\n\r\n",
     )
     sizes = (0, 1, 100, 9_000)
     sent = [

@@ -107,7 +107,7 @@ def test_heartbeat_table_shows_which_hop_of_a_tree_is_delayed(rig: Rig, tmp_path
 
 def test_heartbeat_with_an_impossible_time_is_copied(rig: Rig) -> None:
     stream = rig.make()
-    forged = b"NATS/1.0\r\nChoria-SR-Subject: hb\r\nChoria-SR-Source: S 5 N C 9223372036854775807\r\n\r\n"
+    forged = b"NATS/1.0\r\nChoria-SR-Subject: m\r\nChoria-SR-Source: S 5 N C 9223372036854775807\r\n\r\n"
     rig.publish(stream, [Sent(b"1700000000", headers=forged), Sent(b"last")])
     rig.add(stream)
     rig.drain()
