@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values, last_origin, parse_message_id
+from sr_assets.domain.messages import (
+    MESSAGE_ID_HEADER,
+    SOURCE_HEADER,
+    Message,
+    header_values,
+    kept_headers,
+    last_origin,
+    parse_message_id,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,23 @@ def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None)
     if created_ns is not None and known_ns is not None and known_ns != created_ns:
         return None
     return CopyOf(origin.sequence, origin.stored_ms, known_ns, restart)
+
+
+def is_copy_of(copy: Message, original: Message) -> bool:
+    """Return whether a message with the headers of a copy also has the payload and the kept headers of its original.
+
+    Whoever publishes to the target may write these headers.
+    """
+    lines = _kept_lines(copy.headers)
+    own = [at for at, line in enumerate(lines) if line.startswith(SOURCE_HEADER + b":")]
+    if not own or copy.payload != original.payload:
+        return False
+    del lines[own[-1]]
+    return lines == _kept_lines(original.headers)
+
+
+def _kept_lines(headers: bytes) -> list[bytes]:
+    return [line for line in kept_headers(headers).split(b"\r\n")[1:] if line]
 
 
 def foreign_copy(headers: bytes, identity: Identity, created_ns: int) -> Identity | None:

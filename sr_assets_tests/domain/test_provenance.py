@@ -1,9 +1,11 @@
 """Recognition of own copies, for every combination of headers."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sr_assets.domain.messages import header_writer
-from sr_assets.domain.provenance import CopyOf, Identity, find_copy, other_writer_text
+from sr_assets.domain.messages import LAST_NS, Message, header_writer
+from sr_assets.domain.provenance import CopyOf, Identity, find_copy, foreign_copy, is_copy_of, other_writer_text
 
 IDENTITY = Identity("REG", "eu", "paris")
 CREATED_NS = 1_700_000_000_000_000_000
@@ -64,3 +66,37 @@ def test_other_writer_text_names_both_writers_and_the_remedy() -> None:
         "stop one of the two",
     ):
         assert part in text
+
+
+LINES = st.lists(
+    st.sampled_from([b"A: b", b"Nats-Msg-Id: x", b"nats-ttl: 1", b"Choria-SR-Source: REG 7 eu paris 1", b"B:", b"A"]),
+    max_size=4,
+)
+BLOCKS = LINES.map(lambda lines: b"\r\n".join([b"NATS/1.0", *lines, b"", b""]) if lines else b"")
+WRITE = header_writer("eu", "paris", "REG", CREATED_NS)
+
+
+@given(BLOCKS, st.binary(max_size=3), st.integers(0, 2))
+def test_every_copy_is_confirmed_by_its_content(headers: bytes, payload: bytes, resend: int) -> None:
+    original = Message(7, STORED_NS, "s", headers, payload)
+    copy = Message(9, STORED_NS, "t", WRITE(headers, 7, STORED_NS, resend), payload)
+    assert is_copy_of(copy, original)
+    assert not is_copy_of(copy._replace(payload=payload + b"x"), original)
+    assert not is_copy_of(copy._replace(headers=WRITE(b"NATS/1.0\r\nX: y\r\n\r\n", 7, STORED_NS, 0)), original)
+    assert not is_copy_of(original._replace(headers=b""), original)
+
+
+NUMBERS = st.one_of(st.integers(0, 2**70), st.sampled_from([10**30, LAST_NS, LAST_NS + 1])).map(str) | st.sampled_from(
+    ["1" * 5_000, "-1", "", "\u0663", "0" * 40 + "1"]
+)
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+def test_numbers_of_any_publisher_fit_64_bits_or_are_refused(one: str, two: str, three: str, four: str) -> None:
+    headers = (
+        f"NATS/1.0\r\nChoria-SR-Source: REG {one} eu paris {two}\r\nNats-Msg-Id: eu/paris/REG/{three}/{four}\r\n\r\n"
+    ).encode()
+    foreign_copy(headers, IDENTITY, CREATED_NS)
+    if copy := find_copy(headers, IDENTITY):
+        assert all(number is None or 0 <= number <= LAST_NS for number in copy)
+        assert copy.stored_ms * 1_000_000 <= LAST_NS

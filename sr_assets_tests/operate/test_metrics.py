@@ -75,7 +75,13 @@ STREAM_METRICS = {
     **dict.fromkeys(("outbox_messages", "copy_queue_messages"), ("gauge", _STREAM)),
     "last_success_timestamp_seconds": ("gauge", _STREAM),
     **dict.fromkeys(
-        ("gap_messages_total", "parked_messages_total", "impossible_hops_total", "refused_metadata_total"),
+        (
+            "gap_messages_total",
+            "parked_messages_total",
+            "impossible_hops_total",
+            "refused_metadata_total",
+            "forged_copies_total",
+        ),
         ("counter", _STREAM),
     ),
     "nodes": ("gauge", {*_STREAM, "status"}),

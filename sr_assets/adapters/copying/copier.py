@@ -4,7 +4,8 @@ A message that the source has lost since it was copied is staged from the target
 """
 
 import contextlib
-from collections.abc import Generator, Mapping
+import itertools
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +21,13 @@ from sr_assets.domain.heartbeats import hops
 from sr_assets.domain.lanes import lane_check
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import other_writer_text
+from sr_assets.domain.provenance import CopyOf, is_copy_of, other_writer_text
 from sr_assets.domain.subjects import source_subject
 from sr_assets.domain.tracking.rules import ALL, untracked
 
 _TARGET: Final = "sr-assets writer: target"
 _STAGED_AT_ONCE: Final = 500
+_CONFIRMED_AT_ONCE: Final = 64
 _STAGED_BYTES: Final = 8 << 20
 
 
@@ -67,7 +69,7 @@ class Copier:
             if self._staged:
                 stack.enter_context(self._staged)
             sender = Sender(plan, target, self._receipt, self._stage)
-            if outside := self._find_copies(sender):
+            if outside := self._find_copies(sender, source):
                 raise RunError(other_writer_text(plan.stream, plan.identity, outside[0]))
             # Closed before the connections, because a thread may be fetching: an error of the target waits for it.
             outgoing = stack.enter_context(contextlib.closing(self._prepare(source, sender)))
@@ -101,12 +103,18 @@ class Copier:
         if self._staged:
             self._receipt.refused_metadata = self._staged.refused
 
-    def _find_copies(self, sender: Sender) -> list[int]:
-        """Record the copies that the target has stored since the intent; return the lowest one outside of the batch."""
+    def _find_copies(self, sender: Sender, source: wire.Connection | None = None) -> list[int]:
+        """Record the copies that the target has stored since the intent; return the lowest one outside of the batch.
+
+        With the source, a message that differs from its original is no copy. One whose original the source no longer holds
+        counts, unless it is outside of the batch.
+        """
         plan = self._plan
         first, after = min(plan.first, plan.whole[0] or plan.first), max(plan.next, plan.whole[1])
         outside: list[int] = []
-        for target_sequence, copy in sender.copies.found():
+        # Read to the end first, because the contents are read on the same connection.
+        found = iter([*sender.copies.found()])
+        for target_sequence, copy in found if source is None else self._genuine(found, sender, source, first, after):
             if not plan.first <= copy.sequence < plan.next:
                 if not first <= copy.sequence < after:
                     outside = [min([copy.sequence, *outside])]
@@ -115,6 +123,34 @@ class Copier:
             if self._rows is not None:
                 self._receipt.locate(target_sequence, copy.sequence)
         return outside
+
+    def _genuine(
+        self, found: Iterator[tuple[int, CopyOf]], sender: Sender, source: wire.Connection, first: int, after: int
+    ) -> Iterator[tuple[int, CopyOf]]:
+        """Yield the found copies without forged ones; `first` and `after` bound the batch."""
+        plan = self._plan
+        while portion := list(itertools.islice(found, _CONFIRMED_AT_ONCE)):
+            wanted = sorted({copy.sequence for _, copy in portion})
+            lists = wire.read_sequences(source, plan.source_stream, wanted, direct=plan.direct)
+            originals = {message.sequence: message for messages in lists for message in messages}
+            small = [
+                at
+                for at, copy in portion
+                if copy.sequence in originals and not sender.is_large(originals[copy.sequence])
+            ]
+            contents = sender.copies.contents(small)
+            for at, copy in portion:
+                original, content = originals.get(copy.sequence), contents.get(at)
+                if original is None:
+                    forged = not first <= copy.sequence < after
+                elif copy.stored_ms != original.stored_ns // 1_000_000:
+                    # The source has not changed since the plan, or a later state has made the copy.
+                    forged = plan.source_sequence is not None and at > plan.since
+                else:
+                    forged = content is not None and not is_copy_of(content, original)
+                self._receipt.forged += forged
+                if not forged:
+                    yield at, copy
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Generator[wire.Outgoing]:
         """Yield the messages to send; account for the others."""

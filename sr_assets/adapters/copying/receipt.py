@@ -48,6 +48,7 @@ class Receipt:
     - `large`: the target sequences of copies that are not read back
     - `hops`: the hops of the measured copies
     - `impossible_hops`: how many further hops their headers name with impossible values
+    - `forged`: how many messages of the target claimed to be copies, with another content than their original
     - `refused_metadata`: how many staged registrations have content that is unreadable or too large
     """
 
@@ -72,6 +73,7 @@ class Receipt:
     hops: list[Hop] = field(default_factory=list)
     impossible_hops: int = 0
     refused_metadata: int = 0
+    forged: int = 0
 
     def count(self, copies: int, payload_bytes: int) -> None:
         """Count copied messages."""
@@ -143,6 +145,7 @@ class Receipt:
         self.hops += other.hops
         self.impossible_hops += other.impossible_hops
         self.refused_metadata += other.refused_metadata
+        self.forged += other.forged
 
     def write(self, file: Path) -> None:
         """Write the receipt to a file, atomically."""

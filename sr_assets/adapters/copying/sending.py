@@ -19,7 +19,7 @@ from sr_assets.adapters.copying.target_copies import TargetCopies
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import Message, header_writer
-from sr_assets.domain.provenance import CopyOf, other_writer_text
+from sr_assets.domain.provenance import CopyOf, is_copy_of, other_writer_text
 from sr_assets.domain.refusals import Reaction, reaction
 from sr_assets.domain.subjects import matcher, printable, target_subject
 
@@ -32,6 +32,7 @@ _WHOLE_TEXTS: Final = 1000
 _MOST_LETTERS: Final = 200
 _SUBJECTS: Final = 1 << 16
 _SETTLED_AT_ONCE: Final = 500
+_CONFIRMED_AT_ONCE: Final = 64
 
 
 class StopError(Exception):
@@ -194,9 +195,19 @@ class Sender:
             self.copies.last = end.last or before
             self._settle(end.sent[: end.stored], before + 1)
         else:
-            for target_sequence, copy in self.copies.added():
-                if self._is_copy_of_window(copy):
-                    self._settle([copy.sequence], target_sequence)
+            # Read to the end first, because the contents are read on the same connection.
+            added = iter([*self.copies.added()])
+            while portion := list(itertools.islice(added, _CONFIRMED_AT_ONCE)):
+                ours = {at: copy.sequence for at, copy in portion if self._is_copy_of_window(copy)}
+                small = [at for at, sequence in ours.items() if not self.is_large(self._window[sequence])]
+                contents = self.copies.contents(small)
+                for at, sequence in ours.items():
+                    if sequence not in self._window:
+                        continue
+                    if at in contents and not is_copy_of(contents[at], self._window[sequence]):
+                        self._receipt.forged += 1
+                    else:
+                        self._settle([sequence], at)
         self._receipt.batched += self._receipt.copied - count
         self._settled_at = time.monotonic()
         return clean and not self._window
@@ -224,10 +235,14 @@ class Sender:
             reach(Point.PUBLISHING)
         self._settled, self._settled_as = messages[-1], target_first + len(messages) - 1
 
+    def is_large(self, message: Message) -> bool:
+        """Return whether the copy of a message is too large to be read back."""
+        return len(message.payload) + len(message.headers) > self._large_bytes
+
     def note_stored(self, target_sequence: int, message: Message) -> None:
         """Record whether a stored copy is too large to be read back, or a heartbeat."""
         receipt = self._receipt
-        if len(message.payload) + len(message.headers) > self._large_bytes:
+        if self.is_large(message):
             receipt.large.append(target_sequence)
         elif message.headers and is_heartbeat(message.subject, message.headers):
             receipt.heartbeats = [*receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
@@ -259,7 +274,13 @@ class Sender:
         stored, copy = self.copies.at(at)
         if stored is None and at > plan.since and self.copies.deletes:
             self._settle([ack.sequence], at)
-        elif copy is not None and copy.sequence == ack.sequence and self._is_copy_of_window(copy):
+        elif (
+            stored
+            and copy
+            and copy.sequence == ack.sequence
+            and self._is_copy_of_window(copy)
+            and (stored.unread_bytes or is_copy_of(stored, self._window[ack.sequence]))
+        ):
             if at <= plan.since:
                 raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))
             self._settle([ack.sequence], at)

@@ -1,7 +1,7 @@
 """The copies that a target holds, read by the writer that adds to them."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from sr_assets.adapters import wire
@@ -55,6 +55,11 @@ class TargetCopies:
         read = wire.stored_headers if self._target.cluster.api_owner else wire.stored_message
         stored = read(self._target, self._plan.stream, target_sequence)
         return stored, self._copy(stored) if stored else None
+
+    def contents(self, target_sequences: Iterable[int]) -> dict[int, Message]:
+        """Return messages of the target by their sequences."""
+        lists = wire.read_sequences(self._target, self._plan.stream, sorted(target_sequences), direct=False)
+        return {message.sequence: message for messages in lists for message in messages}
 
     def _copies(self, held: SequenceRange) -> Iterator[tuple[int, CopyOf]]:
         for message in itertools.chain.from_iterable(wire.read_headers(self._target, self._plan.stream, held)):

@@ -23,6 +23,7 @@ class Counter(StrEnum):
 
     `RECALLED_MESSAGES` counts messages that were copied and then lost in the target: `copied_messages` decreased by
     them. `IMPOSSIBLE_HOPS` counts the values of `Choria-SR-Source` in measured copies that are no possible hop.
+    `FORGED_COPIES` counts messages of the target that claim to be copies and differ from their originals.
     `REFUSED_METADATA` counts copied registrations whose content is unreadable or too large, so that they have no metadata.
     `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
     """
@@ -34,6 +35,7 @@ class Counter(StrEnum):
     PROCESSING_SECONDS = "processing_seconds"
     RECALLED_MESSAGES = "recalled_messages"
     IMPOSSIBLE_HOPS = "impossible_hops"
+    FORGED_COPIES = "forged_copies"
     REFUSED_METADATA = "refused_metadata"
     ERRORS = "errors"
     CONNECTION_ERRORS = "connection_errors"

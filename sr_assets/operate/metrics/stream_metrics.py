@@ -63,6 +63,13 @@ STREAM_METRICS: Final = (
         _is_copied,
     ),
     per_stream(
+        "sr_assets_forged_copies_total",
+        "counter",
+        "Messages of the target that claim to be copies and differ from their originals; they are ignored.",
+        counted("forged_copies"),
+        _is_copied,
+    ),
+    per_stream(
         "sr_assets_refused_metadata_total",
         "counter",
         "Copied registrations without metadata: their content is unreadable or too large.",

@@ -297,6 +297,7 @@ class Batch:
         processing = {
             Counter.PROCESSING_SECONDS: time.monotonic() - self._began,
             Counter.IMPOSSIBLE_HOPS: receipt.impossible_hops + ignored,
+            Counter.FORGED_COPIES: receipt.forged,
             Counter.REFUSED_METADATA: receipt.refused_metadata,
         }
         self._store.counters(self._stream.stream).add(processing, COPYING)
@@ -321,6 +322,12 @@ class Batch:
         report.found += receipt.found
         report.batched += receipt.batched
         report.parked += len(receipt.parked)
+        if receipt.forged:
+            text = (
+                "%s: target stream %s holds %d messages that claim to be copies and differ from their originals, or have none;"
+                " they are ignored; let only the replicator publish on its subjects"
+            )
+            logger.error(text, self._stream.label, self._stream.target_stream, receipt.forged)
         if len(receipt.parked) > _MANY_PARKED:
             text = (
                 "%s: the target cannot store %d of %d messages of one batch; check it, then run retry-parked (last: %s)"

@@ -22,7 +22,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, Outgoing, WireError, read_range
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
-from sr_assets.domain.messages import Message, last_origin
+from sr_assets.domain.messages import Message, header_writer, last_origin
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
@@ -320,6 +320,41 @@ def test_batch_of_copies_that_no_intent_explains_is_refused(rig: Rig) -> None:
     assert receipt.failure is not None
     assert "another replicator" in receipt.failure
     assert rig.copied() == list(range(1, 7))
+
+
+#: A forged copy of message 3: other payload, other headers, other time, a sequence of no message.
+FORGERIES: dict[str, dict[str, Any]] = {
+    "payload": {"payload": b"forged"},
+    "header": {"headers": b"NATS/1.0\r\nA: b\r\n\r\n"},
+    "time": {"later_ns": 10**9},
+    "outside": {"sequence": 2**63 - 1},
+    "second": {"sequence": 7, "payload": b"forged"},
+}
+
+
+@pytest.mark.parametrize("before", (False, True), ids=("after the intent", "before the intent"))
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_forged_copy_neither_stops_nor_replaces_a_message(rig: Rig, forgery: str, before: bool) -> None:
+    rig.fill((1, 2, 3, 4, 5, 6, 7))
+    wanted: dict[str, Any] = {"sequence": 3, "payload": None, "headers": b"", "later_ns": 0, **FORGERIES[forgery]}
+    originals = {m.sequence: m for m in flat(read_range(rig.connection, "FROM", SequenceRange(1, 8), direct=True))}
+    original = originals.get(wanted["sequence"], originals[3])
+    with Cluster(rig.cluster) as admin:
+        info = admin.stream_info("FROM")
+    known: dict[str, Any] = {"source_sequence": 7, "source_ns": info.last_stored_ns, "created_ns": info.created_ns}
+    plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", next=7, **known)
+    write = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
+    headers = write(wanted["headers"], wanted["sequence"], original.stored_ns + wanted["later_ns"], 0)
+    payload = original.payload if wanted["payload"] is None else wanted["payload"]
+    (ack,) = publish(rig.connection, [Outgoing(1, "to.FROM.forged", headers, payload)])
+    assert not ack.error
+    receipt = rig.copy(since=int(before), **known)
+    assert (receipt.failure, receipt.copied, receipt.found) == (None, 6, 0)
+    assert receipt.forged == (0 if before else 1)
+    stored = flat(read_range(rig.connection, "TO", SequenceRange(2, 8), direct=True))
+    # A message whose id the server knows from the forged one is sent again, after the others.
+    assert sorted(message.payload for message in stored) == [originals[n].payload for n in range(1, 7)]
+    assert rig.copy(since=int(before), **known).found == 6
 
 
 def test_many_batches_copy_all_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

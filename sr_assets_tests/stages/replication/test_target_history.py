@@ -11,6 +11,7 @@ from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.records import CopyState, Intent
+from sr_assets.domain.messages import header_writer
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication import replica, target_history
 from sr_assets.stages.replication.batch import Batch
@@ -329,6 +330,38 @@ def test_second_writer_of_the_same_name_stops_the_active_run(
     assert f"another replicator named {SITE}/{SITE} writes there" in rig.failure()
     rig.drain()
     assert payloads(rig, stream) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_forged_copy_in_the_target_stops_no_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher at the target writes headers of copies between the batches of a run, and before the next run."""
+    stream = rig.make()
+    rig.add(stream, batch_messages=2)
+    rig.publish(stream, numbered(1, 8))
+    source = rig.info(stream)
+    write = header_writer(SITE, SITE, stream, source.created_ns)
+    originals = {message.sequence: message for message in rig.stored(stream)}
+
+    def forge(point: Point = Point.COMMITTED) -> None:
+        if point == Point.COMMITTED:
+            sequences = [1, 4, 7, 999_999, 2**63 - 1]
+            last_ns = source.last_stored_ns or 0
+            times = {n: originals[n].stored_ns if n in originals else last_ns for n in sequences}
+            forged = [Sent(b"forged", "m", write(b"", n, stored_ns, 5)) for n, stored_ns in times.items()]
+            rig.publish(
+                stream,
+                [*forged, Sent(b"x", "m", b"NATS/1.0\r\nNats-Msg-Id: x/%s/1\r\n\r\n" % (b"1" * 5_000))],
+                rig.target,
+            )
+
+    monkeypatch.setattr(checkpoints, "hook", forge)
+    rig.drain()
+    monkeypatch.setattr(checkpoints, "hook", None)
+    forge()
+    rig.publish(stream, numbered(8, 10))
+    rig.drain()
+    rig.drain()
+    genuine = [copy.payload for copy in rig.copies(stream) if copy.payload not in (b"forged", b"x")]
+    assert sorted(genuine) == [sent.payload for sent in numbered(1, 10)]
 
 
 @pytest.mark.parametrize("prefixes", (("a", "b"), ("", "")), ids=("own_subjects", "same_subjects"))
