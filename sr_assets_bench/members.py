@@ -15,7 +15,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease, boot_seconds
-from sr_assets.stages.checkpointing import object_name, open_store, store_state
+from sr_assets.stages.checkpointing import open_store, store_state
 from sr_assets.stages.leadership import campaigns_here, step_down
 from sr_assets.stages.site import Site
 from sr_assets_bench.rig import ROUNDS, SITE, Bench, cluster_of
@@ -150,7 +150,7 @@ def _checkpoints(bench: Bench) -> dict[str, Any]:
             store_state(settings, store, SITE, site.state)
             used.append(time.process_time() - began)
     with open_store(store) as bucket:
-        stored = bucket.find(object_name(settings, SITE))
+        stored = bucket.find(settings.checkpoint_name(SITE))
     assert stored is not None
     return {
         "checkpoint_bytes": stored.size_bytes,

@@ -67,6 +67,20 @@ def test_api_prefix_needs_an_import(tmp_path: Path) -> None:
     assert "nsc edit user --name sr --allow-pub fleet.API.STREAM.INFO.S" in commands
 
 
+def test_sites_of_a_store_have_subjects_of_their_own(tmp_path: Path) -> None:
+    stored = {}
+    for site in ("paris", "london"):
+        configured = settings(tmp_path, {"name": site}, checkpoint={"cluster": "target"})
+        subjects = published(configured, "checkpoint")
+        stored[site] = {subject for subject in subjects if subject.startswith("$O.SR_ASSETS_STATE.M.")}
+        assert len(stored[site]) == 1
+        assert not any("*" in subject for subject in stored[site])
+        text = nats_blocks(list_users(needed_permissions(configured)))
+        assert "# only members of the election may publish to the subjects below" in text
+        assert f"#   {next(iter(stored[site]))}\n" in text
+    assert not stored["paris"] & stored["london"]
+
+
 def test_output_names_users_and_no_password(tmp_path: Path) -> None:
     clusters = list_users(needed_permissions(settings(tmp_path, {"filter_subject": "a"})))
     text = nats_blocks(clusters)

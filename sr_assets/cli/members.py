@@ -75,9 +75,10 @@ def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int
 
 @cli.command()
 @click.option("--site", metavar="S", help="Only this site (default: every site).")
+@click.option("--unsigned", is_flag=True, help="Also a checkpoint without the signature of checkpoint.key.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @configured
-def restore(settings: "Settings", site: str | None, file: Path | None) -> int:
+def restore(settings: "Settings", site: str | None, file: Path | None, *, unsigned: bool) -> int:
     """Replace a site's state by its newest checkpoint in the store, or by FILE.
 
     The previous state is set aside. The next run continues from the checkpoint; copies and advisories made since count as
@@ -89,7 +90,7 @@ def restore(settings: "Settings", site: str | None, file: Path | None) -> int:
     if file is not None and len(sites) > 1:
         raise ConfigurationError(f"{file}: holds one site; name it with --site: {', '.join(sites)}")
     for name in sites:
-        done = restore_site(settings, name, file)
+        done = restore_site(settings, name, file, unsigned=unsigned)
         note_action(settings, "restore", name, done)
         click.echo(done)
     return 0

@@ -24,6 +24,7 @@ def warn(settings: "Settings") -> None:
         *_foreign_configuration(settings),
         *_exposed(settings),
         *_in_clear_text(settings),
+        *filter(None, map(settings.unsigned_checkpoints, settings.sites)),
         *_states_without_entry(settings),
         *_too_short_durations(settings),
     ):

@@ -1,5 +1,6 @@
 """Subjects: tokens, wildcards, and the subjects of copies and advisories. Pure string rules."""
 
+import base64
 import re
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -112,6 +113,11 @@ def observer_subject(template: str | None, replicator: str, name: str, stream: s
 def rule_subject(kind: str, event: str, replicator: str, name: str, stream: str) -> str:
     """Return the subject of a site's event (`kind` is `site`), or of an event of one of its nodes (`node`)."""
     return ".".join((f"sr_assets.{kind}", event, _encode(replicator), _encode(name), _encode(stream)))
+
+
+def object_subject(bucket: str, name: str) -> str:
+    """Return the subject of the messages that let a name stand for an object of an object store."""
+    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
 def _encode(value: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, InstanceOf, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
+from sr_assets.domain.subjects import object_subject
 from sr_assets.settings.blocks import (
     DailySettings,
     HealthSettings,
@@ -272,6 +273,22 @@ class Settings(Block):
         if store is None or not store.interval_ns:
             return None
         return store.changed(cluster=self._cluster(store.cluster, entries[0]))
+
+    def checkpoint_name(self, site: str) -> str:
+        """Return the name of a site's checkpoint in the store."""
+        return f"{self.replicator}/{site}"
+
+    def unsigned_checkpoints(self, site: str) -> str | None:
+        """Return a warning about a site whose checkpoints have no signature, or None."""
+        store = self.checkpoint_store(site)
+        if store is None or store.key:
+            return None
+        assert isinstance(store.cluster, ClusterSettings)
+        subject = object_subject(store.bucket, self.checkpoint_name(site))
+        return (
+            f"{site}: checkpoints are unsigned: whoever may publish to {subject} on {store.cluster.label} can replace the"
+            " site's state; set checkpoint.key at every member, and permit this subject to them alone"
+        )
 
     def election_cluster(self, entry: Entry) -> ClusterSettings:
         """Return the cluster of an entry's key in the leader election; a feed has only a source."""

@@ -8,9 +8,10 @@ from pydantic import InstanceOf
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.mapping import Block, file_key
-from sr_assets.settings.values import Span, Value, read_text, shown
+from sr_assets.settings.values import Span, Value, read_secret, read_text, shown
 
 _LONGEST_NAME_BYTES: Final = 200
+_SHORTEST_KEY: Final = 16
 
 
 def _member(value: object) -> str:
@@ -44,6 +45,15 @@ def _where(value: object) -> Literal["source", "target"] | ClusterSettings:
     return parse_cluster(value)
 
 
+def _signing_key(value: object) -> str:
+    key = read_secret(value)
+    if len(key) < _SHORTEST_KEY:
+        raise ValueError(
+            f"is shorter than {_SHORTEST_KEY} characters; use a random one, such as of openssl rand -hex 32"
+        )
+    return key
+
+
 Member = Annotated[str, Value(_member, type="text")]
 Bucket = Annotated[str, Value(_bucket, type="name")]
 Where = Annotated[
@@ -67,3 +77,9 @@ class CheckpointSettings(Block):
     interval_ns: Span = file_key("minimum time between two checkpoints of a site; `0`: none", "60s", name="interval")
     bucket: Bucket = file_key("the object store, created if missing", "SR_ASSETS_STATE")
     cluster: Where = file_key("the store's cluster: the first entry's source or target, or a URL", "source")
+    key: Annotated[str, Value(_signing_key)] = file_key(
+        "signs the checkpoints, the same one at every member, at least 16 characters; this member then refuses others",
+        "",
+        default_text="unsigned",
+        secret=True,
+    )

@@ -3,6 +3,7 @@
 Add a line here with each new request, publish or subscription. A test compares the table with the traffic of a run.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,7 +12,7 @@ from typing import Final, Literal
 from sr_assets.domain.clusters import OWN_API, ClusterSettings
 from sr_assets.domain.election import election_key, heartbeats_key, heartbeats_site, lock_key, record_key
 from sr_assets.domain.permissions import USER_INFO, Action, Facts, StreamFacts
-from sr_assets.domain.subjects import advisory_pattern, rule_subject
+from sr_assets.domain.subjects import advisory_pattern, object_subject, rule_subject
 from sr_assets.settings.data import split_label
 from sr_assets.settings.deployment import Settings
 from sr_assets.settings.election import CheckpointSettings
@@ -83,7 +84,7 @@ def needed_permissions(
     needs = list(chain.from_iterable(_of_entry(settings, entry, known.streams.get(entry.label)) for entry in chosen))
     for site in dict.fromkeys(entry.name for entry in chosen):
         if (store := settings.checkpoint_store(site)) is not None:
-            needs += _of_store(store, site)
+            needs += _of_store(store, site, settings.checkpoint_name(site))
     needs += _of_sources(settings, chosen)
     if entries is None:
         if settings.topology is not None:
@@ -100,6 +101,15 @@ def needed_permissions(
     roles = dict.fromkeys((need.cluster, need.role, need.about) for need in needs)
     needs += chain.from_iterable(_of_connection(*role) for role in roles)
     return list(dict.fromkeys(chain.from_iterable(_at_server(need, known.domains) for need in needs)))
+
+
+def trusted_subjects(needs: Iterable[Permission]) -> list[str]:
+    """Return the subjects whose publishers a site trusts: they name its leader and its checkpoints."""
+    return [
+        need.subject
+        for need in needs
+        if need.role in ("checkpoint", "election") and re.search(r"(^|\.)\$(KV\.|O\.[^.]+\.M\.)", need.subject)
+    ]
 
 
 def used_clusters(settings: Settings) -> list[ClusterSettings]:
@@ -203,11 +213,15 @@ def _of_advisories(stream: StreamSettings, facts: StreamFacts) -> Iterator[Permi
         yield Permission(cluster, role, about, Action.PUBLISH, "", "read stored advisories", problem)
 
 
-def _of_store(store: CheckpointSettings, site: str) -> Iterator[Permission]:
+def _of_store(store: CheckpointSettings, site: str, name: str) -> Iterator[Permission]:
+    """Yield the permissions to store and read a site's checkpoints.
+
+    Each put has another subject of chunks. The message of the site's own subject names it, with the digest of the chunks.
+    """
     cluster, bucket = store.cluster, store.bucket
     assert isinstance(cluster, ClusterSettings)
     yield from _requests(cluster, "checkpoint", site, _OBJECTS | _FIND, f"OBJ_{bucket}")
-    subjects = [f"$O.{bucket}.{part}.*" for part in ("C", "M")]
+    subjects = [f"$O.{bucket}.C.*", object_subject(bucket, name)]
     yield from _publishes(cluster, "checkpoint", site, subjects, "store checkpoints")
     flow = [f"$JS.FC.OBJ_{bucket}.>"]
     yield from _publishes(cluster, "checkpoint", site, flow, "confirm the flow of a checkpoint that is read")

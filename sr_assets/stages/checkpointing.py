@@ -16,11 +16,18 @@ from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.state.checkpoint import (
     About,
     Stored,
+    holds_digest,
+    is_sealed,
+    is_signed,
+    last_seen,
     last_stored,
+    note_seen,
     note_stored,
     read_about,
+    read_description,
     read_positions,
     restore_checkpoint,
+    sign,
     write_checkpoint,
 )
 from sr_assets.adapters.state.checkpoint_request import end_request, take_request
@@ -42,6 +49,10 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
 _LOCK_SECONDS: Final = 10.0
+_UNSIGNED_REMEDY: Final = (
+    "if you know who wrote it, run `sr-assets restore --unsigned`; else delete it, and the next run of a member with a state"
+    " stores another one"
+)
 
 
 class Checkpoints:
@@ -133,7 +144,8 @@ def store_state(
     state has never read: the state of a home that could not restore it.
     """
     folder = settings.home / "sites" / site
-    file, before, markers = folder / "checkpoint.zip", last_stored(folder), _markers(folder)
+    name, file = settings.checkpoint_name(site), folder / "checkpoint.zip"
+    before, markers = last_stored(folder), _markers(folder)
     if before is None or before.markers != markers:
         # So that this checkpoint is later than one with the same rows and other markers.
         state.note_change()
@@ -146,29 +158,33 @@ def store_state(
         def check(replaced: StoredObject | None) -> None:
             """Refuse to replace a checkpoint, directly before; another member stores one only after our lease has ended."""
             guard()
-            if (other := _stored(replaced)) is None:
+            if replaced is None or (other := read_description(replaced.description)) is None:
                 return
+            signed = not store.key or is_signed(store.key, name, other, replaced.description)
             if unread := _unread(settings, site, other, stored.positions):
                 raise RunError(
                     f"{site}: object store {store.bucket} holds a checkpoint of {', '.join(unread)}, and this home has no state"
-                    " of it; the next run restores that checkpoint"
+                    " of it; the next run restores that checkpoint, or `sr-assets restore --unsigned` one without our signature"
                 )
-            if other.commit is not None and other.commit > commit:
+            # Whoever can write an unsigned one must not prevent ours.
+            if signed and other.commit is not None and other.commit > commit:
                 raise RunError(
                     f"{site}: object store {store.bucket} holds a later checkpoint ({described(other)}); it was not replaced"
                 )
 
         with open_store(store) as bucket:
-            check(bucket.find(object_name(settings, site)))
-            bucket.put(object_name(settings, site), file, stored._asdict(), check)
+            check(bucket.find(name))
+            bucket.put(name, file, sign(store.key, name, stored, file), check)
     finally:
         file.unlink(missing_ok=True)
     note_stored(folder, stored)
+    if store.key:
+        note_seen(folder, commit)
     return stored
 
 
 def export_state(settings: Settings, site: str, state: SiteState, file: Path) -> About:
-    """Write a checkpoint of an open state into a file."""
+    """Write a checkpoint of an open state into a file, signed if the configuration has a key."""
     folder = settings.home / "sites" / site
     identities = {
         entry.stream: (entry.replicator, entry.name)
@@ -186,6 +202,8 @@ def export_state(settings: Settings, site: str, state: SiteState, file: Path) ->
             identities=identities,
             paused=paused_streams(folder),
             maintenance=added_windows(folder),
+            key=_key(settings),
+            name=settings.checkpoint_name(site),
         )
 
 
@@ -219,6 +237,8 @@ def restore_newer(settings: Settings, site: str) -> None:
         return
     kept = f"; the previous state is kept as {aside}" if aside else ""
     logger.warning("%s: restored the checkpoint of %s%s", site, described(about), kept)
+    if problem := settings.unsigned_checkpoints(site):
+        logger.warning("%s", problem)
 
 
 def _read_own(folder: Path) -> _Own | None:
@@ -265,30 +285,46 @@ def find_checkpoint(settings: Settings, site: str) -> Stored | None:
     if store is None:
         return None
     with open_store(store) as bucket:
-        return _stored(bucket.find(object_name(settings, site)))
+        held = bucket.find(settings.checkpoint_name(site))
+    return None if held is None else _accepted(settings, store, site, held)
 
 
-def _stored(newest: StoredObject | None) -> Stored | None:
-    if newest is None or "at_ns" not in newest.description:
-        return None
-    return Stored(**{name: newest.description[name] for name in Stored._fields if name in newest.description})
+def _accepted(
+    settings: Settings, store: CheckpointSettings, site: str, held: StoredObject, *, unsigned: bool = False
+) -> Stored | None:
+    """Return the checkpoint that an object's description names, or None if it names none.
+
+    With a key, raises RunError unless a member has signed it, and if this home knows a later signed one.
+    """
+    stored = read_description(held.description)
+    if stored is None or not store.key or unsigned:
+        return stored
+    where, name = f"{site}: object store {store.bucket}", settings.checkpoint_name(site)
+    if not is_signed(store.key, name, stored, held.description):
+        raise RunError(f"{where}: {name} has no signature of checkpoint.key; {_UNSIGNED_REMEDY}")
+    if (stored.commit or 0) < last_seen(settings.home / "sites" / site):
+        raise RunError(
+            f"{where}: {name} is an earlier checkpoint ({described(stored)}) than this home knows; {_UNSIGNED_REMEDY}"
+        )
+    return stored
 
 
-def restore_site(settings: Settings, site: str, file: Path | None) -> str:
+def restore_site(settings: Settings, site: str, file: Path | None, *, unsigned: bool = False) -> str:
     """Replace a site's state by a checkpoint, from a file or the newest in the store; return the result as a line.
 
-    Raises RunError, and leaves the state as it is, if there is no usable checkpoint or a run holds the site.
+    With a key of the members, refuse one without their signature unless `unsigned`. Raises RunError, and leaves the state as it
+    is, if there is no usable checkpoint or a run holds the site.
     """
     folder = settings.home / "sites" / site
     own_folder(folder)
     with SiteLock(folder, "restore", _LOCK_SECONDS):
         if file is not None:
-            about, aside = _restore(settings, site, file)
+            about, aside = _restore(settings, site, file, unsigned=unsigned)
         else:
             store = settings.checkpoint_store(site)
             if store is None:
                 raise RunError(f"{site}: no store is configured; set `checkpoint`, or name a file")
-            about, aside = _restore_stored(settings, store, site)
+            about, aside = _restore_stored(settings, store, site, unsigned=unsigned)
         _outrank_stored(settings, site)
     kept = f"; the previous state is kept as {aside}" if aside else ""
     return f"{site}: restored the checkpoint of {described(about)}{kept}"
@@ -306,26 +342,52 @@ def _outrank_stored(settings: Settings, site: str) -> None:
         state.note_change(after=after)
 
 
-def _restore_stored(settings: Settings, store: CheckpointSettings, site: str) -> tuple[About, Path | None]:
+def _restore_stored(
+    settings: Settings, store: CheckpointSettings, site: str, *, unsigned: bool = False
+) -> tuple[About, Path | None]:
     folder = settings.home / "sites" / site
     own_folder(folder)
     file = folder / "checkpoint.zip"
     try:
-        fetch_checkpoint(settings, store, site, file)
-        return _restore(settings, site, file)
+        fetch_checkpoint(settings, store, site, file, unsigned=unsigned)
+        return _restore(settings, site, file, unsigned=unsigned)
     finally:
         file.unlink(missing_ok=True)
 
 
-def fetch_checkpoint(settings: Settings, store: CheckpointSettings, site: str, file: Path) -> None:
-    """Write a site's newest checkpoint into a file; raises RunError if the store holds none or does not respond."""
+def fetch_checkpoint(
+    settings: Settings, store: CheckpointSettings, site: str, file: Path, *, unsigned: bool = False
+) -> None:
+    """Write a site's newest checkpoint into a file; raises RunError if the store holds no usable one or does not respond."""
     with open_store(store) as bucket:
-        if bucket.get(object_name(settings, site), file) is None:
-            raise RunError(f"{site}: object store {store.bucket} holds no checkpoint of it")
+        held = bucket.get(settings.checkpoint_name(site), file)
+    if held is None:
+        raise RunError(f"{site}: object store {store.bucket} holds no checkpoint of it")
+    stored = _accepted(settings, store, site, held, unsigned=unsigned)
+    if store.key and not unsigned:
+        if stored is None or not holds_digest(file, held.description):
+            raise RunError(
+                f"{site}: object store {store.bucket}: the content is not the signed one; {_UNSIGNED_REMEDY}"
+            )
+        note_seen(settings.home / "sites" / site, stored.commit or 0)
 
 
-def _restore(settings: Settings, site: str, file: Path) -> tuple[About, Path | None]:
-    about = read_about(file, settings.replicator, site)
+def read_checkpoint(settings: Settings, site: str, file: Path, *, unsigned: bool = False) -> About:
+    """Return the origin of a site's checkpoint in a file; raises RunError, one line, unless it is usable and signed."""
+    key = _key(settings)
+    if key and not unsigned and not is_sealed(file, key, settings.checkpoint_name(site)):
+        raise RunError(
+            f"{file}: has no signature of checkpoint.key; if you know who wrote it, run `sr-assets restore --unsigned`"
+        )
+    return read_about(file, settings.replicator, site)
+
+
+def _key(settings: Settings) -> str:
+    return settings.checkpoint.key if settings.checkpoint else ""
+
+
+def _restore(settings: Settings, site: str, file: Path, *, unsigned: bool = False) -> tuple[About, Path | None]:
+    about = read_checkpoint(settings, site, file, unsigned=unsigned)
     folder = settings.home / "sites" / site
     aside = restore_checkpoint(file, about, folder, settings.home.resolve())
     outdate_status(folder)
@@ -347,8 +409,3 @@ def open_store(store: CheckpointSettings) -> ObjectBucket:
     """Return the object store, to be opened by `with`."""
     assert not isinstance(store.cluster, str)  # `checkpoint_store` has replaced it by an address
     return ObjectBucket(store.cluster, store.bucket)
-
-
-def object_name(settings: Settings, site: str) -> str:
-    """Return the name of a site's checkpoint in the store."""
-    return f"{settings.replicator}/{site}"

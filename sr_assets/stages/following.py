@@ -18,12 +18,12 @@ from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.state.checkpoint import Stored, last_stored, note_stored, read_about, restore_checkpoint
+from sr_assets.adapters.state.checkpoint import Stored, last_stored, note_stored, restore_checkpoint
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.stages.checkpointing import fetch_checkpoint, find_checkpoint
+from sr_assets.stages.checkpointing import fetch_checkpoint, find_checkpoint, read_checkpoint
 from sr_assets.stages.leadership import standby_line
 from sr_assets.stages.site import published_sites, published_streams
 
@@ -116,7 +116,7 @@ def show_checkpoint(settings: Settings, site: str) -> bool:
     own_folder(temporary)
     file = temporary / "checkpoint.zip"
     fetch_checkpoint(settings, store, site, file)
-    about = read_about(file, settings.replicator, site)
+    about = read_checkpoint(settings, site, file)
     restore_checkpoint(file, about, temporary, settings.home.resolve())
     with SiteLock(folder, "a follower's publication", 0.0):
         # A new leader's run waits for the lock, and publishes its own state afterwards.

@@ -52,6 +52,7 @@ _FILES = (
     "heartbeats.json",
     "fence.json",
     "checkpoint.json",
+    "checkpoint.seen",
     "checkpoint.zip",
     "checkpoint-now",
     "checkpoint-taken",

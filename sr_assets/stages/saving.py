@@ -10,7 +10,7 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings
 from sr_assets.settings.election import CheckpointSettings
-from sr_assets.stages.checkpointing import described, export_state, object_name, open_store, store_state
+from sr_assets.stages.checkpointing import described, export_state, open_store, store_state
 from sr_assets.stages.site import Site
 
 _POLL_SECONDS: Final = 0.1
@@ -24,7 +24,7 @@ def save_site(settings: Settings, site: str, file: Path | None) -> str:
     if store is not None and lock_owner(folder) is not None and _request(settings, site, store):
         if file is not None:
             with open_store(store) as bucket:
-                bucket.get(object_name(settings, site), file)
+                bucket.get(settings.checkpoint_name(site), file)
         return f"{site}: the active run has stored a checkpoint"
     with Site(settings, site, owner="checkpoint", run_id="checkpoint") as opened:
         if file is not None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -31,6 +32,7 @@ from sr_assets.adapters.nats.client import ANY, ClientThread
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import Message
+from sr_assets.domain.subjects import object_subject
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,12 @@ _LEFT_NS: Final = 10 * 60 * 10**9
 _LISTED: Final = 10_000
 #: A put deletes at most so many.
 _SWEPT: Final = 200
+#: The largest object that a get accepts: an object of another program, or of an attacker, must not fill the disk.
+LARGEST_BYTES: Final = 2 << 30
+#: The largest JSON of an object's info that is parsed.
+_LARGEST_INFO: Final = 1 << 20
+#: The last token of the chunks' subject. A writer of the store chooses it, so a wildcard would reach other objects.
+_NUID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class StoredObject(NamedTuple):
@@ -150,16 +158,16 @@ class ObjectBucket:
             with contextlib.suppress(RunError):
                 await self._purge(chunks_subject)
             raise
-        if before is not None and (old := json.loads(before.payload).get("nuid")):
+        if before is not None and (old := _nuid(_read_info(before.payload))):
             await self._purge(f"$O.{self._bucket}.C.{old}")
 
     async def _replace(
         self, name: str, info: nats.js.api.ObjectInfo, check: Callable[[StoredObject | None], None]
     ) -> Message | None:
         """Let a name stand for a new object; return the message of the previous one."""
-        subject = f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+        subject = object_subject(self._bucket, name)
         before = await self._last(subject)
-        check(_stored_object(json.loads(before.payload)) if before else None)
+        check(_stored_object(_read_info(before.payload)) if before else None)
         # Not conditional on the previous message: a bucket of this name in another domain stores it too, and has another one.
         await self._context().publish(subject, json.dumps(info.as_dict()).encode(), headers={"Nats-Rollup": "sub"})
         return before
@@ -187,7 +195,7 @@ class ObjectBucket:
         chunks = (await self._ask(self._info, {"subjects_filter": f"{prefix}.C.>"}))["state"].get("subjects") or {}
         described = [message for subject in objects if (message := await self._last(subject))]
         newest_ns = max((message.stored_ns for message in described), default=0)
-        named = {f"{prefix}.C.{json.loads(message.payload)['nuid']}" for message in described}
+        named = {f"{prefix}.C.{_nuid(_read_info(message.payload))}" for message in described}
         for subject in sorted(chunks.keys() - named)[:_SWEPT]:
             chunk = await self._last(subject)
             if chunk is not None and chunk.stored_ns < newest_ns - _LEFT_NS:
@@ -210,34 +218,47 @@ class ObjectBucket:
             raise RunError(f"{self._cluster.label}: {operation}: {error}") from None
 
     async def _get(self, name: str, file: Path | None) -> StoredObject | None:
-        store = await self._store(creates=False)
-        if store is None:
+        if await self._store(creates=False) is None:
             return None
-        try:
-            info = await (store.get_info(name) if file is None else self._read(store, name, file))
-        except (nats.js.errors.NotFoundError, nats.js.errors.ObjectNotFoundError):
-            return None
-        return _stored_object(info.as_dict())
+        while (info := await self._find(name)) is not None:
+            held = _stored_object(info)
+            if held is None or file is None or await self._read(name, info, held, file):
+                return held
+        return None
 
-    async def _read(self, store: ObjectStore, name: str, file: Path) -> nats.js.api.ObjectInfo:
-        """Write an object's content into a file and return its info; begin again if another object replaces it meanwhile.
+    async def _find(self, name: str) -> dict[str, Any] | None:
+        message = await self._last(object_subject(self._bucket, name))
+        return None if message is None else _read_info(message.payload)
 
-        nats-py waits forever for chunks that were deleted.
+    async def _read(self, name: str, info: dict[str, Any], held: StoredObject, file: Path) -> bool:
+        """Write an object's content into a file; return False if another object replaces it meanwhile.
+
+        Chunks after the size that the info names are not read.
         """
-        while True:
-            nuid = (await store.get_info(name)).nuid
-            with file.open("wb") as content:
-                reading = asyncio.ensure_future(store.get(name, content))
+        nuid, where = _nuid(info), f"{self._where}: {name}"
+        if not nuid or held.size_bytes > LARGEST_BYTES:
+            raise RunError(f"{where}: is not an object of at most {LARGEST_BYTES >> 30} GiB")
+        digest, left = hashlib.sha256(), held.size_bytes
+        if not left:
+            raise RunError(f"{where}: is empty")
+        chunks = await self._context().subscribe(f"$O.{self._bucket}.C.{nuid}", ordered_consumer=True)
+        with file.open("wb") as content:
+            while left > 0:
                 try:
-                    while not (await asyncio.wait((reading,), timeout=_REPLACED_SECONDS))[0]:
-                        # On a slow link the response waits behind the chunks.
-                        with contextlib.suppress(nats.errors.TimeoutError):
-                            if (await store.get_info(name)).nuid != nuid:
-                                break
-                    else:
-                        return (await reading).info
-                finally:
-                    reading.cancel()
+                    chunk = (await chunks.next_msg(timeout=_REPLACED_SECONDS)).data
+                except (nats.errors.TimeoutError, TimeoutError):
+                    # On a slow link the response waits behind the chunks.
+                    with contextlib.suppress(TransientError):
+                        if _nuid(await self._find(name) or {}) != nuid:
+                            return False
+                    continue
+                content.write(chunk[:left])
+                digest.update(chunk[:left])
+                left -= len(chunk)
+        await chunks.unsubscribe()
+        if info.get("digest") != f"SHA-256={base64.urlsafe_b64encode(digest.digest()).decode()}":
+            raise RunError(f"{where}: its content differs from its digest")
+        return True
 
     async def _store(self, *, creates: bool) -> ObjectStore | None:
         context = self._context()
@@ -255,12 +276,25 @@ class ObjectBucket:
         return None
 
 
+def _read_info(payload: bytes) -> dict[str, Any]:
+    """Return the JSON of an object's info; empty unless it is an object of bounded size."""
+    try:
+        info = json.loads(payload) if len(payload) <= _LARGEST_INFO else {}
+    except (ValueError, RecursionError):
+        info = {}
+    return info if isinstance(info, dict) else {}
+
+
+def _nuid(info: dict[str, Any]) -> str:
+    """Return the last token of the chunks' subject, or empty text if it is none."""
+    nuid = info.get("nuid")
+    return nuid if isinstance(nuid, str) and _NUID.fullmatch(nuid) else ""
+
+
 def _stored_object(info: dict[str, Any]) -> StoredObject | None:
     """Return an object from the JSON of its info, or None if it was deleted."""
     if info.get("deleted"):
         return None
-    try:
-        description = json.loads(info.get("description") or "{}")
-    except ValueError:
-        description = {}
-    return StoredObject(info.get("size") or 0, description if isinstance(description, dict) else {})
+    description, size = info.get("description"), info.get("size")
+    described = _read_info(description.encode()) if isinstance(description, str) else {}
+    return StoredObject(size if type(size) is int and size > 0 else 0, described)

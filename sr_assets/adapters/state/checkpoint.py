@@ -5,14 +5,14 @@ transitions, differences of equal times, and event ids. The archive checks each 
 """
 
 import contextlib
+import hashlib
+import hmac
 import json
 import re
 import shutil
-import struct
 import time
 import zipfile
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,15 +22,35 @@ import pyarrow as pa
 
 from sr_assets.adapters.private import own_folder, sync_folder, write_private
 from sr_assets.adapters.state.database import EARLIER_ROWS, SCHEMA, SCHEMA_VERSION, create_database, keep_newest_asides
+from sr_assets.adapters.state.maintenance import read_window
+from sr_assets.adapters.state.snapshot_index import history_path
 from sr_assets.domain.advisories import event_id
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.domain.positions import DAY_NS
 from sr_assets.domain.tracking.maintenance import Window
+from sr_assets.settings.values import shown
 
 FORMAT: Final = 1
 _ABOUT: Final = "about.json"
 _STATE: Final = "state.duckdb"
 _NOTE: Final = "checkpoint.json"
+_SEEN: Final = "checkpoint.seen"
 _PORTION: Final = 100_000
+_LARGEST: Final = (1 << 63) - 1
+#: The largest part about the origin, the most rows of a table, and the most bytes of their texts and lists.
+_ABOUT_BYTES: Final = 8 << 20
+_MOST_ROWS: Final = 100_000_000
+_MOST_BYTES: Final = 16 << 30
+_LONGEST_WINDOW_NS: Final = 366 * DAY_NS
+#: The types of the tables' columns, each with the bytes of a value that has no fixed length.
+_TYPES: Final = {
+    **dict.fromkeys(("BIGINT", "INTEGER", "TINYINT", "DOUBLE", "BOOLEAN"), ""),
+    "VARCHAR": "strlen({})",
+    "BIGINT[]": "8 * len({})",
+}
+#: A signed file ends with this and an HMAC-SHA256 of everything before, as the comment of the archive.
+_SEAL: Final = b"sr-assets checkpoint hmac-sha256 "
+_SEAL_BYTES: Final = len(_SEAL) + 64
 #: Level 3 takes a fifth of the time of level 9, for a file that is 4 % larger.
 _PARQUET: Final = "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, PARQUET_VERSION v2)"
 #: A node's rows in both tables have the order of `place`.
@@ -81,8 +101,6 @@ _READ: Final = {
         """,
 }
 
-#: The errors that reading a damaged archive may raise.
-_DAMAGES: Final = (OSError, ValueError, KeyError, EOFError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile)
 #: `replicator` and `name` of an entry, which its event ids contain.
 Identity = tuple[str, str]
 
@@ -120,6 +138,82 @@ class Stored(NamedTuple):
     markers: str = ""
 
 
+def read_description(description: Mapping[str, Any]) -> Stored | None:
+    """Return the stored checkpoint that an object's description names, or None if its fields have other types."""
+    fields = {name: description[name] for name in Stored._fields if name in description}
+    positions, commit = fields.get("positions"), fields.get("commit")
+    sound = (
+        _is_number(fields.get("at_ns"))
+        and _is_mapping(positions, _is_number)
+        and (commit is None or _is_number(commit))
+        and isinstance(fields.get("markers", ""), str)
+    )
+    return Stored(**fields) if sound else None
+
+
+def sign(key: str, name: str, stored: Stored, file: Path) -> dict[str, Any]:
+    """Return the description of a stored checkpoint, with the digest of its file and, with a key, a signature of both."""
+    described = {**stored._asdict(), "sha256": _digest(file)}
+    return {**described, "hmac": _signature(key, name, stored, described["sha256"])} if key else described
+
+
+def is_signed(key: str, name: str, stored: Stored, description: Mapping[str, Any]) -> bool:
+    """Return whether a holder of the key has signed a description for an object of this name.
+
+    The signature covers the number of the last commit, which rises with each checkpoint.
+    """
+    expected = _signature(key, name, stored, str(description.get("sha256")))
+    return hmac.compare_digest(expected.encode(), str(description.get("hmac")).encode())
+
+
+def _signature(key: str, name: str, stored: Stored, digest: str) -> str:
+    signed = json.dumps(["sr-assets checkpoint", name, *stored, digest], sort_keys=True)
+    return hmac.new(key.encode(), signed.encode(), "sha256").hexdigest()
+
+
+def holds_digest(file: Path, description: Mapping[str, Any]) -> bool:
+    """Return whether a file has the content that a description names."""
+    return description.get("sha256") == _digest(file)
+
+
+def is_sealed(file: Path, key: str, name: str) -> bool:
+    """Return whether a holder of the key has written a file for an object of this name."""
+    size = file.stat().st_size
+    if size < _SEAL_BYTES:
+        return False
+    with file.open("rb") as content:
+        content.seek(size - _SEAL_BYTES)
+        seal = content.read()
+    return hmac.compare_digest(seal, _seal(file, key, name, size - _SEAL_BYTES))
+
+
+def _seal(file: Path, key: str, name: str, size: int) -> bytes:
+    signed = json.dumps(["sr-assets checkpoint file", name, _digest(file, size)])
+    return _SEAL + hmac.new(key.encode(), signed.encode(), "sha256").hexdigest().encode()
+
+
+def _digest(file: Path, size: int | None = None) -> str:
+    digest, left = hashlib.sha256(), file.stat().st_size if size is None else size
+    with file.open("rb") as content:
+        while left > 0 and (part := content.read(min(left, 1 << 20))):
+            digest.update(part)
+            left -= len(part)
+    return digest.hexdigest()
+
+
+def last_seen(folder: Path) -> int:
+    """Return the highest number of a signed checkpoint that this home has stored, restored or shown, or 0."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / _SEEN).read_text()[:20])
+    return 0
+
+
+def note_seen(folder: Path, number: int) -> None:
+    """Note the number of a signed checkpoint, so that nobody can replay an earlier one."""
+    if number > last_seen(folder):
+        write_private(folder / _SEEN, str(number))
+
+
 def last_stored(folder: Path) -> Stored | None:
     """Return the last checkpoint that this home has stored of a site, or None."""
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -147,8 +241,13 @@ def write_checkpoint(
     identities: Mapping[str, Identity],
     paused: frozenset[str],
     maintenance: Iterable[Window] = (),
+    key: str = "",
+    name: str = "",
 ) -> About:
-    """Write a checkpoint of the state, as the connection's transaction sees it; the file appears when it is complete."""
+    """Write a checkpoint of the state, as the connection's transaction sees it; the file appears when it is complete.
+
+    With a `key`, sign it for an object of this name.
+    """
     positions = read_positions(connection)
     computed = [stream for stream, identity in identities.items() if _follow(connection, stream, identity)]
     about = About(
@@ -169,6 +268,13 @@ def write_checkpoint(
                 connection.execute(f"COPY ({query}) TO '{path}' {_PARQUET}", values)
                 archive.write(part, part.name)
                 part.unlink()
+            # A comment of the seal's length: its length precedes it, and is signed too.
+            archive.comment = b" " * _SEAL_BYTES if key else b""
+        if key:
+            size = draft.stat().st_size - _SEAL_BYTES
+            with draft.open("r+b") as content:
+                content.seek(size)
+                content.write(_seal(draft, key, name, size))
         draft.chmod(0o600)
         draft.replace(file)
     finally:
@@ -180,37 +286,110 @@ def read_about(file: Path, replicator: str, site: str) -> About:
     """Return the origin of a checkpoint; raises RunError, one line, unless it can be restored for this site."""
     try:
         with zipfile.ZipFile(file) as archive:
+            _refuse_members(file, archive.infolist())
             fields = json.loads(archive.read(_ABOUT))
             damaged = archive.testzip()
-    except _DAMAGES as error:
-        problem = str(error) or type(error).__name__
-        raise RunError(f"{file}: is not a complete checkpoint ({problem}); use another one") from None
+    except SrAssetsError:
+        raise
+    except Exception as error:  # noqa: BLE001  an archive from a store may raise anything
+        raise RunError(f"{file}: is not a complete checkpoint ({_one_line(error)}); use another one") from None
     if damaged:
         raise RunError(f"{file}: is damaged ({damaged} differs from its checksum); use another one")
+    if not isinstance(fields, dict):
+        raise RunError(f"{file}: is not a complete checkpoint ({_ABOUT} is not an object); use another one")
     if (fields.get("format"), fields.get("schema")) != (FORMAT, SCHEMA_VERSION):
         raise RunError(
-            f"{file}: is a checkpoint of format {fields.get('format')}, schema {fields.get('schema')}; this version reads"
-            f" format {FORMAT}, schema {SCHEMA_VERSION}: upgrade this host first"
+            f"{file}: is a checkpoint of format {shown(fields.get('format'))}, schema {shown(fields.get('schema'))}; this"
+            f" version reads format {FORMAT}, schema {SCHEMA_VERSION}: upgrade this host first"
         )
     try:
         about = About(**fields)
-    except TypeError as error:
-        raise RunError(f"{file}: is not a complete checkpoint ({error}); use another one") from None
+        _check_about(about)
+    except Exception as error:  # noqa: BLE001  its values may have any type
+        raise RunError(f"{file}: is not a complete checkpoint ({_one_line(error)}); use another one") from None
     if (about.replicator, about.site) != (replicator, site):
-        raise RunError(f"{file}: is a checkpoint of {about.replicator}/{about.site}, not of {replicator}/{site}")
+        raise RunError(
+            f"{file}: is a checkpoint of {_clean(f'{about.replicator}/{about.site}')}, not of {replicator}/{site}"
+        )
     return about
+
+
+def _refuse_members(file: Path, members: Iterable[zipfile.ZipInfo]) -> None:
+    """Refuse an archive with other members than a checkpoint's, a repeated one, or compressed or overlapping ones."""
+    allowed, size = {_ABOUT, *(f"{table}.parquet" for table in _TABLES)}, file.stat().st_size
+    for member in members:
+        if member.filename not in allowed:
+            raise RunError(
+                f"{file}: is not a checkpoint ({shown(member.filename)} is not a part of one); use another one"
+            )
+        allowed.remove(member.filename)
+        largest = _ABOUT_BYTES if member.filename == _ABOUT else size
+        # The parts are stored as they are, so together they are no larger than the file.
+        size -= member.file_size
+        if member.file_size > largest or size < 0 or member.compress_type != zipfile.ZIP_STORED:
+            raise RunError(f"{file}: is not a checkpoint ({member.filename} is too large); use another one")
+
+
+def _check_about(about: About) -> None:
+    """Raise an error unless each field has its type."""
+    sound = {
+        "replicator, site": isinstance(about.replicator, str) and isinstance(about.site, str),
+        "format, schema": _is_number(about.format) and _is_number(about.schema),
+        "at_ns": _is_number(about.at_ns),
+        "positions": _is_mapping(about.positions, _is_number),
+        "identities": _is_mapping(about.identities, lambda value: _is_texts(value) and len(value) == 2),
+        "computed": _is_texts(about.computed) and about.identities.keys() >= set(about.computed),
+        "paused": _is_texts(about.paused),
+        "maintenance": isinstance(about.maintenance, list) and all(map(_is_window, about.maintenance)),
+    }
+    if wrong := next((name for name, is_sound in sound.items() if not is_sound), None):
+        raise ValueError(f"{wrong} has a wrong type or value")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_mapping(value: object, is_sound: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(is_sound, value.values()))
+
+
+def _is_window(row: dict[str, Any]) -> bool:
+    window = read_window(row)
+    texts = (window.id, window.reason, *window.globs, *window.classes)
+    sound = all(map(_is_number, (window.from_ns, window.to_ns, window.length_ns)))
+    sound = sound and window.length_ns <= _LONGEST_WINDOW_NS and all(isinstance(text, str) for text in texts)
+    if sound and window.cron is not None:
+        # Raises an error for a cron expression without a time.
+        window.end_ns(_LONGEST_WINDOW_NS)
+    return sound
+
+
+def _one_line(error: Exception) -> str:
+    """Return an error's text for a message; it may quote the archive."""
+    return _clean(" ".join(str(error).split())) or type(error).__name__
+
+
+def _clean(text: str) -> str:
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[:200])
 
 
 def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Path | None:
     """Replace the state in a site's folder by a checkpoint's; return the previous one, which is set aside, or None.
 
-    The state does not name files of the history that this home lacks. An interruption leaves the previous state.
+    The state does not name files of the history that this home lacks. An interruption, or a checkpoint that cannot be
+    restored for any reason, leaves the previous state: that is RunError, one line.
     """
     parts = folder / ".restoring"
     shutil.rmtree(parts, ignore_errors=True)
     own_folder(parts)
     try:
         with zipfile.ZipFile(file) as archive:
+            _refuse_members(file, archive.infolist())
             archive.extractall(parts)
         draft = parts / _STATE
         create_database(draft)
@@ -220,21 +399,39 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
                 query = _READ.get(table, "FROM read_parquet($file)")
                 part = parts / f"{table}.parquet"
                 if part.exists():
+                    _refuse_huge(connection, part)
                     connection.execute(f"INSERT INTO {table} BY NAME {query}", {"file": str(part)})
             for table, rows in EARLIER_ROWS.items():
                 if not (parts / f"{table}.parquet").exists():  # an earlier build had fewer tables
                     connection.execute(rows)
             _compute_ids(connection, about)
-            _forget_missing_files(connection, home)
+            _forget_missing_files(connection, home, about.site)
             connection.execute("COMMIT")
             connection.execute("CHECKPOINT")
         return _put_in_place(draft, folder / _STATE)
-    except duckdb.Error as error:
-        raise RunError(
-            f"{file}: cannot be restored ({str(error).splitlines()[0]}); the state was not changed"
-        ) from None
+    except SrAssetsError:
+        raise
+    except Exception as error:  # noqa: BLE001  the rows of a store's checkpoint may raise anything
+        raise RunError(f"{file}: cannot be restored ({_one_line(error)}); the state was not changed") from None
     finally:
         shutil.rmtree(parts, ignore_errors=True)
+
+
+def _refuse_huge(connection: duckdb.DuckDBPyConnection, part: Path) -> None:
+    """Refuse a part with columns that no table has, or whose rows are much larger than its file."""
+    file = [str(part)]
+    rows = connection.execute("SELECT column_name, column_type FROM (DESCRIBE FROM read_parquet(?))", file).fetchall()
+    if not all(name.isidentifier() and type_ in _TYPES for name, type_ in rows):
+        raise ValueError(f"{part.name} has columns that no table has")
+    # From the file's own statistics; the texts are read only if their number is bounded.
+    (count,) = connection.execute("SELECT count(*) FROM read_parquet(?)", file).fetchall()[0]
+    if count > _MOST_ROWS:
+        raise ValueError(f"{part.name} has more than {_MOST_ROWS:,} rows")
+    sizes = [_TYPES[type_].format(f'"{name}"') for name, type_ in rows if _TYPES[type_]]
+    total = " + ".join(f"coalesce(sum({size}), 0)" for size in sizes) or "0 * count(*)"
+    (size,) = connection.execute(f"SELECT {total} FROM read_parquet(?)", file).fetchall()[0]
+    if size > _MOST_BYTES:
+        raise ValueError(f"{part.name} has more than {_MOST_BYTES >> 30} GiB of text and lists")
 
 
 def _put_in_place(draft: Path, state: Path) -> Path | None:
@@ -287,8 +484,9 @@ def _compute_ids(connection: duckdb.DuckDBPyConnection, about: About) -> None:
     connection.execute("INSERT INTO transitions BY NAME FROM complete")
 
 
-def _forget_missing_files(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
-    files = connection.execute("SELECT DISTINCT file FROM history UNION SELECT DISTINCT file FROM snapshots").fetchall()
-    missing = [file for (file,) in files if not (home / file).exists()]
+def _forget_missing_files(connection: duckdb.DuckDBPyConnection, home: Path, site: str) -> None:
+    """Forget the files of the history that this home lacks; raises ValueError for a path outside a stream's history."""
+    files = connection.execute("SELECT stream, file FROM history UNION SELECT stream, file FROM snapshots").fetchall()
+    missing = [file for stream, file in files if not history_path(home, site, stream, file).exists()]
     for table in ("history", "snapshots"):
         connection.execute(f"DELETE FROM {table} WHERE list_contains(?::VARCHAR[], file)", [missing])

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sr_assets.domain.clusters import OWN_API
 from sr_assets.domain.permissions import Action
-from sr_assets.settings.permissions import Permission
+from sr_assets.settings.permissions import Permission, trusted_subjects
 from sr_assets.stages.permissions.users import User
 
 #: A server refuses its configuration until this variable is set or replaced.
@@ -78,6 +78,9 @@ def _header(user: User) -> Iterator[str]:
         yield f"# {_REMARKS[user.login]}"
     for subject, need in user.subjects(Action.IMPORT).items():
         yield f"# the account of {user.name} needs {subject} to {need.purpose}"
+    if trusted := trusted_subjects(user.subjects(Action.PUBLISH).values()):
+        yield "# only members of the election may publish to the subjects below: a writer can replace a site's state or leader"
+        yield from (f"#   {subject}" for subject in trusted)
     for need in user.unknown:
         yield f"# UNKNOWN: {need.role} {need.about}: {unknown_text(need)}"
 

@@ -20,7 +20,7 @@ from sr_assets.adapters.published.history import (
 )
 from sr_assets.adapters.published.replaced_history import unread_files
 from sr_assets.adapters.state.refill_request import read_refill
-from sr_assets.adapters.state.snapshot_index import IndexedFile, relative_name
+from sr_assets.adapters.state.snapshot_index import IndexedFile, history_path, relative_name
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.history_layout import HOUR_NS, HistoryFile, Merge, plan_merges
 from sr_assets.domain.positions import DAY_NS, retention_clock_ns
@@ -198,7 +198,11 @@ def remove_replaced(site: Site, store: SiteState, stream: str) -> None:
     index, home = store.snapshot_index(stream), site.settings.home.resolve()
     if (replaced := index.replaced()) and (unread := unread_files(home, site.name, replaced)):
         for name in unread:
-            (home / name).unlink(missing_ok=True)
+            try:
+                history_path(home, site.name, stream, name).unlink(missing_ok=True)
+            except ValueError as error:
+                # The row is forgotten, and the file stays.
+                logger.warning("%s/%s: a replaced file was not deleted: %s", site.name, stream, error)
         with store.transaction():
             index.forget(unread)
 

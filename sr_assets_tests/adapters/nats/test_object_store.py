@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nats.js.object_store import ObjectStore
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.domain.clusters import ClusterSettings
@@ -34,21 +33,20 @@ def test_object_replaced_while_it_is_read_is_read_anew(
     nats_server: NatsServer, unique: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, file = unique("STATE"), tmp_path / "checkpoint"
-    find, nuids = ObjectStore.get_info, []
+    find, nuids = ObjectBucket._find, []
     with ObjectBucket(address(nats_server), name) as reader, ObjectBucket(address(nats_server), name) as writer:
         file.write_bytes(b"old" * 100_000)
         writer.put("site", file, {})
         file.write_bytes(b"new" * 100_000)
 
-        async def replace_before_the_chunks(store: ObjectStore, *arguments: Any) -> Any:
-            info = await find(store, *arguments)
-            nuids.append(info.nuid)
-            # The first is that of the reader, the second that of nats-py, which then reads the chunks.
-            if len(nuids) == 2:
+        async def replace_before_the_chunks(bucket: ObjectBucket, *arguments: Any) -> Any:
+            info = await find(bucket, *arguments)
+            nuids.append(info and info["nuid"])
+            if len(nuids) == 1:
                 await asyncio.to_thread(writer.put, "site", file, {})
             return info
 
-        monkeypatch.setattr(ObjectStore, "get_info", replace_before_the_chunks)
+        monkeypatch.setattr(ObjectBucket, "_find", replace_before_the_chunks)
         assert reader.get("site", tmp_path / "read")
     assert (tmp_path / "read").read_bytes() == b"new" * 100_000
     assert len(set(nuids)) == 2
