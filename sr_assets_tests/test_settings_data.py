@@ -1,16 +1,18 @@
 """References to data sources in the configuration: resolution, defaults, mistakes, last known values and dynamic values."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from sr_assets.adapters.data import current_settings, keep_values
+from sr_assets.adapters.data import current_settings, keep_values, open_source
+from sr_assets.adapters.data.memory import MemorySource
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.operate.static_values import warn_of_changes
-from sr_assets.settings import Settings, load_settings
+from sr_assets.settings import Settings, SourceSettings, load_settings
 from sr_assets.settings.loading import VALUES_VARIABLE, hand_down, load_sources, reread_static
 
 ENTRY = {"stream": "S", "source_url": "a:1", "target_url": "b:1"}
@@ -239,6 +241,177 @@ def test_changed_static_value_is_announced_once_despite_an_outage(
         warn_of_changes(settings, seen)
     line = "warning: data rules/cadence: changed from '5s' to '6s' since the start; restart to use it"
     assert capsys.readouterr().err.splitlines() == [line, line]
+
+
+class Bucket:
+    """The values that other programs put into remote sources, in place of their connections."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.values: dict[str, Any] = {}
+        monkeypatch.setattr("sr_assets.adapters.data.open_source", self.opened)
+
+    def opened(self, name: str, settings: Any) -> Any:
+        """Return a source with these values in place of a remote one."""
+        if settings.type not in ("kv", "consul"):
+            return open_source(name, settings)
+        return MemorySource(name, SourceSettings.model_validate({"type": "memory", "values": self.values}))
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, unique: Callable[[str], str]) -> Bucket:
+    monkeypatch.setenv("SITE_PW", "S3cret")
+    # Another source for each test: the reader keeps connections.
+    REMOTE["url"] = f"nats://{unique('h').lower().replace('_', '-')}:1"
+    return Bucket(monkeypatch)
+
+
+REMOTE: dict[str, Any] = {"type": "kv", "url": "", "bucket": "OPS"}
+HOST = {"host": {"type": "environment", "prefix": "SITE_"}}
+
+
+def test_value_of_a_bucket_refers_to_nothing(home: Path, bucket: Bucket) -> None:
+    """A writer of one key reads no other source, also where a source that is not remote leads to it."""
+    data = {"ops": REMOTE, **HOST, "own": {"type": "memory", "values": {"x": {"data": "ops/x"}}}}
+    bucket.values["x"] = '[{"match": "*", "cron": "0 0 * * *", "for": "1h", "reason": {"data": "host/PW"}}]'
+    for label in ("ops/x", "own/x"):
+        line = mistake(home, data, maintenance={"data": label})
+        assert "S3cret" not in line
+        assert "is not text" in line
+    bucket.values["x"] = '[{"data": "host/PW"}]'
+    assert "S3cret" not in mistake(home, data, inventory={"facts": {"data": "ops/x"}})
+    # The chain of the file's own values stays.
+    own = {"own": {"type": "memory", "values": {"x": {"data": "host/PW"}}}, **HOST}
+    assert load(home, own, advisories={"retention": "1d"}, leader_election_name={"data": "own/x"}).streams[
+        0
+    ].leader_election_name == ("S3cret")
+
+
+#: The keys that execute or locate something, each with a value that is valid elsewhere.
+LOCAL: tuple[tuple[dict[str, Any], object, str], ...] = (
+    ({"notify": {}}, [{"command": ["sh", "-c", "id"]}], "command"),
+    ({"notify": {}}, [{"webhook": "https://evil.example/x"}], "webhook"),
+    ({"notify": {}}, [{"email": {"host": "evil", "sender": "a@b", "to": "c@d"}}], "email.host"),
+    ({"notify": [{"command": {}}]}, ["sh"], "command"),
+    ({"notify": {}}, {"COMMAND": "id"}, "command"),
+    ({"logfile": {}}, "/etc/cron.d/x", "logfile"),
+    ({"state_store": {}}, "/etc", "state_store"),
+    ({"metrics": {"textfile": {}}}, "/etc/x.prom", "textfile"),
+    ({"metrics": {}}, {"port": 1, "host": "0.0.0.0"}, "host"),
+    ({"spark": {}}, {"config": {"spark.driver.extraJavaOptions": "-agentpath:/x"}}, "spark"),
+    ({"spark": {"config": {}}}, {"a": "b"}, "config"),
+    ({"tls": {}}, {"ca": "/tmp/ca.pem"}, "tls"),
+    ({"tls": {"ca": {}}}, "/tmp/ca.pem", "ca"),
+    ({"heartbeats": {"url": {}, "subjects": []}}, "nats://evil:1", "url"),
+    ({"checkpoint": {}}, {"cluster": "nats://evil:1"}, "cluster"),
+    ({"checkpoint": {"key": {}}}, "x" * 20, "key"),
+    ({"streams": {}}, [{**ENTRY}], "source_url"),
+    ({"streams": [{**ENTRY, "source_url": {}}]}, "nats://evil:1?insecure=true&credentials=/etc/x", "source_url"),
+    ({"streams": [{**ENTRY, "source_tls": {}}]}, {}, "source_tls"),
+)
+
+
+def referring(tree: Any, **more: Any) -> Any:
+    """Return a tree with a reference in place of its empty mapping."""
+    if tree == {}:
+        return {"data": "ops/x", **more}
+    if isinstance(tree, dict):
+        return {key: referring(value, **more) for key, value in tree.items()}
+    return [referring(value, **more) for value in tree] if isinstance(tree, list) and tree else tree
+
+
+@pytest.mark.parametrize("source", ("kv", "consul"))
+@pytest.mark.parametrize(("tree", "value", "key"), LOCAL, ids=map(str, range(len(LOCAL))))
+def test_remote_source_sets_no_key_that_executes_or_locates(
+    home: Path, bucket: Bucket, tree: dict[str, Any], value: object, key: str, source: str
+) -> None:
+    remote = REMOTE if source == "kv" else {"type": "consul", "url": REMOTE["url"].replace("nats", "http")}
+    bucket.values["x"] = value if isinstance(value, str) else json.dumps(value)
+    line = mistake(home, {"ops": remote}, **referring(tree))
+    assert f"data ops/x: '{key}' executes or locates something" in line
+    assert "set trusted: true in data.ops" in line
+    assert "evil" not in line.replace("nats://evil", "")
+    # A source of this host, or a trusted one, may: whatever is wrong then is another mistake.
+    for data in ({"ops": {**remote, "trusted": True}}, {"ops": {"type": "memory", "values": {"x": value}}}):
+        try:
+            load(home, data, **referring(tree))
+        except SrAssetsError as error:
+            problem = str(error)
+        else:
+            problem = ""
+        assert "executes or locates" not in problem
+
+
+def test_last_known_value_of_a_bucket_fills_no_command(home: Path, bucket: Bucket) -> None:
+    """The home may know a value from before this rule."""
+    command = [{"command": ["id"]}]
+    data = {"ops": {**REMOTE, "trusted": True}}
+    bucket.values["x"] = json.dumps(command)
+    keep_values(load(home, data, notify={"data": "ops/x", "dynamic": True}))
+    assert "executes or locates" in mistake(home, {"ops": REMOTE}, notify={"data": "ops/x", "dynamic": True})
+
+
+@pytest.mark.parametrize(
+    ("tree", "value"),
+    (
+        ({"sensor": {"interval": {}}}, '["5s"]'),
+        ({"leader_election_name": {}}, '{"a": 1}'),
+        ({"checkpoint": {"bucket": {}}}, "[1]"),
+    ),
+)
+def test_json_is_read_for_lists_and_blocks_only(
+    home: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tree: dict[str, Any], value: str
+) -> None:
+    bucket.values["x"] = value
+    monkeypatch.setenv("SITE_x", value)
+    environment: dict[str, Any] = {"type": "environment", "prefix": "SITE_"}
+    for source in (REMOTE, environment):
+        try:
+            settings = load(home, {"ops": source}, None, **referring(tree))
+        except SrAssetsError as error:
+            # The text as it is, not its content.
+            text = str(error)
+        else:
+            text = repr(settings.streams[0].leader_election_name)
+        assert repr(value)[1:-1] in text
+
+
+def test_values_of_secret_keys_show_a_digest_alone(
+    home: Path, bucket: Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key that a value fills decides, not its label."""
+    data = {"ops": {**REMOTE, "trusted": True}}
+    top: dict[str, Any] = {
+        "notify": {"data": "ops/x", "dynamic": True},
+        "sensor": {"interval": {"data": "ops/y", "dynamic": True}},
+    }
+    hooks = ["https://hooks.example/T0/old", "https://hooks.example/T0/new"]
+    caplog.set_level("INFO")
+    for hook, interval in zip(hooks, ("5s", "6s"), strict=True):
+        bucket.values |= {"x": json.dumps([{"webhook": hook}]), "y": interval}
+        keep_values(load(home, data, **top))
+    details = dict(actions(home))
+    shown = caplog.text + json.dumps(details)
+    assert not [hook for hook in hooks if hook in shown]
+    assert "hooks.example" not in shown
+    assert details["ops/y"] == "5s -> 6s"
+    before, after = details["ops/x"].split(" -> ")
+    assert before != after
+    assert before.startswith("*** (")
+
+
+def test_bad_value_of_a_secret_block_is_not_shown(home: Path, bucket: Bucket) -> None:
+    data = {"ops": {**REMOTE, "trusted": True}}
+    bucket.values["x"] = json.dumps(
+        [{"email": {"host": "h", "sender": "no address", "to": "a@b", "password": "S3cret"}}]
+    )
+    line = mistake(home, data, notify={"data": "ops/x"})
+    assert "S3cret" not in line
+
+
+def actions(home: Path) -> list[tuple[str, str]]:
+    """Return the targets and details of the recorded actions."""
+    rows = map(json.loads, (home / "actions" / "actions.jsonl").read_text().splitlines())
+    return [(row["subject"], row["detail"]) for row in rows]
 
 
 def dynamic(home: Path, values: Path, **content: Any) -> Settings:

@@ -22,7 +22,6 @@ from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.host_run import HostedRun, HostRun, Result, run_limit
 from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
-from sr_assets.domain.secrets import masked
 from sr_assets.resources import DATA_TAG, HOST_KEY, LINGER, MISCONFIGURED, MODE_TAG, NOTED, Platform
 from sr_assets.settings import Settings
 from sr_assets.stages.report import Stage, StreamReport
@@ -139,7 +138,7 @@ class Recorder:
 def _dynamic_values(settings: Settings) -> dict[str, str]:
     """Return the dynamic values of a run by `source/key`, without secrets."""
     origins = settings.loaded.dynamic if settings.loaded else {}
-    return {label: masked(label, origin.value) for label, origin in origins.items()}
+    return {label: origin.masked for label, origin in origins.items()}
 
 
 def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:

@@ -75,7 +75,7 @@ class _Explainer:
         secret, origin = not field.repr, self._origins.get(loc)
         if origin is not None:
             age_seconds = max(0.0, time.time() - origin.at_ns / 1e9) if origin.at_ns else None
-            value = MASK if secret else masked(origin.reference.label, origin.value)
+            value = MASK if secret or origin.secret else masked(origin.reference.label, origin.value)
             return Explained(path, value, _of_source(origin), age_seconds)
         written = _at(self._written, loc)
         if written is not None and written != "":

@@ -1,5 +1,6 @@
 """Masking of values that look like secrets, by their key or their form."""
 
+import hashlib
 import json
 import re
 from typing import Final
@@ -26,13 +27,18 @@ def looks_secret(key: str, text: str) -> bool:
     return bool(_SECRET_KEY.search(key) or _SECRET_FORM.search(text))
 
 
-def masked(key: str, value: object) -> str:
-    """Return a value as text, or `***` if it looks like a secret."""
+def masked(key: str, value: object, *, secret: bool = False) -> str:
+    """Return a value as text, or `***` if it looks like a secret; a `secret` has a digest too, which shows a change.
+
+    The digest is too short to find a password by trying.
+    """
     text = as_text(value)
+    if secret:
+        return f"{MASK} ({hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:4]})"
     return MASK if looks_secret(key, text) else text
 
 
-def quoted(key: str, value: object) -> str:
+def quoted(key: str, value: object, *, secret: bool = False) -> str:
     """Return a value for a message: in quotes on one line, shortened, or `'***'` if it looks like a secret."""
-    text = repr(masked(key, value))
+    text = repr(masked(key, value, secret=secret))
     return text if len(text) <= _QUOTED_CHARACTERS else f"{text[:_QUOTED_CHARACTERS]}…'"

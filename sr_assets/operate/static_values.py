@@ -6,7 +6,6 @@ from typing import Final
 
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.threads import BackgroundThread
-from sr_assets.domain.secrets import quoted
 from sr_assets.settings import Settings
 from sr_assets.settings.loading import reread_static
 
@@ -32,8 +31,9 @@ def static_values_watched(settings: Settings) -> Iterator[None]:
 
 def warn_of_changes(settings: Settings, seen: dict[str, object]) -> None:
     """Warn of each static value that differs from the start's and from `seen`, the last one read; update `seen`."""
+    origins = settings.loaded.static if settings.loaded else {}
     for label, (before, now) in reread_static(settings).items():
         if now not in (before, seen.get(label, before)):
-            texts = f"from {quoted(label, before)} to {quoted(label, now)}"
+            texts = f"from {origins[label].quoted()} to {origins[label].quoted(now)}"
             print_warning(f"data {label}: changed {texts} since the start; restart to use it")
         seen[label] = now

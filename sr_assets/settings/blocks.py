@@ -60,6 +60,8 @@ def _spark_config(value: object) -> dict[str, str]:
 class SparkSettings(Block):
     """`spark`: a batch of fewer than `from_messages` messages is processed in the run's own process."""
 
+    is_local = True
+
     mode: Annotated[str, Value(_spark_mode, type="`connect-local`, `classic`, `sc://…`, `spark://…`")] = file_key(
         "the engine, [local or on a cluster](operations.md#a-spark-cluster)", "connect-local"
     )
@@ -87,7 +89,7 @@ class MetricsSettings(Block):
     """`metrics`: `port` None or 0 serves none, `textfile` None writes none."""
 
     port: Port | None = file_key("the port of `/metrics`", None)
-    host: Text = file_key("its address", "127.0.0.1")
+    host: Text = file_key("its address", "127.0.0.1", local=True)
     legacy: Flag = file_key("also export the names of the Stream Replicator's first generation", False)
     textfile: File | None = file_key("a file for the node exporter", None)
 
@@ -96,7 +98,7 @@ class HealthSettings(Block):
     """`health`: the address of `/healthz` and `/readyz` without a metrics port, which serves them too."""
 
     port: Port | None = file_key("the port of `/healthz` and `/readyz` if `metrics` has none", None)
-    host: Text = file_key("its address", "127.0.0.1")
+    host: Text = file_key("its address", "127.0.0.1", local=True)
 
 
 class RetentionSettings(Block):

@@ -17,18 +17,29 @@ from sr_assets.settings.election import Bucket
 from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import Domain
-from sr_assets.settings.values import Secret, Text, Value, as_list, choice, read_duration, read_flag, read_secret, shown
+from sr_assets.settings.values import (
+    Flag,
+    Secret,
+    Text,
+    Value,
+    as_list,
+    choice,
+    read_duration,
+    read_flag,
+    read_secret,
+    shown,
+)
 
 SourceType = Literal["kv", "file", "environment", "memory", "consul"]
 #: Instead of the default of a reference without one, and of the value of a missing key.
 MISSING: Final = object()
 #: The required and the other keys of each type.
 _KEYS: Final[dict[str, tuple[set[str], set[str]]]] = {
-    "kv": ({"url", "bucket"}, {"tls", "choria", "domain"}),
+    "kv": ({"url", "bucket"}, {"tls", "choria", "domain", "trusted"}),
     "file": ({"path"}, set()),
     "environment": (set(), {"prefix"}),
     "memory": (set(), {"values"}),
-    "consul": ({"url"}, {"prefix", "token", "tls"}),
+    "consul": ({"url"}, {"prefix", "token", "tls", "trusted"}),
 }
 _FORM: Final = re.compile(r"([A-Za-z0-9_-]+)/([!-.0-~][!-~]*)")
 _REFERENCE_KEYS: Final = {"data", "default", "dynamic"}
@@ -66,6 +77,12 @@ class SourceSettings(Block):
         "of `kv`: the JetStream domain of the bucket", None, default_text="the server's own"
     )
 
+    trusted: Flag = file_key(
+        "of `kv` and `consul`: its values may fill keys that execute or locate something, such as commands, paths, URLs and"
+        " logins; a writer then has the rights of this service",
+        False,
+    )
+
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
         required, others = _KEYS[self.type]
@@ -85,6 +102,11 @@ class SourceSettings(Block):
     def cluster(self) -> ClusterSettings:
         """The cluster of a `kv` source; raises ValueError if keys about it contradict each other."""
         return with_security(with_api(parse_cluster(self.url), self.domain, None), [self.tls], [self.choria])
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether others may write the values, which are then data: no reference in them is resolved."""
+        return self.type in ("kv", "consul")
 
     @property
     def label(self) -> str:

@@ -130,7 +130,9 @@ class Settings(Block):
         None,
         default_text="that block's defaults with an election, else no store",
     )
-    data: dict[str, SourceSettings] = file_key("[sources](#a-data-source) of values, by name", {}, default_text="none")
+    data: dict[str, SourceSettings] = file_key(
+        "[sources](#a-data-source) of values, by name", {}, default_text="none", local=True
+    )
     locks: Locks = file_key("default of all entries: [locks](data.md#locks) that a run holds", [], default_text="none")
     lock_timeout_ns: Span = file_key("how long a run waits for its locks", "60s", name="lock_timeout")
     lock_ttl_ns: LockTtl = file_key("how long the locks of a killed run remain", "10s", name="lock_ttl")

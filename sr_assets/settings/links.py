@@ -22,6 +22,8 @@ Scheme = Literal["puppet", "manual", "file"]
 class TlsBlock(Block):
     """`tls` of the file, of a stream or of one of its ends: PEM files by path, or in Puppet's directories."""
 
+    is_local = True
+
     ca: FilePath | None = file_key("the CA of the server's certificate", None, default_text="the system's CAs")
     cert: FilePath | None = file_key("our certificate", None)
     key: FilePath | None = file_key("its key", None)
@@ -59,6 +61,8 @@ class TlsBlock(Block):
 
 class ChoriaBlock(Block):
     """`choria` of the file, of a stream or of one of its ends: a token with its seed."""
+
+    is_local = True
 
     seed_file: FilePath | None = file_key("64 hexadecimal digits, which sign the broker's nonce", None)
     jwt_file: FilePath | None = file_key("the matching token of a client or server", None)

@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.domain.secrets import MASK, as_text, looks_secret, quoted
+from sr_assets.domain.secrets import MASK, as_text, looks_secret
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.data import MISSING, SourceSettings
 from sr_assets.settings.deployment import Settings
 from sr_assets.settings.document import Location, foreign_writer, read_tree, refuse, with_environment, with_folders
 from sr_assets.settings.links import TlsBlock, with_security
+from sr_assets.settings.mapping import Key
 from sr_assets.settings.problems import problem_of
 from sr_assets.settings.references import Fixed, Loaded, Origin, Reader, Resolver, sources_of
 from sr_assets.settings.values import shown
@@ -30,6 +31,7 @@ _INSTALLED: Final = Path("/etc/sr-assets/replication.yaml")
 VALUES_VARIABLE: Final = "SR_ASSETS_DATA_VALUES"
 #: The reader of sources: its module is imported only for a file with references, because it opens connections.
 _READER: Final = "sr_assets.adapters.data"
+_SCHEMA: Final = Key(Settings)
 
 
 def load_settings(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -79,7 +81,7 @@ def load_sources(path: Path | None = None, environ: Mapping[str, str] = os.envir
     written = read_tree(path)
     refuse_at = partial(refuse, path, written)
     tree = with_environment(written, environ, refuse_at)
-    resolver = Resolver(sources_of(tree, refuse_at), _reader(), refuse_at, handed_down(environ))
+    resolver = Resolver(sources_of(tree, refuse_at), _reader(), refuse_at, handed_down(environ), _SCHEMA)
     resolver.home = _home(resolver, tree, environ.get("SR_ASSETS_HOME"))
     return Sources(resolver.home, {name: resolver.source(name, ("data", name)) for name in resolver.sources})
 
@@ -100,7 +102,7 @@ def reread_static(settings: Settings) -> dict[str, tuple[Any, Any]]:
     if loaded is None:
         return {}
     refuse_at = partial(refuse, loaded.path, loaded.written)
-    resolver = Resolver(sources_of(loaded.tree, refuse_at), _reader(), refuse_at, {})
+    resolver = Resolver(sources_of(loaded.tree, refuse_at), _reader(), refuse_at, {}, _SCHEMA)
     values = {}
     for loc, origin in loaded.origins.items():
         reference = origin.reference
@@ -138,7 +140,7 @@ def _load(
     warnings: dict[str, None] = {}
     known = dict(fixed)
     while True:
-        resolver = Resolver(sources, _reader(), refuse_at, known)
+        resolver = Resolver(sources, _reader(), refuse_at, known, _SCHEMA)
         filled = _filled(resolver, tree, home)
         warnings |= resolver.warnings
         loaded = Loaded(path, written, tree, resolver.origins, tuple(warnings))
@@ -190,7 +192,7 @@ def _replaced(resolver: Resolver, problems: list[Any], known: dict[Any, Any]) ->
                 continue
             known[label, True] = earlier.value
             bad = _masked_problem(label, origin, problem_of(problem))
-            use = f"put a valid value; using {quoted(label, earlier.value)}, read {earlier.age} ago"
+            use = f"put a valid value; using {origin.quoted(earlier.value)}, read {earlier.age} ago"
             try:
                 resolver.refuse(loc, f"data {label}: {bad}; {use}")
             except ConfigurationError as error:
@@ -200,7 +202,7 @@ def _replaced(resolver: Resolver, problems: list[Any], known: dict[Any, Any]) ->
 
 def _masked_problem(label: str, origin: Origin, text: str) -> str:
     """Return a problem without a value that looks like a secret, also where the problem shows only its beginning."""
-    if looks_secret(label, as_text(origin.value)):
+    if origin.secret or looks_secret(label, as_text(origin.value)):
         for part in _parts(origin.value):
             for form in (shown(part), repr(part), as_text(part)):
                 text = text.replace(form, MASK) if form else text
@@ -234,8 +236,7 @@ def _refuse_first(resolver: Resolver, problems: list[Any]) -> NoReturn:
             continue
         label = origin.reference.label
         where = "the default" if origin.kind == "default" else origin.source
-        value = quoted(label, origin.value)
-        text = f"data {label}: {_masked_problem(label, origin, text)}; change {value} in {where}"
+        text = f"data {label}: {_masked_problem(label, origin, text)}; change {origin.quoted()} in {where}"
         break
     resolver.refuse(loc, text)
 

@@ -68,7 +68,7 @@ Address = Annotated[str, Value(_address, type="address")]
 class EmailSettings(Block):
     """`email` of a notification: the mail server and the addresses."""
 
-    host: Text = file_key("the mail server")
+    host: Text = file_key("the mail server", local=True)
     port: Port = file_key("its port", 0, default_text="25; 587 with `starttls`; 465 with `tls`")
     sender: Address = file_key("the sender")
     to: Annotated[tuple[Address, ...], Value(as_list, type="address, or a list of them"), Field(min_length=1)] = (
@@ -145,7 +145,7 @@ class NotifySettings(Block):
     webhook: Annotated[str, Value(_webhook, type="URL")] | None = file_key(
         "a URL; one of `webhook`, `command` and `email` is required", None, secret=True
     )
-    command: Texts = file_key("a program with its arguments", [], default_text="none")
+    command: Texts = file_key("a program with its arguments", [], default_text="none", local=True)
     email: EmailSettings | None = file_key("[a mail](#block-email)", None)
     events: Annotated[tuple[Annotated[Event, _EVENT], ...], Value(as_list, type=f"list of {_EVENT.type}")] = file_key(
         "the events",

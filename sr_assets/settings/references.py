@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
 from pydantic import ValidationError
 
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
-from sr_assets.domain.secrets import quoted
+from sr_assets.domain.secrets import masked, quoted
 from sr_assets.settings.data import (
     MISSING,
     Reference,
@@ -23,6 +23,7 @@ from sr_assets.settings.data import (
     split_label,
 )
 from sr_assets.settings.document import Location, key_path
+from sr_assets.settings.mapping import Key
 from sr_assets.settings.problems import problem_of
 from sr_assets.settings.values import shown
 
@@ -65,6 +66,17 @@ class Origin:
     value: Any
     kind: Literal["read", "default", "earlier"]
     at_ns: int = 0
+    #: Whether it fills a secret key, or a block with one.
+    secret: bool = False
+
+    @property
+    def masked(self) -> str:
+        """The value as text, without secrets."""
+        return masked(self.reference.label, self.value, secret=self.secret)
+
+    def quoted(self, value: object = MISSING) -> str:
+        """Return its value, or another one for the same key, for a message."""
+        return quoted(self.reference.label, self.value if value is MISSING else value, secret=self.secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,7 @@ class Loaded:
     @property
     def dynamic(self) -> dict[str, Origin]:
         """The dynamic values by `source/key`."""
-        return {origin.reference.label: origin for origin in self.origins.values() if origin.reference.dynamic}
+        return self._by_label(dynamic=True)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -94,7 +106,12 @@ class Loaded:
     @property
     def static(self) -> dict[str, Origin]:
         """The static values by `source/key`."""
-        return {origin.reference.label: origin for origin in self.origins.values() if not origin.reference.dynamic}
+        return self._by_label(dynamic=False)
+
+    def _by_label(self, *, dynamic: bool) -> dict[str, Origin]:
+        chosen = [origin for origin in self.origins.values() if origin.reference.dynamic == dynamic]
+        # A value is secret if one of its keys is.
+        return {each.reference.label: each for each in sorted(chosen, key=lambda origin: origin.secret)}
 
 
 #: Values that are not read again, by `source/key` and whether the reference is dynamic.
@@ -105,14 +122,15 @@ Fixed = Mapping[tuple[str, bool], Any]
 class Resolver:
     """One resolution of all references of a tree.
 
-    `sources` is the tree's block `data`. `home` may be None as long as it is unknown. `refuse` raises ConfigurationError
-    about a location.
+    `sources` is the tree's block `data`, `schema` the type of the whole tree. `home` may be None as long as it is unknown.
+    `refuse` raises ConfigurationError about a location.
     """
 
     sources: Mapping[str, Any]
     reader: Reader
     refuse: Callable[[Location, str], NoReturn]
     fixed: Fixed
+    schema: Key
     home: Path | None = None
     origins: dict[Location, Origin] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
@@ -166,15 +184,40 @@ class Resolver:
         source = self.source(reference.source, loc, chain)
         try:
             raw, kind, at_ns = self._read(reference, source, loc)
-            value = self.filled(raw, loc, (*chain, reference.label))
+            value = self._resolved(raw, kind, reference, source, loc, chain)
         except ConfigurationError as error:
             # As for any bad dynamic value: a run continues with the previous one.
             earlier = self._earlier(reference.label) if reference.dynamic else None
             if earlier is None:
                 raise
-            self._warn_of_earlier(str(error), reference.label, earlier)
-            value, kind, at_ns = earlier.value, "earlier", earlier.at_ns
-        self.origins[loc] = Origin(reference, source.label, value, kind, at_ns)
+            value = self._resolved(earlier.value, "earlier", reference, source, loc, chain)
+            self._warn_of_earlier(str(error), reference.label, earlier, loc)
+            kind, at_ns = "earlier", earlier.at_ns
+        self.origins[loc] = Origin(reference, source.label, value, kind, at_ns, self.schema.at(*loc).holds_secret)
+        return value
+
+    def _resolved(
+        self,
+        raw: Any,
+        kind: Literal["read", "default", "earlier"],
+        reference: Reference,
+        source: SourceSettings,
+        loc: Location,
+        chain: tuple[str, ...],
+    ) -> Any:
+        """Return the value of a reference. One from a remote source is data: it refers to nothing, and fills no local key."""
+        if kind == "default" or not source.is_remote:
+            whole = raw if kind == "default" else parsed(source, raw, self.schema.at(*loc))
+            return self.filled(whole, loc, (*chain, reference.label))
+        key = self.schema.at(*loc)
+        value = parsed(source, raw, key)
+        local = next((path or str(loc[-1]) for path, inner in key.inside(value) if inner.local), None)
+        if local is not None and not source.trusted:
+            self.refuse(
+                loc,
+                f"data {reference.label}: {shown(local)} executes or locates something, so {source.label} cannot set it; write it"
+                f" in this file, or set trusted: true in data.{reference.source} if all its writers may act as this service",
+            )
         return value
 
     def _read(
@@ -205,7 +248,8 @@ class Resolver:
         except MissingValueError as error:
             if reference.default is MISSING:
                 self.refuse(loc, f"data {label}: {error}, or set default")
-            self.warnings[f"data {label}: {error}; using the default {quoted(label, reference.default)}"] = None
+            default = quoted(label, reference.default, secret=self.schema.at(*loc).holds_secret)
+            self.warnings[f"data {label}: {error}; using the default {default}"] = None
             return MISSING, "default", 0
         except RunError as error:
             earlier = self._earlier(label)
@@ -214,17 +258,17 @@ class Resolver:
                     loc,
                     f"data {label}: {error}; no earlier value is known: start or repair the source, or write the value",
                 )
-            self._warn_of_earlier(f"data {label}: {error}", label, earlier)
+            self._warn_of_earlier(f"data {label}: {error}", label, earlier, loc)
             return earlier.value, "earlier", earlier.at_ns
         except ConfigurationError as error:
             self.refuse(loc, f"data {label}: {str(error).removeprefix(f'{label}: ')}")
-        return parsed(source, known.value), "read", known.at_ns
+        return known.value, "read", known.at_ns
 
     def _earlier(self, label: str) -> Known | None:
         return self.reader.earlier(self.home, label) if self.home is not None else None
 
-    def _warn_of_earlier(self, problem: str, label: str, earlier: Known) -> None:
-        value = quoted(label, earlier.value)
+    def _warn_of_earlier(self, problem: str, label: str, earlier: Known, loc: Location) -> None:
+        value = quoted(label, earlier.value, secret=self.schema.at(*loc).holds_secret)
         self.warnings[f"{problem}; using the value {value}, read {earlier.age} ago"] = None
 
     def _fail(self, loc: Location, problem: str) -> NoReturn:
@@ -242,9 +286,10 @@ class Resolver:
             self.refuse(loc, f"data {link}: more than {_DEEPEST} references lead to it; replace one of them by a value")
 
 
-def parsed(source: SourceSettings, value: Any) -> Any:
-    """Return a value; a text that is a JSON list or object becomes that."""
-    if source.type in _TEXT_TYPES and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+def parsed(source: SourceSettings, value: Any, key: Key) -> Any:
+    """Return a value; a text that is a JSON list or object becomes that, where the key's type is a list or a block."""
+    is_text = source.type in _TEXT_TYPES and isinstance(value, str)
+    if is_text and key.is_structured and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):

@@ -55,11 +55,9 @@ def keep_values(settings: Settings) -> None:
     for label, row in rows.items():
         before = known.get(label)
         if before is not None and origins[label].reference.dynamic and before["value"] != row["value"]:
-            detail = f"{masked(label, before['value'])} -> {masked(label, row['value'])}"
-            record_action(settings.home, "data change", label, detail)
-            logger.info(
-                "data %s: changed: %s -> %s", label, quoted(label, before["value"]), quoted(label, row["value"])
-            )
+            texts = [masked(label, value, secret=origins[label].secret) for value in (before["value"], row["value"])]
+            record_action(settings.home, "data change", label, " -> ".join(texts))
+            logger.info("data %s: changed: %s", label, " -> ".join(quoted(label, text) for text in texts))
 
 
 def _row(origin: Origin, before: dict[str, Any] | None) -> dict[str, Any] | None:
