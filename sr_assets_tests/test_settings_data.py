@@ -371,8 +371,8 @@ def test_json_is_read_for_lists_and_blocks_only(
             # The text as it is, not its content.
             text = str(error)
         else:
-            text = repr(settings.streams[0].leader_election_name)
-        assert repr(value)[1:-1] in text
+            text = f"{settings.streams[0].leader_election_name!r} is not refused"
+        assert f"{value!r} is not" in text
 
 
 def test_values_of_secret_keys_show_a_digest_alone(

@@ -25,6 +25,7 @@ def warn(settings: "Settings") -> None:
         *_exposed(settings),
         *_in_clear_text(settings),
         *filter(None, map(settings.unsigned_checkpoints, settings.sites)),
+        *filter(None, (feed.unbound_sites for feed in settings.feeds)),
         *_states_without_entry(settings),
         *_too_short_durations(settings),
     ):

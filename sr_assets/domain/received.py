@@ -7,30 +7,37 @@ ours, by `timestamp`; within one second the later one in the life cycle wins.
 """
 
 import json
+import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from sr_assets.domain.advisories import NODE_PROTOCOL, OBSERVER_EVENT, PROTOCOL, SITE_PROTOCOL
-from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3339_ns
+from sr_assets.domain.messages import SOURCE_HEADER, Message, header_values, parse_origin
+from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, DAY_NS, SECOND_NS, parse_rfc3339_ns
 from sr_assets.domain.received_fields import (
     END_OF_TIME_NS,
     Reject,
     UnfitError,
     count_of,
-    counter_of,
+    epoch_of,
     event_time_ns,
     identity_of,
     seconds_of,
     seen_ns_of,
     text_of,
+    transition_of,
 )
 from sr_assets.domain.senders import refuse_constant
+from sr_assets.domain.subjects import matcher, observer_subject
 from sr_assets.domain.tracking.announcements import NodeEvent
 from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.domain.tracking.rules import Event, Status
 
 #: Larger payloads are not parsed: an advisory has about 500 bytes.
 MAX_PAYLOAD_BYTES: Final = 64 << 10
+#: The beginning of the default subjects of heartbeats and events, maybe after a prefix; replicator, name and stream follow.
+_DEFAULT_ROOT: Final = re.compile(r"(?:^|\.)sr_assets\.(?:observer_alive|(?:site|node)\.[^.]+)\.")
 _V1_SCHEMA: Final = "/age_advisory.json"
 
 #: Events and the resulting status, by event code: the order of the life cycle.
@@ -143,17 +150,82 @@ def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | N
         if document.get("event") == OBSERVER_EVENT:
             return _observation(document)
         if document.get("protocol") in (SITE_PROTOCOL, NODE_PROTOCOL):
-            return _node_notice(document) if "state" in document else _site_notice(document)
+            return _node_notice(document, received_ns) if "state" in document else _site_notice(document)
         return _advisory(document, received_ns)
     except UnfitError as unfit:
         return Rejected(*unfit.args)
 
 
-def told_state(payload: bytes, received_ns: int) -> Advisory | None:
-    """Return the state of a node in a message: of an advisory, or of a node's event that tells it; None without one."""
-    content = read_message(payload, received_ns)
-    content = content.state if isinstance(content, NodeNotice) else content
-    return content if isinstance(content, Advisory) else None
+class SitePath(NamedTuple):
+    """The way of a site's messages: their subjects in the feed's stream, and the entries that copied them, first to last.
+
+    `name` is "" for a Stream Replicator's site. An empty field does not restrict.
+    """
+
+    replicator: str
+    name: str
+    subjects: tuple[str, ...] = ()
+    copied_by: tuple[str, ...] = ()
+
+
+class SitePaths:
+    """Decides who may speak for a site, by the way that a message took.
+
+    Without configured paths, only a subject with the default root of heartbeats or events says whose message it is.
+    """
+
+    def __init__(self, paths: Iterable[SitePath]) -> None:
+        self._paths = [(path, matcher(path.subjects)) for path in paths]
+
+    @classmethod
+    def decode(cls, text: str) -> "SitePaths":
+        """Return the paths of `encode_paths`."""
+        rows = [(*row[:2], *map(tuple, row[2:])) for row in json.loads(text)]
+        return cls(SitePath(*row) for row in rows)
+
+    def read(self, message: Message) -> Advisory | Observation | NodeNotice | SiteNotice | Rejected:
+        """Interpret a message as `read_message`; one about a site that may not send it is rejected."""
+        content = read_message(message.payload, message.stored_ns)
+        if isinstance(content, Rejected):
+            return content
+        said = content.state if isinstance(content, NodeNotice) else content
+        allowed = self._allows(message, said.replicator, said.name) if self._paths else self._is_own(message, said)
+        return content if allowed else Rejected(Reject.FOREIGN_SITE, "name")
+
+    def told_state(self, message: Message) -> Advisory | None:
+        """Return the state of a node in a message: of an advisory, or of a node's event that tells it; None without one."""
+        content = self.read(message)
+        content = content.state if isinstance(content, NodeNotice) else content
+        return content if isinstance(content, Advisory) else None
+
+    def _allows(self, message: Message, replicator: str, name: str) -> bool:
+        for path, matches in self._paths:
+            if (path.replicator, path.name) != (replicator, name) or (path.subjects and not matches(message.subject)):
+                continue
+            if not path.copied_by:
+                return True
+            # All of them: a publisher may write the first ones itself, but each copy adds the entry that made it.
+            hops = map(parse_origin, header_values(message.headers, SOURCE_HEADER))
+            if [hop and f"{hop.replicator}/{hop.name}" for hop in hops] == list(path.copied_by):
+                return True
+        return False
+
+    def _is_own(self, message: Message, said: Advisory | Observation | SiteNotice) -> bool:
+        """Return False if a subject with a default root names another site than the body.
+
+        A rewritten subject with another number of tokens says nothing.
+        """
+        root = _DEFAULT_ROOT.search(message.subject)
+        if root is None:
+            return True
+        own = observer_subject(None, said.replicator, said.name, said.stream).split(".")[2:]
+        named = message.subject[root.end() :].split(".")
+        return len(own) != len(named) or own == named
+
+
+def encode_paths(paths: Iterable[SitePath]) -> str:
+    """Return paths as text for the options of a read."""
+    return json.dumps(list(paths))
 
 
 def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
@@ -162,7 +234,7 @@ def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:
     event_code = _EVENT_CODES.get(event) if isinstance(event, str) else None
     if event_code is None or event_code >= len(LIFE_CYCLE):
         raise UnfitError(Reject.UNKNOWN_EVENT, "event")
-    transition, epoch_ns = counter_of(document, "transition", 1), counter_of(document, "epoch", 0)
+    transition, epoch_ns = transition_of(document), epoch_of(document, received_ns)
     replicator, node = text_of(document, "replicator"), text_of(document, "value")
     name, stream = text_of(document, "name", ""), text_of(document, "stream", "")
     event_ns = event_time_ns(document)
@@ -219,7 +291,7 @@ def _observation(document: dict[str, Any]) -> Observation:
         count_of(document.get("position")),
         count_of(document.get("lag_messages")),
         count_of(document.get("nodes")),
-        None if within is None else min(round(within * SECOND_NS), END_OF_TIME_NS // 2),
+        None if within is None else min(round(within * SECOND_NS), DAY_NS),
     )
 
 
@@ -230,7 +302,7 @@ def _site_notice(document: dict[str, Any]) -> SiteNotice:
     return SiteNotice(*names, document["event"], event_time_ns(document))
 
 
-def _node_notice(document: dict[str, Any]) -> NodeNotice:
+def _node_notice(document: dict[str, Any], received_ns: int) -> NodeNotice:
     """Read the state in a node's event: an advisory's fields, ranked by the number of the node's last transition."""
     state = document["state"]
     if not isinstance(state, dict):
@@ -241,7 +313,7 @@ def _node_notice(document: dict[str, Any]) -> NodeNotice:
         raise UnfitError(Reject.UNKNOWN_EVENT, "state.event")
     if previous not in (None, *Status):
         raise UnfitError(Reject.BAD_FIELD, "state.previous")
-    transition = counter_of(state, "transition", 1)
+    transition = transition_of(state)
     if not transition:
         raise UnfitError(Reject.BAD_FIELD, "state.transition")
     names = text_of(document, "replicator"), text_of(document, "name", ""), text_of(document, "stream", "")
@@ -250,7 +322,7 @@ def _node_notice(document: dict[str, Any]) -> NodeNotice:
         Advisory(
             *names,
             node,
-            counter_of(document, "epoch", 0),
+            epoch_of(document, received_ns),
             transition,
             event_ns,
             code,

@@ -6,10 +6,12 @@ import uuid
 from enum import StrEnum
 from typing import Any, Final
 
-from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
+from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS, parse_rfc3339_ns
 from sr_assets.domain.senders import MAX_SENDER_BYTES
 
 END_OF_TIME_NS: Final = 1 << 63
+#: More transitions than a node has in 60 years at one per second: a number cannot outrank all later ones for ever.
+_MOST_TRANSITIONS: Final = 1 << 31
 
 
 class Reject(StrEnum):
@@ -24,6 +26,7 @@ class Reject(StrEnum):
     BAD_TIME = "bad_time"
     IMPOSSIBLE = "impossible_transition"
     CLOCK_AHEAD = "clock_ahead"
+    FOREIGN_SITE = "foreign_site"
 
 
 class UnfitError(Exception):
@@ -46,12 +49,27 @@ def text_of(document: dict[str, Any], field: str, default: str | None = None) ->
     return value
 
 
-def counter_of(document: dict[str, Any], field: str, least: int) -> int:
-    """Return a counter that only our advisories have, or 0."""
+def transition_of(document: dict[str, Any]) -> int:
+    """Return the number of a node's transition, which only our advisories have, or 0. Raises UnfitError."""
+    return _counter(document, "transition", 1, _MOST_TRANSITIONS)
+
+
+def epoch_of(document: dict[str, Any], received_ns: int) -> int:
+    """Return the epoch, in unix ns, of the state that wrote an advisory, or 0. Raises UnfitError.
+
+    An epoch far ahead of the stored time would outrank every correct one.
+    """
+    epoch_ns = _counter(document, "epoch", 0, END_OF_TIME_NS)
+    if epoch_ns - received_ns > CLOCK_TOLERANCE_NS:
+        raise UnfitError(Reject.CLOCK_AHEAD, "epoch")
+    return epoch_ns
+
+
+def _counter(document: dict[str, Any], field: str, least: int, end: int) -> int:
     value = document.get(field)
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < END_OF_TIME_NS:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < end:
         raise UnfitError(Reject.BAD_FIELD, field)
     return value
 

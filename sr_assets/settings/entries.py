@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Protocol, Self
 
+from pydantic import model_validator
+
 from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.received import SitePath
 from sr_assets.settings.classes import ClassBlock
 from sr_assets.settings.clusters import Url
 from sr_assets.settings.data import Locks, LockTtl
@@ -15,7 +18,20 @@ from sr_assets.settings.maintenance import MaintenanceBlock
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
 from sr_assets.settings.outage_guard import OutageGuardBlock
-from sr_assets.settings.values import Duration, Flag, Natural, Positive, Size, Span, Time, choice
+from sr_assets.settings.values import (
+    Duration,
+    Flag,
+    Natural,
+    Positive,
+    Size,
+    Span,
+    Time,
+    Value,
+    as_list,
+    choice,
+    read_text,
+    shown,
+)
 
 Kind = Literal["stream", "feed"]
 OnSourceReset = Literal["stop", "recopy", "skip_to_now"]
@@ -165,6 +181,33 @@ class CommonKeys(Block):
         raise NotImplementedError
 
 
+def _hop(value: object) -> str:
+    """Read `REPLICATOR/NAME`, as an entry writes both into `Choria-SR-Source`."""
+    text = read_text(value)
+    if len(text.split("/")) != 2 or not all(text.split("/")):
+        raise ValueError(f"{shown(text)} is not an entry; use REPLICATOR/NAME such as EAST/paris")
+    return text
+
+
+class FeedSite(Block):
+    """One of `sites` of a feed: a site, and the way of its messages. At least one of `subjects` and `copied_by` is set."""
+
+    replicator: SiteName = file_key("its replicator")
+    name: SiteName = file_key("its entries' name", "", default_text="none: a Stream Replicator's site")
+    subjects: Annotated[tuple[Filter, ...], Value(as_list, type="subject, or a list of them, with wildcards")] = (
+        file_key("the subjects of its advisories, heartbeats and events in this stream", [], default_text="all")
+    )
+    copied_by: Annotated[tuple[Annotated[str, Value(_hop)], ...], Value(as_list, type="REPLICATOR/NAME, or a list")] = (
+        file_key("the entries that copied its messages, first to last: all `Choria-SR-Source`", [], default_text="any")
+    )
+
+    @model_validator(mode="after")
+    def _restricted(self) -> Self:
+        if not (self.subjects or self.copied_by):
+            raise ValueError("needs subjects or copied_by, the way that only messages of this site take")
+        return self
+
+
 class FeedSettings(CommonKeys):
     """One of `feeds`: an advisory stream that is folded into its site's global view."""
 
@@ -184,6 +227,27 @@ class FeedSettings(CommonKeys):
     retired_retention_ns: Duration = file_key(
         "retention of retired nodes in the global view", "1Y", name="retired_retention"
     )
+
+    sites: tuple[FeedSite, ...] = file_key(
+        "[who may speak](#block-sites) for which site; all other messages are rejected as `foreign_site`",
+        [],
+        default_text="any site",
+    )
+
+    @property
+    def paths(self) -> tuple[SitePath, ...]:
+        """The ways of the sites' messages."""
+        return tuple(SitePath(site.replicator, site.name, site.subjects, site.copied_by) for site in self.sites)
+
+    @property
+    def unbound_sites(self) -> str | None:
+        """A warning about a feed without `sites`, or None."""
+        if self.sites:
+            return None
+        return (
+            f"feed {self.label}: sites is not set, so whoever may publish to stream {self.stream} can speak for every site;"
+            " list the sites in sites, with the subjects of each"
+        )
 
     @cached_property
     def source(self) -> ClusterSettings:

@@ -2,13 +2,15 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.advisories import PROTOCOL, observer_alive
-from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.advisories import NODE_PROTOCOL, PROTOCOL, observer_alive
+from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, DAY_NS, SECOND_NS
 from sr_assets.domain.received import (
     MAX_PAYLOAD_BYTES,
     RANK,
@@ -19,9 +21,13 @@ from sr_assets.domain.received import (
     Observation,
     Rejected,
     SiteNotice,
+    SitePath,
+    SitePaths,
+    encode_paths,
     read_message,
 )
 from sr_assets.domain.received_fields import Reject
+from sr_assets.domain.subjects import observer_subject
 from sr_assets_tests.domain.advisory_fold import Key, Standing, fold
 
 NOW_NS = 1_700_000_000 * SECOND_NS
@@ -277,3 +283,84 @@ def test_later_epoch_wins_over_a_higher_transition() -> None:
 def test_rank_fields_exist() -> None:
     assert set(RANK) - {"received_ns"} <= set(Advisory._fields)
     assert len(STATUS) == len(REPORTED)
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=6)
+
+
+def sent(document: dict[str, Any], subject: str, *hops: str) -> Message:
+    """Return a stored message that entries (`REPLICATOR/NAME`) have copied."""
+    origins = (f"Choria-SR-Source: ADV 1 {hop.replace('/', ' ')} 1700000000000\r\n" for hop in hops)
+    headers = f"NATS/1.0\r\n{''.join(origins)}\r\n".encode() if hops else b""
+    return Message(1, NOW_NS, subject, headers, json.dumps(document).encode())
+
+
+HEARTBEAT = {"protocol": "x", "event": "observer_alive", "replicator": "EAST", "name": "paris", "stream": "ADV"}
+NODE_EVENT = {
+    "protocol": NODE_PROTOCOL,
+    "event": "unretired",
+    "replicator": "EAST",
+    "name": "paris",
+    "stream": "NODES",
+    "value": "web1",
+    "epoch": 1,
+    "timestamp": 1_699_999_000,
+    "state": {"event": "new", "timestamp": 1_699_999_000, "transition": 3},
+}
+ABOUT_PARIS = (FIELDS | {"name": "paris"}, HEARTBEAT, NODE_EVENT)
+PATHS = (
+    SitePath("EAST", "paris", ("paris.>",)),
+    SitePath("EAST", "london", ("london.>", "sr_assets.*.*.EAST.london.>"), ("EAST/london", "HUB/region")),
+)
+
+
+@pytest.mark.parametrize("document", ABOUT_PARIS, ids=("advisory", "heartbeat", "node_event"))
+@given(subject=st.from_regex(r"(london|paris|adv|paris-2)(\.[a-z]{1,5}){1,3}", fullmatch=True), forged=st.booleans())
+def test_site_speaks_through_its_own_subjects_alone(document: dict[str, Any], subject: str, forged: bool) -> None:
+    """Another site writes what it likes into the body and the headers, but on its own subjects."""
+    paths = SitePaths.decode(encode_paths(PATHS))
+    hops = ("EAST/paris",) if forged else ()
+    content = paths.read(sent(document, subject, *hops))
+    assert (content == Rejected(Reject.FOREIGN_SITE, "name")) == (not subject.startswith("paris."))
+    unknown = paths.read(sent(document | {"name": "rome"}, subject, *hops))
+    assert unknown == Rejected(Reject.FOREIGN_SITE, "name")
+
+
+@given(st.lists(st.sampled_from(("EAST/paris", "EAST/london", "HUB/region", "x/y")), max_size=4))
+def test_site_speaks_through_the_entries_that_copy_it(hops: list[str]) -> None:
+    """A publisher may write the first hops itself, but each copy adds one."""
+    content = SitePaths(PATHS).read(sent(FIELDS, "london.adv.web1", *hops))
+    assert isinstance(content, Advisory) == (hops == ["EAST/london", "HUB/region"])
+
+
+@given(NAMES, NAMES, NAMES, st.sampled_from(("", "city.", "a.b.")), st.booleans())
+def test_default_subjects_name_their_site(
+    replicator: str, name: str, stream: str, prefix: str, of_another: bool
+) -> None:
+    """Without configured paths, a heartbeat on another site's default subject is rejected; an own one is not."""
+    spoken = HEARTBEAT | {"replicator": replicator, "name": name, "stream": stream}
+    own = f"{prefix}{observer_subject(None, replicator, f'{name}x' if of_another else name, stream)}"
+    content = SitePaths(()).read(sent(spoken, own))
+    # The last token of a name may become two: then the subject says nothing.
+    if of_another and not name.endswith("."):
+        assert content == Rejected(Reject.FOREIGN_SITE, "name")
+    elif not of_another:
+        assert isinstance(content, Observation)
+    # A subject that was rewritten on the way says nothing either.
+    assert isinstance(SitePaths(()).read(sent(spoken, "beats.all")), Observation)
+
+
+@given(st.integers(0, 2**80), st.integers(1, 2**80), st.integers(0, 10**15))
+def test_numbers_of_an_advisory_are_bounded(epoch: int, transition: int, within: int) -> None:
+    """No number outranks all later ones for ever, or keeps a dead site from being blind."""
+    for document in (FIELDS | {"epoch": epoch, "transition": max(2, transition)}, NODE_EVENT | {"epoch": epoch}):
+        content = read(document)
+        state = content.state if isinstance(content, NodeNotice) else content
+        if isinstance(state, Advisory):
+            assert state.epoch_ns <= NOW_NS + CLOCK_TOLERANCE_NS
+            assert state.transition < 1 << 31
+        else:
+            assert isinstance(state, Rejected)
+    beat = read(HEARTBEAT | {"next_within_seconds": within})
+    assert isinstance(beat, Observation)
+    assert beat.next_within_ns is None or beat.next_within_ns <= DAY_NS

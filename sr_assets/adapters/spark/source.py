@@ -34,6 +34,8 @@ from sr_assets.domain.subjects import printable
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sr_assets.domain.received import SitePaths
+
 
 FORMAT = "jetstream"
 #: One row per message: source sequence, stored time in unix ns, subject, unchanged header block, payload.
@@ -109,7 +111,7 @@ class JetStreamDataSource(DataSource):
     - `batch_bytes`: approximate bytes per request, default 8 MiB
     - `headers_only`: `true` to avoid fetching payloads; for `inspect` by header or subject
     - `inspect`: a value of `encode_extractor`; the rows are then `SIGHTING_SCHEMA` or `CLASSED_SCHEMA`, without payloads
-    - `advisories`: `true` to parse advisories; the rows are then `ADVISORY_SCHEMA`
+    - `advisories`: a value of `encode_paths`, to parse advisories; the rows are then `ADVISORY_SCHEMA`
 
     The default rows are `MESSAGE_SCHEMA`. `spark.sink.JetStreamWriter` describes the options for writing.
 
@@ -208,7 +210,10 @@ class JetStreamReader(DataSourceReader):
     def _to_batch(self) -> Callable[[list[Message]], pa.RecordBatch]:
         """Return the function that converts messages to rows."""
         if "advisories" in self._options:
-            return read_advisories
+            from sr_assets.domain.received import SitePaths
+
+            paths = SitePaths.decode(self._options["advisories"])
+            return lambda messages: read_advisories(messages, paths)
         return _sightings(self._options["inspect"]) if "inspect" in self._options else _messages
 
 
@@ -268,16 +273,19 @@ def _sightings(option: str) -> Callable[[list[Message]], pa.RecordBatch]:
     return to_batch
 
 
-def read_advisories(messages: list[Message]) -> pa.RecordBatch:
-    """Return the messages of an advisory stream as rows of `ADVISORY_SCHEMA`."""
-    from sr_assets.domain.received import Advisory, NodeNotice, Observation, SiteNotice, read_message
+def read_advisories(messages: list[Message], paths: SitePaths | None = None) -> pa.RecordBatch:
+    """Return the messages of an advisory stream as rows of `ADVISORY_SCHEMA`; `paths` decide who may speak for a site."""
+    from sr_assets.domain import received
+    from sr_assets.domain.received import Advisory, NodeNotice, Observation, SiteNotice
+
+    paths = paths or received.SitePaths(())
 
     # All except the warning, in the order of the schema's columns.
     count = len(Advisory._fields) - 1
     unset = (None,) * count
     rows = []
     for message in messages:
-        content = read_message(message.payload, message.stored_ns)
+        content = paths.read(message)
         if isinstance(content, NodeNotice):
             content = content.state
         if isinstance(content, Advisory):

@@ -12,7 +12,7 @@ from sr_assets.adapters.spark.source import ADVISORY_SCHEMA
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, retention_begins_ns, retention_clock_ns
-from sr_assets.domain.received import REPORTED, Observation, SiteNotice, read_message
+from sr_assets.domain.received import REPORTED, Observation, SiteNotice, encode_paths, read_message
 from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.settings import FeedSettings
 from sr_assets.stages.report import StreamReport
@@ -48,7 +48,7 @@ class FeedStage(FoldStage):
             tables.forget_retired(feed.stream, retention_begins_ns(now_ns, feed.retired_retention_ns))
 
     def _read(self, source: StreamInfo, present: SequenceRange) -> pa.Table:
-        return self._reader.read(self._feed, source, present, advisories="true")
+        return self._reader.read(self._feed, source, present, advisories=encode_paths(self._feed.paths))
 
     def _no_rows(self) -> pa.Table:
         return arrow_schema(ADVISORY_SCHEMA).empty_table()

@@ -11,7 +11,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.wire import Connection, read_confirmed
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.received import Advisory, told_state
+from sr_assets.domain.received import Advisory, SitePaths
 from sr_assets.settings import FeedSettings, Start
 from sr_assets.stages.source.position import first_sequence
 
@@ -41,6 +41,7 @@ class Follower:
         fresh = SequenceRange(self._next, max(self._next, source.last_sequence + 1))
         if not len(fresh):
             return []
+        paths = SitePaths(self.feed.paths)
         with Connection(self.feed.source, "sr-assets follow") as connection:
             lists = read_confirmed(
                 connection,
@@ -49,10 +50,7 @@ class Follower:
                 filter_subject=self.feed.filter_subject,
                 direct=source.supports_batched_direct_get,
             )
-            received = [
-                (told_state(message.payload, message.stored_ns), message.stored_ns)
-                for message in chain.from_iterable(lists)
-            ]
+            received = [(paths.told_state(message), message.stored_ns) for message in chain.from_iterable(lists)]
         self._next = fresh.next
         return [(advisory, stored_ns) for advisory, stored_ns in received if advisory is not None]
 

@@ -334,3 +334,25 @@ def test_retired_node_expires_but_not_under_a_clock_ahead(rig: Rig, feed: str, d
     rig.drain(advisories={"retention": "10d"})
     assert {row["node"] for row in rig.rows("global_availability")} == {"young", "silent"}
     assert len(rig.rows("global_advisories")) == 3
+
+
+def test_other_site_changes_no_node_and_no_heartbeat(rig: Rig) -> None:
+    """The replicator of one city announces another one's node and heartbeat on its own subject."""
+    feed = rig.make("ADV", rig.target)
+    sites = [{"replicator": "EAST", "name": site, "subjects": f"{feed}.{site}.>"} for site in ("paris", "london")]
+    rig.add_feed(feed, sites=sites)
+    ours = [own_advisory("web1", "new", 1, 0, name="paris"), own_advisory("web1", "timeout", 2, 100, name="paris")]
+    alive = {"event": "observer_alive", "replicator": "EAST", "name": "paris", "stream": "NODES"}
+    forged = [
+        own_advisory("web1", "recover", 3, 200, name="paris"),
+        own_advisory("web1", "recover", 2**63 - 1, 200, name="paris", epoch=2**63 - 1),
+        own_advisory("web1", "new", 1, 0, name="rome"),
+        {**alive, "next_within_seconds": 10**9},
+    ]
+    rig.publish(feed, [Sent(json.dumps(each).encode(), "paris.adv") for each in ours], rig.target)
+    rig.publish(feed, [Sent(json.dumps(each).encode(), "london.adv") for each in forged], rig.target)
+    rig.drain()
+    assert {(row[1], row[3], row[4]) for row in global_rows(rig)} == {("paris", "web1", "timeout")}
+    reasons = sorted(row["reason"] for row in rig.rows("SELECT reason FROM global_rejects"))
+    assert reasons == ["bad_field", "foreign_site", "foreign_site", "foreign_site"]
+    assert rig.rows("SELECT name FROM site_summary WHERE name = 'rome'") == []
