@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.security import exposed_secrets
+from sr_assets.adapters.security import exposed_secrets, forgeable_files
+from sr_assets.cli.warnings import _has_secret
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import ChoriaSettings, Settings, TlsSettings, load_settings
 
@@ -88,6 +89,32 @@ def test_exposed_secrets_are_files_that_everyone_can_read(tmp_path: Path) -> Non
     assert exposed_secrets(stream.source) == [str(seed)]
     key.chmod(0o604)
     assert exposed_secrets(stream.target) == [str(seed), str(key)]
+
+
+def test_forgeable_files_are_those_that_everyone_can_write(tmp_path: Path) -> None:
+    ca, key = tmp_path / "ca.pem", tmp_path / "key.pem"
+    for file, mode in ((ca, 0o644), (key, 0o602)):
+        file.write_text("")
+        file.chmod(mode)
+    (stream,) = load(tmp_path, f"tls: {{ca: {ca}, cert: /cert, key: {key}}}").streams
+    assert forgeable_files(stream.source) == [str(key)]
+    ca.chmod(0o666)
+    assert forgeable_files(stream.target) == [str(key), str(ca)]
+
+
+@pytest.mark.parametrize(
+    ("written", "secret"),
+    (
+        ({"streams": [{"source_url": "nats://sr:hunter2@a:4222"}]}, True),
+        ({"streams": [{"source_url": "nats://sr:${PASSWORD}@a:4222"}]}, False),
+        ({"streams": [{"source_url": "nats://a:4222"}]}, False),
+        ({"notify": [{"email": {"Password": "hunter2"}}]}, True),
+        ({"notify": [{"email": {"password": "${MAIL}"}}]}, False),
+        ({"data": {"c": {"token": {"data": "host/TOKEN"}}}}, False),
+    ),
+)
+def test_configuration_with_a_password_in_clear_is_recognised(written: object, secret: bool) -> None:
+    assert _has_secret(written) is secret
 
 
 def test_puppet_scheme_finds_tls_files_in_ssl_dir(tmp_path: Path) -> None:

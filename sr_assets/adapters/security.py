@@ -116,9 +116,22 @@ def read_login(cluster: ClusterSettings) -> Login:
 
 def exposed_secrets(cluster: ClusterSettings) -> list[str]:
     """Return the configured key files that every user of this machine may read."""
+    return [file for file in _secret_files(cluster) if _mode(file) & stat.S_IROTH]
+
+
+def forgeable_files(cluster: ClusterSettings) -> list[str]:
+    """Return the configured keys and certificates that every user of this machine may change: a CA decides whom we trust."""
+    tls = cluster.tls
+    files = [*_secret_files(cluster), *filter(None, (tls.ca, tls.cert) if tls else ())]
+    return [file for file in files if _mode(file) & stat.S_IWOTH]
+
+
+def _secret_files(cluster: ClusterSettings) -> list[str]:
     choria, tls = cluster.choria, cluster.tls
-    files = [cluster.credentials, cluster.nkey, choria and choria.seed_file, tls and tls.key]
-    return [file for file in files if file and _mode(file) & stat.S_IROTH]
+    logins = [cluster.credentials, cluster.nkey, cluster.jwt]
+    return [
+        file for file in (*logins, choria and choria.seed_file, choria and choria.jwt_file, tls and tls.key) if file
+    ]
 
 
 def _mode(file: str) -> int:

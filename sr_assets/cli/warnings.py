@@ -1,9 +1,11 @@
 """Warnings from the configuration and the home: at the start of `check`, `run` and `up`, and below tables."""
 
+import re
+import stat
 from collections import defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import click
@@ -78,15 +80,40 @@ def _foreign_configuration(settings: "Settings") -> list[str]:
     )
 
 
-def _exposed(settings: "Settings") -> list[str]:
-    """Return a warning for each key file that every user of this machine can read."""
-    from sr_assets.adapters.security import exposed_secrets
+def _exposed(settings: "Settings") -> Iterator[str]:
+    """Yield a warning for each key file, and for a configuration with secrets, that every user of this machine can read.
 
-    clusters = dict.fromkeys(cluster for entry in settings.entries for cluster in entry.clusters)
-    files = dict.fromkeys(file for cluster in clusters for file in exposed_secrets(cluster))
-    return [
-        f"{file}: every user of this machine can read this key; chmod it to 0600, or 0640 for a group" for file in files
-    ]
+    Also for each key and certificate that everybody can write.
+    """
+    from sr_assets.adapters.security import exposed_secrets, forgeable_files
+    from sr_assets.settings.permissions import used_clusters
+
+    of_sources = [source.cluster for source in settings.data.values() if source.type == "kv"]
+    clusters = dict.fromkeys((*used_clusters(settings), *of_sources))
+    for file in dict.fromkeys(file for cluster in clusters for file in exposed_secrets(cluster)):
+        yield f"{file}: every user of this machine can read this key; chmod it to 0600, or 0640 for a group"
+    for file in dict.fromkeys(file for cluster in clusters for file in forgeable_files(cluster)):
+        yield f"{file}: every user of this machine can replace this key or certificate; chmod it to 0600 or 0644"
+    loaded = settings.loaded
+    if loaded and _has_secret(loaded.written) and loaded.path.stat().st_mode & stat.S_IROTH:
+        yield (
+            f"{loaded.path}: every user of this machine can read its passwords; chmod it to 0600, or 0640 for a group, or"
+            " take them from the environment with ${NAME}"
+        )
+
+
+#: A URL with a login that does not come from the environment.
+_LOGIN: Final = re.compile(r"://(?![^/@]*\$\{)[^/@\s]+@")
+
+
+def _has_secret(written: object, key: str = "") -> bool:
+    """Return whether a file has a password or a token in clear: in a URL, or as the value of a key."""
+    if isinstance(written, dict):
+        return any(_has_secret(value, str(name).lower()) for name, value in written.items())
+    if isinstance(written, list):
+        return any(_has_secret(value, key) for value in written)
+    text = written if isinstance(written, str) else ""
+    return bool(_LOGIN.search(text)) or (key in ("password", "token") and bool(text) and "${" not in text)
 
 
 def _in_clear_text(settings: "Settings") -> Iterator[str]:
