@@ -14,6 +14,8 @@ from sr_assets.domain.senders import Document
 
 #: Replacements of `*` in a pattern, to compare it with another one.
 _ANYTHING = ("", "\0", "\0\1\2")
+#: So many nodes' matches are remembered.
+_MOST_NODES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,9 @@ class Classifier:
     def classify(self, node: str, headers: bytes, document: Document) -> str | None:
         """Return the class of a message, or None."""
         if (matched := self._by_node.get(node)) is None:
+            # Publishers choose the names. All at once, because several threads share a classifier.
+            if len(self._by_node) >= _MOST_NODES:
+                self._by_node.clear()
             matched = self._by_node[node] = tuple(rule.matches(node) for rule in self.rules)
         for rule, matches in zip(self.rules, matched, strict=True):
             if matches or (not rule.patterns and self._value(rule, headers, document) == rule.value):

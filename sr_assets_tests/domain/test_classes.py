@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sr_assets.domain import classes
 from sr_assets.domain.classes import Classifier, ClassRule, count_text, decode_rules, encode_rules
-from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken, inspect, inspect_class, needs_payload
+from sr_assets.domain.senders import (
+    Document,
+    HeaderName,
+    JsonField,
+    SubjectToken,
+    inspect,
+    inspect_class,
+    needs_payload,
+)
 
 RULES = (
     ClassRule("web", patterns=("web*", "www?")),
@@ -66,6 +75,15 @@ def test_class_changes_neither_sender_nor_force_flag(force: tuple[str, ...] | No
 def test_heartbeat_has_no_sender_and_no_class() -> None:
     headers = b"NATS/1.0\r\nChoria-SR-Subject: x\r\n\r\n"
     assert inspect_class(SENDER, None, CLASSIFIER, "x", headers, b'{"sender": "web1"}') == (None, True, None)
+
+
+def test_classifier_forgets_names_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classes, "_MOST_NODES", 100)
+    classifier = Classifier((ClassRule("db", ("db*",)),))
+    for number in range(1_000):
+        named = (f"db{number}", f"web{number}", "db")
+        assert [classifier.classify(node, b"", Document(b"")) for node in named] == ["db", None, "db"]
+        assert len(classifier._by_node) <= 100
 
 
 def test_only_classes_by_field_need_the_payload() -> None:
