@@ -243,6 +243,18 @@ def test_changed_static_value_is_announced_once_despite_an_outage(
     assert capsys.readouterr().err.splitlines() == [line, line]
 
 
+class Putting(MemorySource):
+    """A source whose values change."""
+
+    def __init__(self, name: str, settings: SourceSettings, values: dict[str, Any]) -> None:
+        super().__init__(name, settings)
+        self._put = values
+
+    def read(self, key: str) -> Any:
+        """Return the present value."""
+        return self._put[key]
+
+
 class Bucket:
     """The values that other programs put into remote sources, in place of their connections."""
 
@@ -254,7 +266,7 @@ class Bucket:
         """Return a source with these values in place of a remote one."""
         if settings.type not in ("kv", "consul"):
             return open_source(name, settings)
-        return MemorySource(name, SourceSettings.model_validate({"type": "memory", "values": self.values}))
+        return Putting(name, SourceSettings.model_validate({"type": "memory"}), self.values)
 
 
 @pytest.fixture
