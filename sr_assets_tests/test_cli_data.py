@@ -174,7 +174,7 @@ def test_explain_hides_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     file = tmp_path / "c.yaml"
     file.write_text(
         f"name: L\nstate_store: {tmp_path}/home\nstreams:\n- {{stream: S, source_url: 'nats://u:secret-word@h', target_url: b}}\n"
-        "notify: [{webhook: 'http://h/secret-word'}]\n"
+        "notify: [{webhook: 'http://h/secret-word'}]\nclear_text_hosts: h\n"
     )
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
     rows = explained(command, "*")

@@ -64,8 +64,11 @@ def test_configuration_elects_among_the_pods_without_a_volume(tmp_path: Path) ->
     file = tmp_path / "replication.yaml"
     file.write_text(MANIFESTS["ConfigMap"]["data"]["replication.yaml"])
     named = {variable["name"]: f"pod-{n}" for n, variable in enumerate(_container()["env"])}
-    settings = load_settings(file, {**named, "SOURCE_PASSWORD": "a", "TARGET_PASSWORD": "b"})
+    settings = load_settings(
+        file, {**named, "SOURCE_PASSWORD": "a", "TARGET_PASSWORD": "b", "CHECKPOINT_KEY": "c" * 32}
+    )
     assert not settings.warnings
+    assert settings.unsigned_checkpoints(settings.entries[0].name) is None
     assert not any(cluster.sends_login_in_clear for cluster in used_clusters(settings))
     (entry,) = settings.entries
     assert entry.leader_election_name == "pod-0"

@@ -39,7 +39,7 @@ from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.adapters.state.status_file import outdate_status, read_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.threads import BackgroundThread
-from sr_assets.domain.errors import LeadershipLostError, RunError, SrAssetsError
+from sr_assets.domain.errors import LeadershipLostError, RunError, SrAssetsError, cannot_write
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.settings.election import CheckpointSettings
 from sr_assets.stages.clock import Clock
@@ -115,9 +115,14 @@ class Checkpoints:
         except LeadershipLostError:
             return
         except SrAssetsError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                logger.warning("%s: no checkpoint was stored: %s", self._site, error)
+            self._note_problem(str(error))
+        except OSError as error:
+            self._note_problem(cannot_write(error.filename or self._folder, error))
+
+    def _note_problem(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            logger.warning("%s: no checkpoint was stored: %s", self._site, problem)
 
 
 def _has_changed(state: SiteState, stored: Stored | None) -> bool:

@@ -92,9 +92,12 @@ NUMBERS = st.one_of(st.integers(0, 2**70), st.sampled_from([10**30, LAST_NS, LAS
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, NUMBERS)
-def test_numbers_of_any_publisher_fit_64_bits_or_are_refused(one: str, two: str, three: str, four: str) -> None:
+def test_numbers_of_any_publisher_fit_64_bits_or_are_refused(
+    sequence: str, hop_ms: str, stored_ms: str, number: str
+) -> None:
     headers = (
-        f"NATS/1.0\r\nChoria-SR-Source: REG {one} eu paris {two}\r\nNats-Msg-Id: eu/paris/REG/{three}/{four}\r\n\r\n"
+        f"NATS/1.0\r\nChoria-SR-Source: REG {sequence} eu paris {hop_ms}\r\n"
+        f"Nats-Msg-Id: eu/paris/REG/{stored_ms}/{number}\r\n\r\n"
     ).encode()
     foreign_copy(headers, IDENTITY, CREATED_NS)
     if copy := find_copy(headers, IDENTITY):

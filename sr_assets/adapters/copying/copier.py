@@ -113,8 +113,8 @@ class Copier:
         first, after = min(plan.first, plan.whole[0] or plan.first), max(plan.next, plan.whole[1])
         outside: list[int] = []
         # Read to the end first, because the contents are read on the same connection.
-        found = iter([*sender.copies.found()])
-        for target_sequence, copy in found if source is None else self._genuine(found, sender, source, first, after):
+        copies = iter([*sender.copies.found()])
+        for target_sequence, copy in copies if source is None else self._genuine(copies, sender, source, first, after):
             if not plan.first <= copy.sequence < plan.next:
                 if not first <= copy.sequence < after:
                     outside = [min([copy.sequence, *outside])]
@@ -125,11 +125,11 @@ class Copier:
         return outside
 
     def _genuine(
-        self, found: Iterator[tuple[int, CopyOf]], sender: Sender, source: wire.Connection, first: int, after: int
+        self, copies: Iterator[tuple[int, CopyOf]], sender: Sender, source: wire.Connection, first: int, after: int
     ) -> Iterator[tuple[int, CopyOf]]:
         """Yield the found copies without forged ones; `first` and `after` bound the batch."""
         plan = self._plan
-        while portion := list(itertools.islice(found, _CONFIRMED_AT_ONCE)):
+        while portion := list(itertools.islice(copies, _CONFIRMED_AT_ONCE)):
             wanted = sorted({copy.sequence for _, copy in portion})
             lists = wire.read_sequences(source, plan.source_stream, wanted, direct=plan.direct)
             originals = {message.sequence: message for messages in lists for message in messages}

@@ -25,7 +25,7 @@ from sr_assets.adapters.state.database import EARLIER_ROWS, SCHEMA, SCHEMA_VERSI
 from sr_assets.adapters.state.maintenance import read_window
 from sr_assets.adapters.state.snapshot_index import history_path
 from sr_assets.domain.advisories import event_id
-from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
 from sr_assets.domain.positions import DAY_NS
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.settings.values import shown
@@ -277,6 +277,8 @@ def write_checkpoint(
                 content.write(_seal(draft, key, name, size))
         draft.chmod(0o600)
         draft.replace(file)
+    except duckdb.IOException as error:
+        raise RunError(cannot_write(file, OSError(str(error).partition("\n")[0]))) from None
     finally:
         shutil.rmtree(parts, ignore_errors=True)
     return about
