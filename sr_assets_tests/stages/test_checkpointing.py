@@ -1,5 +1,6 @@
 """Checkpoints of a site in an object store and in files: exact, refused if unusable, and never in the way of a run."""
 
+import errno
 import json
 import shutil
 import time
@@ -283,6 +284,24 @@ def test_full_store_is_a_warning_only(rig: Rig, caplog: pytest.LogCaptureFixture
     assert numbers(rig, stream) == [1, 2, 3]
     (warning,) = [record.message for record in caplog.records if "no checkpoint was stored" in record.message]
     assert "object store FULL" in warning
+
+
+def test_full_disk_is_a_warning_of_one_line(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sr_assets.adapters.state.checkpoint.zipfile.ZipFile", full)
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain(checkpoint={"bucket": "ROOM"})
+    assert numbers(rig, stream) == [1, 2, 3]
+    (warning,) = [record for record in caplog.records if "checkpoint" in record.message]
+    assert "no checkpoint was stored" in warning.message
+    assert "No space left on device" in warning.message
+    assert warning.exc_info is None
 
 
 def test_pause_is_part_of_the_checkpoint(rig: Rig, tmp_path: Path) -> None:
