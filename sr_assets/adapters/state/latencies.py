@@ -42,16 +42,17 @@ class Latencies(StreamTable):
             (hop.name, hop.stream, hop.arrived_ns // SLOT_NS, bucket_of(hop.arrived_ns - hop.stored_ns))
             for hop in admitted
         )
-        columns = [list(column) for column in zip(*counts, strict=True)]
-        # Adding rows takes 1.5 ms, merging them with the stored ones 20.
-        self._connection.execute(
-            """
-            INSERT INTO latencies
-            SELECT ?::VARCHAR, unnest(?::VARCHAR[]), unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::INTEGER[]),
-                unnest(?::BIGINT[])
-            """,
-            [self._stream, *columns, list(counts.values())],
-        )
+        if counts:
+            columns = [list(column) for column in zip(*counts, strict=True)]
+            # Adding rows takes 1.5 ms, merging them with the stored ones 20.
+            self._connection.execute(
+                """
+                INSERT INTO latencies
+                SELECT ?::VARCHAR, unnest(?::VARCHAR[]), unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::INTEGER[]),
+                    unnest(?::BIGINT[])
+                """,
+                [self._stream, *columns, list(counts.values())],
+            )
         self._connection.execute(
             "DELETE FROM latencies WHERE stream = ? AND slot NOT BETWEEN ? AND ?",
             [self._stream, *between],

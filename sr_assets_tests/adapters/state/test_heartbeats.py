@@ -65,6 +65,8 @@ def test_subjects_and_hops_beyond_a_hundred_are_counted(tmp_path: Path) -> None:
             assert beats.add([*forged, own], HOUR, "london") == 1_901
             assert latencies.add([*forged, own], HOUR, "london") == 1_901
             assert beats.add([own], HOUR, "london") == 0
+            # A batch of forged hops alone.
+            assert (beats.add(forged[-1:], HOUR, "london"), latencies.add(forged[-1:], HOUR, "london")) == (1, 1)
         counts = "SELECT count(DISTINCT subject), count(DISTINCT hop_name), count(*) FROM heartbeats"
         assert state.connection.execute(counts).fetchall() == [(100, 100, 101)]
         assert state.connection.execute("SELECT count(*) FROM latencies").fetchall() == [(100,)]
