@@ -124,6 +124,10 @@ class StreamSettings(ParallelKeys):
     on_poison: Annotated[OnPoison, choice(OnPoison)] = file_key(
         "the reaction to a message that the target cannot store", "park"
     )
+    max_nodes: Positive = file_key(
+        "the most nodes, retired ones included; the messages of further senders are copied as if they had none",
+        5_000_000,
+    )
     max_metadata: Annotated[int, size_in_bytes(1, _MOST_METADATA)] = file_key(
         "the largest inventory of a registration; a larger one, or one 200 times as large as its message, is left out",
         "1 MiB",

@@ -80,6 +80,7 @@ STREAM_METRICS = {
             "parked_messages_total",
             "impossible_hops_total",
             "refused_metadata_total",
+            "refused_senders_total",
             "forged_copies_total",
         ),
         ("counter", _STREAM),

@@ -25,6 +25,7 @@ class Counter(StrEnum):
     them. `IMPOSSIBLE_HOPS` counts the values of `Choria-SR-Source` in measured copies that are no possible hop.
     `FORGED_COPIES` counts messages of the target that claim to be copies and differ from their originals.
     `REFUSED_METADATA` counts copied registrations whose content is unreadable or too large, so that they have no metadata.
+    `REFUSED_SENDERS` counts messages of senders that are no node because the stream has as many as it may have.
     `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
     """
 
@@ -37,6 +38,7 @@ class Counter(StrEnum):
     IMPOSSIBLE_HOPS = "impossible_hops"
     FORGED_COPIES = "forged_copies"
     REFUSED_METADATA = "refused_metadata"
+    REFUSED_SENDERS = "refused_senders"
     ERRORS = "errors"
     CONNECTION_ERRORS = "connection_errors"
     CONNECTIONS_CLOSED = "connections_closed"

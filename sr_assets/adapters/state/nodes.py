@@ -58,6 +58,26 @@ class Nodes(StreamTable):
         finally:
             self._connection.unregister("sightings")
 
+    def size(self) -> int:
+        """Return the number of nodes, including retired ones."""
+        return int(self._value("SELECT count(*) FROM nodes WHERE stream = ?"))
+
+    def unknown(self, sightings: pa.Table) -> pa.ChunkedArray:
+        """Return the senders of sightings that are no node yet, in the order of their first message."""
+        self._connection.register("sightings", sightings)
+        try:
+            rows = self._connection.sql(
+                """
+                SELECT sender FROM sightings WHERE sender IS NOT NULL
+                    AND sender NOT IN (SELECT node FROM nodes WHERE stream = ?)
+                GROUP BY sender ORDER BY min(sequence)
+                """,
+                params=[self._stream],
+            ).to_arrow_table()
+        finally:
+            self._connection.unregister("sightings")
+        return rows["sender"]
+
     def due(self, watermark_ns: int, most: int) -> pa.Table:
         """Return at most `most` nodes whose deadline is before the watermark, by deadline: node, `NODE_COLUMNS`, class."""
         return self._connection.sql(

@@ -70,6 +70,13 @@ STREAM_METRICS: Final = (
         _is_copied,
     ),
     per_stream(
+        "sr_assets_refused_senders_total",
+        "counter",
+        "Messages of senders that are no node because the stream has max_nodes.",
+        counted("refused_senders"),
+        lambda stream: _is_copied(stream) and stream.entry.tracked,
+    ),
+    per_stream(
         "sr_assets_refused_metadata_total",
         "counter",
         "Copied registrations without metadata: their content is unreadable or too large.",

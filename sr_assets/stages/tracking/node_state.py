@@ -19,6 +19,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.source import encode_extractor, schema_of
 from sr_assets.adapters.state.checkpoint_request import request_checkpoint
+from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
@@ -71,6 +72,7 @@ class NodeStage(FoldStage):
         )
         self._payloads = needs_payload(stream.extractor, stream.force_path, classifier)
         self._left_open: Intent | None = None
+        self._warned_of_limit = False
         self._folder = site.folder
 
     def _prepare(self, state: StreamState, *, first: bool) -> None:
@@ -123,7 +125,8 @@ class NodeStage(FoldStage):
         stream, store, report = self._stream, self._store, self._report
         left_open, covered = self._left_open, batch.covered
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
-        sightings, ahead = self._credible(state, source, batch.rows)
+        rows, refused = self._within_limit(batch.rows)
+        sightings, ahead = self._credible(state, source, rows)
         blind, hole_open = self._blind_spans(state, source, batch, sightings, ahead)
         folded = self._fold(state, sightings, cutoff_ns, blind)
         decisions = batch_decisions(sightings, folded, cutoff_ns)
@@ -145,7 +148,8 @@ class NodeStage(FoldStage):
             self._save_nodes(state, folded)
             store.nodes(stream.stream).save_blind_spans(blind.spans)
             save_gaps(store, stream, batch.gaps, report)
-            store.counters(stream.stream).add(amounts_of(decisions, time.monotonic() - batch.began))
+            amounts = amounts_of(decisions, time.monotonic() - batch.began)
+            store.counters(stream.stream).add({**amounts, Counter.REFUSED_SENDERS: refused})
             if left_open is not None:
                 store.save_intent(replace(left_open, folded=True, starts=state.starts))
             reach(Point.FOLDING)
@@ -165,6 +169,34 @@ class NodeStage(FoldStage):
         if ahead_ns is not None and self._report.wrong_clock is None:
             self._report.wrong_clock = clock_warning(self._stream, source, ahead_ns)
             logger.warning("%s", self._report.wrong_clock)
+
+    def _within_limit(self, rows: pa.Table) -> tuple[pa.Table, int]:
+        """Return a batch's messages, without the senders that would exceed `max_nodes`, and the number of their messages.
+
+        Whoever may publish chooses the names of senders, and each is a row for ever and an announcement.
+        """
+        nodes, most = self._store.nodes(self._stream.stream), self._stream.max_nodes
+        room = most - nodes.size()
+        if room >= rows.num_rows:
+            return rows, 0
+        refused = nodes.unknown(rows)[max(0, room) :]
+        is_refused = pc.is_in(rows["sender"], refused.combine_chunks())
+        count = pc.sum(is_refused).as_py() or 0
+        if not count:
+            return rows, 0
+        if not self._warned_of_limit:
+            self._warned_of_limit = True
+            text = (
+                "%s: the stream has max_nodes (%d) nodes; the messages of %d further senders, such as %s, are copied as if they"
+                " had none; raise max_nodes, or `retire` nodes and set purge_after"
+            )
+            logger.error(text, self._stream.label, most, len(refused), refused[0].as_py())
+        senders = pc.if_else(is_refused, pa.scalar(None, pa.string()), rows["sender"])
+        # A message without a sender that is forced is a heartbeat.
+        forced = pc.and_(rows["forced"], pc.invert(is_refused))
+        for name, column in (("sender", senders), ("forced", forced)):
+            rows = rows.set_column(rows.column_names.index(name), name, column)
+        return rows, count
 
     def _credible(
         self, state: StreamState, source: StreamInfo, rows: pa.Table

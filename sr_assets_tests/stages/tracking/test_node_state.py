@@ -77,6 +77,24 @@ def test_silent_nodes_time_out_and_retire_without_messages(rig: Rig) -> None:
     assert [json.loads(copy.payload)["sender"] for copy in rig.copies(stream)] == ["a", "b", "a"]
 
 
+def test_senders_beyond_max_nodes_are_copied_and_counted(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    stream = rig.make()
+    rig.publish(stream, from_sender("a", "b", "forged 1", "forged 2", "a"))
+    rig.add(stream, **{**SHORT, "inspect_duration": "1h", "warn_duration": "30m"}, max_nodes=2)
+    rig.drain()
+    rig.publish(stream, from_sender("forged 3", "forged 1", "b"))
+    rig.drain()
+    assert events(rig) == [("a", "new"), ("b", "new")]
+    sampled = ["a", "b", "forged 1", "forged 2", "forged 3", "forged 1"]
+    assert [json.loads(copy.payload)["sender"] for copy in rig.copies(stream)] == sampled
+    with SiteState(rig.home / "sites" / SITE) as state:
+        assert state.counters(stream).totals()[Counter.REFUSED_SENDERS] == {"": 4.0}
+    warnings = [record.message for record in caplog.records if "max_nodes" in record.message]
+    assert len(warnings) == 2
+    # The limit is of nodes, so a known one is tracked although the stream is full.
+    assert rig.row("SELECT count(*) AS count FROM last_seen_nodes") == {"count": 2}
+
+
 def test_sweep_reports_each_transition_once(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a"))
