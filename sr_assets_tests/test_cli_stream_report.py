@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sr_assets.cli.stream_report import print_details, stream_partitions
+from sr_assets.cli.stream_report import print_details, stream_partitions, stream_refusals
 from sr_assets.settings import Settings, load_settings
-from sr_assets_tests.exposed import SITES, STREAM, expose_tables
+from sr_assets_tests.exposed import SITES, STREAM, configured, expose_tables, write_stream
 
 
 def partitioned(home: Path, *subjects: str) -> Settings:
@@ -38,6 +38,22 @@ def test_report_of_a_stream_has_the_progress_of_its_partitions(tmp_path: Path, s
     rows = stream_partitions(settings, stream)
     assert [(row["lag_messages"], row["next_sequence"]) for row in rows] == [(5, 41), (None, 41), (None, None)]
     assert rows[0]["watermark"] is not None
+
+
+def test_report_counts_refusals_by_kind(tmp_path: Path) -> None:
+    counters = {
+        "impossible_hops": {"copying": 2.0},
+        "refused_senders": {"": 3.0},
+        "forged_copies": {},
+        "seen_bytes": {"": 9},
+    }
+    settings = configured(tmp_path)
+    write_stream(tmp_path, SITES[0], {"created_ns": 1, "counters": counters})
+    assert [(row["kind"], row["count"]) for row in stream_refusals(settings, STREAM)] == [
+        ("impossible_hops", 2),
+        ("refused_senders", 3),
+    ]
+    assert stream_refusals(settings, "OTHER") == []
 
 
 def test_report_shows_no_progress_of_a_changed_partition(tmp_path: Path) -> None:

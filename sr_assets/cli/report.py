@@ -80,11 +80,17 @@ def report(
 ) -> int:
     """Query all clusters for every stream and link: native mirrors and sources, replicas, feeds.
 
-    With STREAM, print the configuration, state, replicas, links, copies and partitions of that stream.
+    With STREAM, print the configuration, state, replicas, links, copies, refusals and partitions of that stream.
 
     Exit code 1 if a cluster is unreachable.
     """
-    from sr_assets.cli.stream_report import print_details, stream_copies, stream_details, stream_partitions
+    from sr_assets.cli.stream_report import (
+        print_details,
+        stream_copies,
+        stream_details,
+        stream_partitions,
+        stream_refusals,
+    )
     from sr_assets.stages.topology.report import link_record, make_report
     from sr_assets.stages.topology.survey import Survey
 
@@ -99,8 +105,13 @@ def report(
         _print_report(made, cluster, form, leaders=leaders, raw=raw, sort=sort, dot=dot)
     else:
         links = [link_record(link) for link in made.links if stream in (link.stream, link.origin_stream)]
-        copies, partitions = stream_copies(settings, stream), stream_partitions(settings, stream)
-        print_details(form, details, {"links": links, "copies": copies, "partitions": partitions})
+        parts = {
+            "links": links,
+            "copies": stream_copies(settings, stream),
+            "refused": stream_refusals(settings, stream),
+            "partitions": stream_partitions(settings, stream),
+        }
+        print_details(form, details, parts)
     for name, error in made.unreachable.items():
         print_error(f"cluster {name}: {error}")
     return int(bool(made.unreachable))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PARTS: Final = ("config", "state", "cluster")
 _LINKED: Final = ("mirror", "sources")
 _NANOSECONDS: Final = ("max_age", "duplicate_window", "subject_delete_marker_ttl", "active")
+_REFUSED: Final = ("impossible_hops", "forged_copies", "refused_metadata", "refused_senders")
 _COUNTED: Final = ("next_sequence", "lag_messages", "copied_messages", "skipped_messages", "parked_messages", "queued")
 
 
@@ -60,9 +61,39 @@ def _target(entry: Entry) -> str | None:
     return None if isinstance(entry, FeedSettings) else entry.target_stream
 
 
+def _status(settings: Settings, entry: Entry) -> Record:
+    return read_status(settings.home / "sites" / entry.name).get("streams", {}).get(entry.stream) or {}
+
+
 def _progress(settings: Settings, entry: Entry) -> Record:
-    row = read_status(settings.home / "sites" / entry.name).get("streams", {}).get(entry.stream) or {}
+    row = _status(settings, entry)
     return {key: row.get(key) for key in _COUNTED} | {"problem": row.get("last_error")}
+
+
+def stream_refusals(settings: Settings, stream: str) -> list[Record]:
+    """Return how many values of publishers and other sites each entry of a stream refused, by kind.
+
+    A feed's are those of `global_rejects`, which has a retention.
+    """
+    entries = [entry for entry in settings.entries if stream in (entry.stream, _target(entry))]
+    refusals = [
+        {"name": entry.name, "stream": entry.stream, "kind": kind, "count": int(sum(counts.values()))}
+        for entry in entries
+        for kind, counts in _status(settings, entry).get("counters", {}).items()
+        if kind in _REFUSED
+    ]
+    feeds = {entry.label: entry for entry in entries if isinstance(entry, FeedSettings)}
+    if feeds:
+        with contextlib.suppress(RunError):  # nothing is published yet
+            rows = queries.ask(
+                settings.home, "SELECT feed, reason, count(*) FROM global_rejects GROUP BY ALL ORDER BY ALL"
+            )
+            refusals += [
+                {"name": feeds[label].name, "stream": feeds[label].stream, "kind": kind, "count": count}
+                for label, kind, count in rows.values
+                if label in feeds
+            ]
+    return [row for row in refusals if row["count"]]
 
 
 def stream_partitions(settings: Settings, stream: str) -> list[Record]:
