@@ -223,7 +223,9 @@ def test_children_use_the_static_values_of_their_parent(home: Path, values: Path
     parent = load(home, rules(values, cadence="5s"), **top)
     values.write_text("cadence: 6s")
     file = home.parent / "replication.yaml"
-    child = load_settings(file, {VALUES_VARIABLE: hand_down(parent)})
+    handed = home / "values.json"
+    handed.write_text(hand_down(parent))
+    child = load_settings(file, {VALUES_VARIABLE: str(handed)})
     assert (child.sensor.interval_ns, child.sensor.lag_messages) == (5 * 10**9, 4)
     assert child.digest == parent.digest
     assert load_settings(file, {}).sensor.interval_ns == 6 * 10**9

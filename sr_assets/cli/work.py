@@ -159,6 +159,18 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
     click.echo(done)
 
 
+@cli.command()
+@click.argument("user")
+@click.password_option(help="The password; asked for if it is missing.")
+def login(user: str, password: str) -> None:
+    """Print a line for the file of `up --auth-file`, from which nobody can read the password."""
+    from sr_assets.operate.ui_access import hashed_login
+
+    if not user or ":" in user or not user.isprintable() or not password:
+        raise click.UsageError("USER needs a name without ':', and a password")
+    click.echo(hashed_login(user, password))
+
+
 @cli.command("retry-parked")
 @stream_option
 @configured

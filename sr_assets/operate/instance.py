@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters.connection_file import remove_connections
 from sr_assets.adapters.data import keep_values
 from sr_assets.adapters.home import open_home, refuse_foreign_home
-from sr_assets.adapters.locking import lock
+from sr_assets.adapters.locking import living_holder, lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.settings import Settings
@@ -162,6 +162,12 @@ def mark_start(settings: Settings) -> None:
     from sr_assets.stages.source.position import START_VARIABLE
 
     os.environ[START_VARIABLE] = uuid.uuid4().hex
-    if settings.loaded and settings.loaded.static:
-        os.environ[VALUES_VARIABLE] = hand_down(settings)
     keep_values(settings)
+    for file in settings.home.glob("values-*.json"):
+        if living_holder(f"(pid {file.stem.removeprefix('values-')})") is None:
+            file.unlink(missing_ok=True)
+    if settings.loaded and settings.loaded.static:
+        # Not in the variable itself, which every program that a child starts would inherit.
+        file = settings.home / f"values-{os.getpid()}.json"
+        write_private(file, hand_down(settings), durable=False)
+        os.environ[VALUES_VARIABLE] = str(file)

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
-from sr_assets.adapters.logs import open_log, print_error
+from sr_assets.adapters.logs import open_log, print_error, print_warning
 from sr_assets.adapters.private import open_private, write_private
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.health import Health, daemon_parts, watchdog_beside
@@ -27,7 +27,7 @@ from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
 from sr_assets.operate.report import print_line
 from sr_assets.operate.static_values import static_values_watched
-from sr_assets.operate.ui_access import read_logins, refuse_open_ui
+from sr_assets.operate.ui_access import read_logins, refuse_open_ui, ui_sockets, weak_logins
 from sr_assets.settings import Settings
 
 _MODULE: Final = "sr_assets.definitions"
@@ -93,10 +93,8 @@ class Ui:
     def refuse_used_address(self) -> None:
         """Raise RunError if the UI cannot listen on its address."""
         try:
-            family, *_, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+            for listening in ui_sockets(self.host, self.port):
+                listening.close()
         except OSError as error:
             raise RunError(
                 f"port {self.port} on {self.host}: cannot listen ({error.strerror}); choose another with"
@@ -152,10 +150,13 @@ class Services:
 
     def _start(self, folder: Path) -> None:
         level = _LOG_LEVELS[self._settings.loglevel]
-        sockets = self._stack.enter_context(
+        private = self._stack.enter_context(
             tempfile.TemporaryDirectory(prefix="sr-assets-", ignore_cleanup_errors=True)
         )
-        self._socket = Path(sockets) / "code"
+        self._socket = Path(private) / "code"
+        # Dagster's own sockets too: in a folder of everybody, another user could take a name before it is bound.
+        self._temporary = Path(private) / "tmp"
+        self._temporary.mkdir()
         self._folder = folder
         # Keep the module's name as the location: sensors and schedules store their state under it.
         workspace = folder / "workspace.yaml"
@@ -188,7 +189,7 @@ class Services:
                 # Dagster reads variables, even DAGSTER_HOME, from .env in the current folder; the code server does not,
                 # and it must resolve relative paths of the configuration.
                 cwd=None if name == _CODE_SERVER else self._folder,
-                env={**child_environment(), "PYTHONUNBUFFERED": "1"},
+                env={**child_environment(), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self._temporary)},
             )
 
     def _await(self, name: str, condition: Callable[[], bool]) -> None:
@@ -239,6 +240,8 @@ def serve(settings: Settings, ui: Ui | None) -> int:
 
     if ui and ui.auth_file:
         read_logins(ui.auth_file)
+        for warning in weak_logins(ui.auth_file):
+            print_warning(warning)
     prepare_instance(settings)
     mark_start(settings)
     open_log(settings.loglevel, settings.log_format, settings.logfile)

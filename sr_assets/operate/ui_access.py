@@ -4,15 +4,23 @@ Every web page in a browser and every user of the machine can connect to loopbac
 launch and terminate runs.
 """
 
+import asyncio
 import base64
 import binascii
+import contextlib
+import errno
+import hashlib
 import hmac
+import logging
 import os
 import pwd
 import re
+import secrets
+import socket
 import stat
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -20,6 +28,8 @@ from urllib.parse import parse_qs
 from sr_assets.adapters.connection_table import peer_user
 from sr_assets.domain.clusters import is_loopback
 from sr_assets.domain.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,6 +40,16 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _ACCEPTED_HOSTS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _HOST: Final = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 _POLICY_VIOLATION: Final = 1008
+_HASHED: Final = b":$scrypt$"
+#: The beginnings of htpasswd's hashes after the user's name.
+_FOREIGN_HASH: Final = re.compile(rb":(\$(2[abxy]|apr1|1|5|6)\$|\{SHA\})")
+#: The fewest characters of a password or a token that cause no warning.
+_SHORTEST: Final = 16
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+#: Answers that wait at a time, and addresses whose wrong logins are counted.
+_MOST_WAITING: Final = 32
+_MOST_ADDRESSES: Final = 1_000
 _ALLOW: Final = ((b"allow", b"POST"),)
 
 
@@ -51,10 +71,32 @@ class Access:
     are logins, and then no other user is admitted.
     """
 
-    logins: tuple[bytes, ...] | None = None
+    logins: Callable[[], tuple[bytes, ...]] | None = None
     any_host: bool = False
     proxy_user: int | None = None
     public_hosts: frozenset[str] = frozenset()
+
+
+def ui_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that are bound to an address; for 127.0.0.1 also to ::1, if this machine has it.
+
+    Browsers try `::1` first for `localhost`: another user who listens there would receive the logins. Raises OSError.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets: list[socket.socket] = []
+        for each in ("127.0.0.1", "::1") if host == "127.0.0.1" else (host,):
+            family, *_, address = socket.getaddrinfo(each, port, type=socket.SOCK_STREAM)[0]
+            try:
+                bound = stack.enter_context(socket.socket(family))
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind(address)
+            except OSError as error:
+                if not sockets or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+            else:
+                sockets.append(bound)
+        stack.pop_all()
+    return sockets
 
 
 def refuse_open_ui(
@@ -98,15 +140,20 @@ def user_number(name: str) -> int:
 
 
 class AccessMiddleware:
-    """ASGI middleware that refuses requests without access."""
+    """ASGI middleware that refuses requests without access, and answers wrong logins of an address ever later."""
 
     def __init__(self, application: Application, access: Access) -> None:
         self._application = application
         self._access = access
+        #: The wrong logins in a row of each address.
+        self._wrong: dict[str, int] = {}
+        self._waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse an HTTP request or web socket."""
         refusal = self._refuse(scope) if scope["type"] in ("http", "websocket") else None
+        if scope["type"] in ("http", "websocket") and self._access.logins is not None:
+            refusal = await self._delayed(scope, refusal)
         if refusal is None:
             await self._application(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -117,11 +164,31 @@ class AccessMiddleware:
             await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
             await send({"type": "http.response.body", "body": f"{refusal.line}\n".encode()})
 
+    async def _delayed(self, scope: Scope, refusal: Refusal | None) -> Refusal | None:
+        """Return the refusal, after a pause if the request has a wrong login; a right one never waits."""
+        address = str((scope.get("client") or ("unknown",))[0])
+        if refusal is None:
+            self._wrong.pop(address, None)
+        elif refusal.status == 401 and _header(scope, b"authorization") is not None:
+            if len(self._wrong) >= _MOST_ADDRESSES:
+                self._wrong.clear()
+            count = self._wrong[address] = self._wrong.get(address, 0) + 1
+            if count.bit_count() == 1:  # 1, 2, 4, 8, …
+                logger.warning("UI: %d wrong logins in a row from %s", count, address)
+            if self._waiting >= _MOST_WAITING:
+                return Refusal(429, "too many wrong logins; try again later", ((b"retry-after", b"5"),))
+            self._waiting += 1
+            try:
+                await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 10), _LONGEST_PAUSE_SECONDS))
+            finally:
+                self._waiting -= 1
+        return refusal
+
     def _refuse(self, scope: Scope) -> Refusal | None:
         access = self._access
         if refusal := refuse_foreign_page(scope, any_host=access.any_host, public_hosts=access.public_hosts):
             return refusal
-        if access.logins is not None and (refusal := refuse_unknown(scope, access.logins)):
+        if access.logins is not None and (refusal := refuse_unknown(scope, access.logins())):
             return refusal
         if access.logins is not None and access.proxy_user is None:
             return None
@@ -173,7 +240,7 @@ def refuse_unknown(scope: Scope, logins: tuple[bytes, ...]) -> Refusal | None:
     elif scheme.lower() != "bearer":
         secret = b""
     # Compare with every login, in constant time, so that timing reveals nothing.
-    same = [hmac.compare_digest(secret, login) for login in logins]
+    same = [_is_login(secret, login) for login in logins]
     if any(same):
         return None
     challenge = b"Basic" if any(b":" in login for login in logins) else b"Bearer"
@@ -181,10 +248,65 @@ def refuse_unknown(scope: Scope, logins: tuple[bytes, ...]) -> Refusal | None:
     return Refusal(401, "a login from the --auth-file is required", ((b"www-authenticate", challenge),))
 
 
-def read_logins(file: Path) -> tuple[bytes, ...]:
-    """Return the logins in a file, one per line: `user:password` or a token.
+def _is_login(secret: bytes, login: bytes) -> bool:
+    user, hashed, stored = login.partition(_HASHED)
+    if not hashed:
+        return hmac.compare_digest(secret, login)
+    sent_user, _, password = secret.partition(b":")
+    return hmac.compare_digest(sent_user, user) and _is_password(password, stored)
 
-    Raises ConfigurationError if other users can read or write the file or own it, or if it has no login.
+
+@lru_cache(maxsize=256)
+def _is_password(password: bytes, stored: bytes) -> bool:
+    salt, _, digest = stored.partition(b"$")
+    try:
+        return hmac.compare_digest(_scrypt(password, bytes.fromhex(salt.decode())).encode(), digest)
+    except ValueError:
+        return False
+
+
+def _scrypt(password: bytes, salt: bytes) -> str:
+    # 16 MiB and some 30 ms, once per login and process.
+    return hashlib.scrypt(password, salt=salt, n=1 << 14, r=8, p=1).hex()
+
+
+def hashed_login(user: str, password: str) -> str:
+    """Return a line for a file of logins from which nobody can read the password."""
+    salt = secrets.token_bytes(16)
+    return f"{user}{_HASHED.decode()}{salt.hex()}${_scrypt(password.encode(), salt)}"
+
+
+class Logins:
+    """The logins of a file, which is read again when it changes; while it is unusable, the last ones remain."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._changed = self._change()
+        self._logins = read_logins(file)
+
+    def __call__(self) -> tuple[bytes, ...]:
+        """Return the logins that the file has now."""
+        if (changed := self._change()) != self._changed:
+            self._changed = changed
+            try:
+                self._logins = read_logins(self._file)
+            except ConfigurationError as error:
+                logger.warning("UI: %s; using the logins from before", error)
+        return self._logins
+
+    def _change(self) -> tuple[int, ...]:
+        try:
+            status = self._file.stat()
+        except OSError:
+            return ()
+        return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid
+
+
+def read_logins(file: Path) -> tuple[bytes, ...]:
+    """Return the logins in a file, one per line: `user:password`, a line of `hashed_login`, or a token.
+
+    Lines that begin with `#` are comments. Raises ConfigurationError if other users can read or write the file or own it, or if
+    it has no login.
     """
     try:
         with file.open("rb") as opened:
@@ -193,10 +315,29 @@ def read_logins(file: Path) -> tuple[bytes, ...]:
         raise ConfigurationError(f"--auth-file {file}: cannot be read: {error.strerror}") from None
     if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigurationError(f"--auth-file {file}: other users can access it; own it and set its mode to 600")
-    logins = tuple(line.strip() for line in content.splitlines() if line.strip())
+    lines = [line.strip() for line in content.splitlines()]
+    logins = tuple(line for line in lines if line and not line.startswith(b"#") and not _FOREIGN_HASH.search(line))
     if not logins:
         raise ConfigurationError(f"--auth-file {file}: is empty; write one user:password or token per line")
     return logins
+
+
+def weak_logins(file: Path) -> list[str]:
+    """Return a warning for each line of a file of logins that nobody, or anybody, can use."""
+    warnings = []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        login = line.strip()
+        secret = login.partition(b":")[2] or login
+        if not login or login.startswith(b"#") or _HASHED in login:
+            continue
+        if _FOREIGN_HASH.search(login):
+            warnings.append("has a hash of another program, with which nobody can log in; use `sr-assets login USER`")
+        elif len(secret) < _SHORTEST:
+            warnings.append(f"has fewer than {_SHORTEST} characters, which somebody may guess")
+        else:
+            continue
+        warnings[-1] = f"--auth-file {file}: line {number} {warnings[-1]}"
+    return warnings
 
 
 def refuse_other_user(scope: Scope, proxy_user: int | None = None) -> Refusal | None:

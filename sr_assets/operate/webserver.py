@@ -9,7 +9,7 @@ from typing import Any
 
 from sr_assets.domain.clusters import is_loopback
 from sr_assets.operate.documents import DocumentsMiddleware
-from sr_assets.operate.ui_access import Access, AccessMiddleware, read_logins, user_number
+from sr_assets.operate.ui_access import Access, AccessMiddleware, Logins, ui_sockets, user_number
 
 #: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
 _DATABASE = (15_000, 3_600, 20)
@@ -31,20 +31,16 @@ def _main() -> None:
     parser.add_argument("--log-level", default="info")
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level.upper())
-    logins = read_logins(arguments.auth_file) if arguments.auth_file else None
+    logins = Logins(arguments.auth_file) if arguments.auth_file else None
     hosts = frozenset(host.lower() for host in arguments.public_host)
     any_host = not hosts and (arguments.trust_proxy is not None or not is_loopback(arguments.host))
     proxy_user = user_number(arguments.trust_proxy) if arguments.trust_proxy else None
     access = Access(logins, any_host, proxy_user, hosts)
     with _dagster_ui(arguments.workspace, read_only=arguments.read_only) as application:
-        uvicorn.run(
-            AccessMiddleware(DocumentsMiddleware(application), access),
-            host=arguments.host,
-            port=arguments.port,
-            log_level="warning",
-            # Access control needs the connection's own addresses, not those in a client's headers.
-            proxy_headers=False,
-        )
+        # Access control needs the connection's own addresses, not those in a client's headers.
+        guarded = AccessMiddleware(DocumentsMiddleware(application), access)
+        config = uvicorn.Config(guarded, log_level="warning", proxy_headers=False)
+        uvicorn.Server(config).run(sockets=ui_sockets(arguments.host, arguments.port))
 
 
 @contextlib.contextmanager

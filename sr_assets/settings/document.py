@@ -222,6 +222,15 @@ def with_environment(tree: Any, environ: Mapping[str, str], refuse: Callable[[Lo
     return replace_in(tree, ())
 
 
+def variables_of(tree: Any) -> frozenset[str]:
+    """Return the names of the environment's variables that a file's values refer to."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        return frozenset().union(*map(variables_of, tree))
+    return frozenset(match for match in _REFERENCE.findall(tree) if match) if isinstance(tree, str) else frozenset()
+
+
 def _look_up(name: str | None, environ: Mapping[str, str], refuse: Callable[[str], NoReturn]) -> str:
     if not name:
         refuse("has a '${' without a name; use ${NAME}")

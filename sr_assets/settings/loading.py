@@ -27,7 +27,7 @@ from sr_assets.settings.values import shown
 DEFAULT_CONFIG = Path("conf/replication.yaml")
 #: The configuration of the packages, for commands in a folder without one.
 _INSTALLED: Final = Path("/etc/sr-assets/replication.yaml")
-#: The static values that `up` and `run` read at their start, for their child processes.
+#: The file with the static values that `up` and `run` read at their start, for their child processes.
 VALUES_VARIABLE: Final = "SR_ASSETS_DATA_VALUES"
 #: The reader of sources: its module is imported only for a file with references, because it opens connections.
 _READER: Final = "sr_assets.adapters.data"
@@ -120,14 +120,17 @@ def value_of(origin: Origin) -> Any:
 
 
 def hand_down(settings: Settings) -> str:
-    """Return the text of VALUES_VARIABLE for child processes: the static values of `settings`."""
+    """Return the text of the file of VALUES_VARIABLE for child processes: the static values of `settings`."""
     origins = settings.loaded.static.items() if settings.loaded else ()
     return json.dumps({label: [] if value_of(o) is MISSING else [o.value] for label, o in origins})
 
 
 def handed_down(environ: Mapping[str, str]) -> Fixed:
-    """Return the static values that the parent process read at its start."""
-    values = json.loads(environ.get(VALUES_VARIABLE) or "{}")
+    """Return the static values that the parent process read at its start; none after its end."""
+    try:
+        values = json.loads(Path(environ[VALUES_VARIABLE]).read_text())
+    except (KeyError, FileNotFoundError):
+        return {}
     return {(label, False): value[0] if value else MISSING for label, value in values.items()}
 
 

@@ -146,6 +146,12 @@ class NotifySettings(Block):
         "a URL; one of `webhook`, `command` and `email` is required", None, secret=True
     )
     command: Texts = file_key("a program with its arguments", [], default_text="none", local=True)
+    environment: Texts = file_key(
+        "variables of the configuration, such as `${NAME}` of a password, that the command may have too",
+        [],
+        default_text="none",
+        local=True,
+    )
     email: EmailSettings | None = file_key("[a mail](#block-email)", None)
     events: Annotated[tuple[Annotated[Event, _EVENT], ...], Value(as_list, type=f"list of {_EVENT.type}")] = file_key(
         "the events",

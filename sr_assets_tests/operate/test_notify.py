@@ -23,6 +23,7 @@ import psutil
 import pyarrow as pa
 import pytest
 import trustme
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +34,9 @@ from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
-from sr_assets.settings import Settings
+from sr_assets.operate.notify.delivery import _Delivery
+from sr_assets.operate.notify.messages import Event, messages
+from sr_assets.settings import Settings, load_settings
 from sr_assets.settings.notify import QuietHours
 from sr_assets_tests.exposed import SITES, STREAM, configured, write_stream
 from sr_assets_tests.faults.rig import finish, start_run
@@ -833,6 +836,31 @@ def test_processes_of_a_hanging_command_are_killed(
 
 
 @pytest.mark.process
+def test_command_gets_no_password_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "environment"
+    variables = {"SOURCE_PASSWORD": "s3cret", "PAGER_KEY": "key", "HOME": str(tmp_path), "OTHER": "value"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command = ["sh", "-c", f"env > {file}"]
+    (tmp_path / "replication.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "name": "EDGE",
+                "state_store": "${HOME}",
+                "streams": [
+                    {"stream": "REG", "source_url": "nats://u:${SOURCE_PASSWORD}@127.0.0.1", "target_url": "b"}
+                ],
+                "notify": [{"command": command, "environment": ["PAGER_KEY"], "name": "${PAGER_KEY}"}],
+            }
+        )
+    )
+    settings = load_settings(tmp_path / "replication.yaml")
+    event = Event("1", "EDGE", "REG", "timeout", datetime.now(UTC), datetime.now(UTC), node="web1")
+    _Delivery(settings, settings.notify[0])._send_message(messages([event], together=False)[0])
+    seen = dict(line.partition("=")[::2] for line in file.read_text().splitlines())
+    assert {name: seen.get(name) for name in variables} == {**variables, "SOURCE_PASSWORD": None}
+
+
 def test_failing_command_is_retried_with_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, taken = tmp_path / "tell", tmp_path / "taken"
     script.write_text(f"#!/bin/sh\ntest -e {taken} || {{ touch {taken}; echo not yet >&2; exit 3; }}\ncat > {taken}\n")

@@ -16,10 +16,14 @@ from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.ui_access import (
     Access,
     AccessMiddleware,
+    Logins,
+    hashed_login,
     read_logins,
     refuse_foreign_page,
     refuse_open_ui,
     refuse_unknown,
+    ui_sockets,
+    weak_logins,
 )
 
 OWN_HEADERS = {"host": "127.0.0.1:3000"}
@@ -131,6 +135,71 @@ def test_unsafe_or_empty_auth_file_is_refused(tmp_path: Path) -> None:
     file.write_text(" \n")
     with pytest.raises(ConfigurationError, match="is empty; write one user:password or token per line"):
         read_logins(file)
+    file.write_text("# operators\nme:$2y$05$abcdefghijklmnopqrstuv\nme:{SHA}abc\n")
+    with pytest.raises(ConfigurationError, match="is empty"):
+        read_logins(file)
+    assert [line.partition(": line ")[2][:12] for line in weak_logins(file)] == ["2 has a hash", "3 has a hash"]
+
+
+def basic(login: str) -> str:
+    """Return the header of a login."""
+    return "Basic " + base64.b64encode(login.encode()).decode()
+
+
+def test_hashed_login_admits_its_password_alone() -> None:
+    line = hashed_login("me", "correct horse battery").encode()
+    assert b"horse" not in line
+    assert refuse_unknown(scope(authorization=basic("me:correct horse battery")), (line,)) is None
+    for wrong in ("me:correct horse", "you:correct horse battery", line.decode(), "me:", ""):
+        assert refuse_unknown(scope(authorization=basic(wrong)), (line,)) is not None
+    assert refuse_unknown(scope(authorization=f"Bearer {line.decode()}"), (line,)) is not None
+
+
+def test_logins_follow_their_file_and_outlive_a_bad_one(tmp_path: Path) -> None:
+    file = tmp_path / "logins"
+    file.write_text("me:secret-of-sixteen\n")
+    file.chmod(0o600)
+    logins = Logins(file)
+    assert logins() == (b"me:secret-of-sixteen",)
+    file.write_text("you:another-secret-of-mine\n")
+    assert logins() == (b"you:another-secret-of-mine",)
+    file.chmod(0o644)
+    assert logins() == (b"you:another-secret-of-mine",)
+    file.unlink()
+    assert logins() == (b"you:another-secret-of-mine",)
+
+
+def test_wrong_logins_wait_longer_and_a_right_one_never(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("sr_assets.operate.ui_access.asyncio.sleep", sleep)
+    middleware = AccessMiddleware(served, Access(lambda: (b"0123456789abcdef",)))
+    wrong, right = (scope(authorization=f"Bearer {token}") for token in ("wrong", "0123456789abcdef"))
+    for _ in range(8):
+        assert asked(middleware, wrong) == [401]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 5.0
+    assert sum("wrong logins in a row" in record.message for record in caplog.records) == 4
+    assert (asked(middleware, right), len(pauses)) == ([200], 8)
+    assert asked(middleware, scope()) == [401]
+    assert len(pauses) == 8
+
+
+def test_ui_listens_on_both_loopback_addresses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listening = ui_sockets("127.0.0.1", port)
+    assert {each.getsockname()[0] for each in listening} == {"127.0.0.1", "::1"}
+    listening[0].close()
+    with listening[1] as stranger:
+        stranger.listen()
+        with pytest.raises(OSError, match="in use"):
+            ui_sockets("127.0.0.1", port)
 
 
 @pytest.fixture
@@ -167,6 +236,16 @@ def test_other_user_is_refused_without_logins(
 
 def answer(request: dict[str, Any], logins: tuple[bytes, ...] | None, access: Access | None = None) -> list[int]:
     """Send a request through the middleware; returns the statuses or close codes of the response."""
+    return asked(AccessMiddleware(served, access or Access(None if logins is None else lambda: logins)), request)
+
+
+async def served(_scope: object, _receive: object, send: Any) -> None:
+    """Answer each request that passes the middleware."""
+    await send({"type": "http.response.start", "status": 200})
+
+
+def asked(middleware: AccessMiddleware, request: dict[str, Any]) -> list[int]:
+    """Send a request; returns the statuses or close codes of the response."""
     said: list[int] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -175,10 +254,7 @@ def answer(request: dict[str, Any], logins: tuple[bytes, ...] | None, access: Ac
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError("nothing is read of a refused request")
 
-    async def application(_scope: object, _receive: object, _send: object) -> None:
-        await send({"type": "http.response.start", "status": 200})
-
-    asyncio.run(AccessMiddleware(application, access or Access(logins))(request, receive, send))
+    asyncio.run(middleware(request, receive, send))
     return said
 
 
@@ -226,7 +302,7 @@ def test_only_the_proxys_user_reads_past_a_proxy(
 
 
 def test_proxy_user_needs_a_login_if_there_are_logins(monkeypatch: pytest.MonkeyPatch) -> None:
-    access = Access((b"0123456789abcdef",), any_host=True, proxy_user=33)
+    access = Access(lambda: (b"0123456789abcdef",), any_host=True, proxy_user=33)
     login = scope(authorization="Bearer 0123456789abcdef")
     monkeypatch.setattr("sr_assets.operate.ui_access.peer_user", lambda *_: 33)
     assert (answer(login, None, access), answer(scope(), None, access)) == ([200], [401])

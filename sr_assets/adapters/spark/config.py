@@ -77,6 +77,8 @@ def child_environment(home: Path) -> dict[str, str]:
     # Import no module from the current folder, where any user may have placed one.
     environ["PYTHONSAFEPATH"] = "1"
     environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Private, and there for as long as an engine, which outlives its first run.
+    environ["TMPDIR"] = str(home / "spark")
     # glibc keeps an arena per thread, in which the JVM's threads then hold hundreds of unused MB.
     environ.setdefault("MALLOC_ARENA_MAX", "4")
     return environ

@@ -22,6 +22,7 @@ from sr_assets.operate.notify.events import Sent, SentFile, all_sent, pending
 from sr_assets.operate.notify.messages import Event, Message, messages, summary, withheld
 from sr_assets.operate.notify.targets import NotSentError, RefusedError, send
 from sr_assets.settings import NotifySettings, Settings
+from sr_assets.settings.document import variables_of
 from sr_assets.stages.leadership import standby_line
 
 _POLL_SECONDS: Final = 2.0
@@ -77,6 +78,8 @@ class _Delivery:
 
     def __init__(self, settings: Settings, target: NotifySettings) -> None:
         self._settings, self._target = settings, target
+        # Those with the passwords of the configuration.
+        self._hidden = variables_of(settings.loaded.written) if settings.loaded else ()
         self._file = SentFile(settings.home, target)
         self._failures = 0
 
@@ -174,11 +177,11 @@ class _Delivery:
         another problem, so that everything is retried.
         """
         try:
-            send(self._target, message)
+            send(self._target, message, self._hidden)
         except RefusedError as error:
             if self._failures + 1 < _REFUSALS:
                 raise
-            send(self._target, withheld(message))
+            send(self._target, withheld(message), self._hidden)
             print_warning(f"{self._target.label}: {error}; sent {len(message.events)} events without names and reasons")
 
     def _leave_to_leader(self, sent: Sent, waiting: list[Event]) -> list[Event]:

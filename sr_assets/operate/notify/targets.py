@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Collection, Mapping
 from email.message import EmailMessage
 from typing import Final, TypeVar
 
@@ -28,6 +29,8 @@ _ANSWER_SECONDS: Final = 10.0
 _MAIL_SECONDS: Final = 60.0
 #: A command's error is looked for in so many bytes at the end of its stderr.
 _LAST_BYTES: Final = 4096
+#: A command has these variables even if the configuration refers to them.
+_HARMLESS: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR")
 #: HTTP's statuses below 500 that ask for a repetition: a timeout and too many requests.
 _LATER: Final = (408, 429)
 #: SMTP's first status of a permanent refusal.
@@ -44,15 +47,23 @@ class RefusedError(NotSentError):
     """The receiver answers, and refuses this message."""
 
 
-def send(target: NotifySettings, message: Message) -> None:
-    """Send a notification. Raises NotSentError, RefusedError if the receiver refuses this message."""
+def send(target: NotifySettings, message: Message, hidden: Collection[str] = ()) -> None:
+    """Send a notification; a command does not get the variables in `hidden` unless its `environment` names them.
+
+    Raises NotSentError, RefusedError if the receiver refuses this message.
+    """
     try:
         if target.webhook is not None:
             _post(target.webhook, message)
         elif target.email is not None:
             _mail(target.email, message)
         else:
-            _run(target.command, message)
+            environ = {
+                name: value
+                for name, value in os.environ.items()
+                if name not in hidden or name in _HARMLESS or name in target.environment
+            }
+            _run(target.command, message, environ)
     except urllib.error.HTTPError as error:
         error.close()
         # The server's own phrase may repeat the URL.
@@ -132,13 +143,13 @@ def _post(url: str, message: Message) -> None:
         raise TimeoutError from None
 
 
-def _run(command: tuple[str, ...], message: Message) -> None:
+def _run(command: tuple[str, ...], message: Message, environ: Mapping[str, str]) -> None:
     """Run a command with the JSON on its stdin. Its background processes may continue; if it hangs, they are killed with it."""
     # Not pipes: a background process would hold them open.
     with (
         tempfile.TemporaryFile() as output,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=output, process_group=0
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=output, process_group=0, env=environ
         ) as process,
     ):
         try:
