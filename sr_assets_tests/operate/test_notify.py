@@ -861,6 +861,7 @@ def test_command_gets_no_password_of_the_configuration(tmp_path: Path, monkeypat
     assert {name: seen.get(name) for name in variables} == {**variables, "SOURCE_PASSWORD": None}
 
 
+@pytest.mark.process
 def test_failing_command_is_retried_with_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, taken = tmp_path / "tell", tmp_path / "taken"
     script.write_text(f"#!/bin/sh\ntest -e {taken} || {{ touch {taken}; echo not yet >&2; exit 3; }}\ncat > {taken}\n")
