@@ -31,6 +31,8 @@ REPOSITORY = '{repositoryName: "__repository__", repositoryLocationName: "sr_ass
 def configure(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, str]]) -> Settings:
     file = folder / "replication.yaml"
     file.write_text(yaml.safe_dump({"name": "US-EAST", "state_store": str(folder / "home"), "streams": entries}))
+    # Passwords that everybody may read are a warning.
+    file.chmod(0o600)
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
     for name in ("SR_ASSETS_HOME", "DAGSTER_HOME"):
         monkeypatch.delenv(name, raising=False)
