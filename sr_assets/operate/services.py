@@ -150,13 +150,10 @@ class Services:
 
     def _start(self, folder: Path) -> None:
         level = _LOG_LEVELS[self._settings.loglevel]
-        private = self._stack.enter_context(
+        sockets = self._stack.enter_context(
             tempfile.TemporaryDirectory(prefix="sr-assets-", ignore_cleanup_errors=True)
         )
-        self._socket = Path(private) / "code"
-        # Dagster's own sockets too: in a folder of everybody, another user could take a name before it is bound.
-        self._temporary = Path(private) / "tmp"
-        self._temporary.mkdir()
+        self._socket = Path(sockets) / "code"
         self._folder = folder
         # Keep the module's name as the location: sensors and schedules store their state under it.
         workspace = folder / "workspace.yaml"
@@ -189,7 +186,7 @@ class Services:
                 # Dagster reads variables, even DAGSTER_HOME, from .env in the current folder; the code server does not,
                 # and it must resolve relative paths of the configuration.
                 cwd=None if name == _CODE_SERVER else self._folder,
-                env={**child_environment(), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self._temporary)},
+                env={**child_environment(), "PYTHONUNBUFFERED": "1"},
             )
 
     def _await(self, name: str, condition: Callable[[], bool]) -> None:

@@ -33,7 +33,7 @@ def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, plante
             for connection in connections
             if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
         }
-        assert listening == {("127.0.0.1", up.port)}
+        assert listening == {("127.0.0.1", up.port), ("::1", up.port)}
         second = subprocess.run([*up.command, "--port", str(up.port + 1)], capture_output=True, text=True, check=False)
         assert second.returncode == 1
         refused = json.loads(second.stderr)
