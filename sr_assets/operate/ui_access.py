@@ -266,7 +266,7 @@ def _is_password(password: bytes, stored: bytes) -> bool:
 
 
 def _scrypt(password: bytes, salt: bytes) -> str:
-    # 16 MiB and some 30 ms, once per login and process.
+    # 16 MiB and some 30 ms: once for a right login, each time for another wrong password of a known user.
     return hashlib.scrypt(password, salt=salt, n=1 << 14, r=8, p=1).hex()
 
 
