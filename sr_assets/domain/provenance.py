@@ -74,6 +74,12 @@ def is_copy_of(copy: Message, original: Message) -> bool:
     return lines == _kept_lines(original.headers)
 
 
+def is_forged(copy: Message, claim: CopyOf, original: Message) -> bool:
+    """Return whether a claimed copy has the stored time of its original, but another content."""
+    same_time = claim.stored_ms == original.stored_ns // 1_000_000
+    return same_time and not copy.unread_bytes and not is_copy_of(copy, original)
+
+
 def _kept_lines(headers: bytes) -> list[bytes]:
     return [line for line in kept_headers(headers).split(b"\r\n")[1:] if line]
 
@@ -99,6 +105,11 @@ def doubled_text(target_stream: str, identity: Identity, other: Identity) -> str
         f" `sr-assets recover --stream {other.name}/{identity.stream}` if its state is lost; else give each entry its own"
         " target_stream"
     )
+
+
+def forged_text(target_stream: str, count: int) -> str:
+    """Return the error about messages that claim to be copies, but have another content than their originals."""
+    return f"target stream {target_stream} holds {count} messages that claim to be copies of other messages; they are ignored"
 
 
 def other_writer_text(target_stream: str, identity: Identity, sequence: int) -> str:

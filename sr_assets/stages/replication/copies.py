@@ -5,16 +5,17 @@ The stored times of its messages show whether a source was recreated or rolled b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
-from sr_assets.domain.provenance import Identity, find_copy
+from sr_assets.domain.provenance import CopyOf, Identity, find_copy, is_copy_of, is_forged
 from sr_assets.domain.senders import inspect
 from sr_assets.stages.progress import LongWork
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
@@ -23,18 +24,22 @@ if TYPE_CHECKING:
     from sr_assets.settings import ClusterSettings, StreamSettings
     from sr_assets.stages.site import Site
 
+_CLIENT: Final = "sr-assets review"
+
 
 @dataclass(slots=True)
 class Copies:
     """The copies of an entry in its target.
 
     `here` are copies of the present source, by sequence. `earlier` are copies of an earlier source with the same name,
-    `undone` copies of messages that the source held before it was rolled back; both by stored time.
+    `undone` copies of messages that the source held before it was rolled back; both by stored time. `forged` counts the
+    messages that claim to be copies, with another content than their originals; they are none.
     """
 
     here: FoundCopies = field(default_factory=FoundCopies)
     earlier: FoundCopies = field(default_factory=FoundCopies)
     undone: FoundCopies = field(default_factory=FoundCopies)
+    forged: int = 0
 
     def __len__(self) -> int:
         """Return the number of all copies."""
@@ -82,29 +87,75 @@ class Copies:
 def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copies:
     """Return every copy of this entry in the target; of several copies of one message, only the last."""
     target = site.clusters.connect(stream.target)
-    copies = Copies(*(FoundCopies(site.folder) for _ in range(3)))
+    copies = Copies(FoundCopies(site.folder), FoundCopies(site.folder), FoundCopies(site.folder))
     if not target.stream_exists(stream.target_stream):
         return copies
     info = target.stream_info(stream.target_stream)
-    for message in read_stream(stream.target, info):
-        origin = find_copy(message.headers, Identity(stream.stream, stream.replicator, stream.name))
-        if origin is None:
-            continue
-        sender = (
-            inspect(stream.extractor, None, message.subject, message.headers, message.payload)[0]
-            if stream.extractor
-            else None
-        )
-        stored_ns = origin.stored_ms * 1_000_000
-        size_bytes = len(message.payload)
-        copy = Copy(message.sequence, origin.sequence, stored_ns, size_bytes, sender, origin.created_ns)
-        if origin.created_ns in (None, source.created_ns):
-            copies.here.add(copy)
-        else:
-            copies.earlier.add(copy)
+    identity = Identity(stream.stream, stream.replicator, stream.name)
+    with wire.Connection(stream.source, _CLIENT) as connection:
+        for messages in _read_lists(stream.target, info):
+            claims = [
+                (message, claim) for message in messages if (claim := find_copy(message.headers, identity)) is not None
+            ]
+            forged = _forged(connection, stream.stream, claims, source.created_ns)
+            copies.forged += len(forged)
+            for message, claim in claims:
+                if claim.created_ns not in (None, source.created_ns):
+                    copies.earlier.add(_copy(stream, message, claim))
+                elif message.sequence not in forged:
+                    copies.here.add(_copy(stream, message, claim))
     copies.here.sort_by_sequence()
     copies.earlier.sort_by_time()
     return copies
+
+
+def _forged(
+    connection: wire.Connection, source_stream: str, claims: list[tuple[Message, CopyOf]], created_ns: int
+) -> set[int]:
+    """Return the target sequences of the claimed copies of the present source that have another content."""
+    of_original: dict[int, list[tuple[Message, CopyOf]]] = {}
+    for message, claim in claims:
+        if claim.created_ns in (None, created_ns):
+            of_original.setdefault(claim.sequence, []).append((message, claim))
+    lists = wire.read_sequences(connection, source_stream, sorted(of_original), direct=False)
+    return {
+        message.sequence
+        for originals in lists
+        for original in originals
+        for message, claim in of_original[original.sequence]
+        if is_forged(message, claim, original)
+    }
+
+
+def _copy(stream: StreamSettings, message: Message, claim: CopyOf) -> Copy:
+    sender = None
+    if stream.extractor:
+        sender = inspect(stream.extractor, None, message.subject, message.headers, message.payload)[0]
+    stored_ns = claim.stored_ms * 1_000_000
+    return Copy(message.sequence, claim.sequence, stored_ns, len(message.payload), sender, claim.created_ns)
+
+
+def first_genuine(
+    stream: StreamSettings, claims: Iterable[tuple[int, int]], *, lost_until: int = 0
+) -> tuple[int, int] | None:
+    """Return the first claimed copy with the content of its original: its target sequence and source sequence.
+
+    Whoever publishes to the target may write the headers of a copy. A copy whose original the source lost counts up to
+    the source sequence `lost_until`.
+    """
+    with wire.Connection(stream.source, _CLIENT) as source, wire.Connection(stream.target, _CLIENT) as target:
+        for at, sequence in claims:
+            original = wire.stored_message(source, stream.stream, sequence)
+            if original is None:
+                if sequence <= lost_until:
+                    return at, sequence
+                continue
+            # A leaf node closes its link on the response with a large copy.
+            read = wire.stored_headers if stream.target.api_owner else wire.stored_message
+            copy = read(target, stream.target_stream, at)
+            if copy and (copy.unread_bytes or is_copy_of(copy, original)):
+                return at, sequence
+    return None
 
 
 def compare_with_original(
@@ -197,6 +248,17 @@ def read_stream(
     until: int | None = None,
 ) -> Iterator[Message]:
     """Read a stream through the leader's consumer, from its first message or from `since`."""
+    return chain.from_iterable(_read_lists(cluster, info, filter_subject, since=since, until=until))
+
+
+def _read_lists(
+    cluster: ClusterSettings,
+    info: StreamInfo,
+    filter_subject: str | None = None,
+    *,
+    since: int = 1,
+    until: int | None = None,
+) -> Iterator[list[Message]]:
     first = max(since, info.first_sequence)
     wanted = SequenceRange(first, max(first, (info.last_sequence if until is None else until) + 1))
     with (
@@ -206,5 +268,5 @@ def read_stream(
         for messages in wire.read_confirmed(
             connection, info.stream, wanted, filter_subject=filter_subject, direct=False
         ):
-            yield from messages
+            yield messages
             progress.reached(messages[-1].sequence + 1 - first)

@@ -13,13 +13,13 @@ from sr_assets.adapters.state.records import CopyState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy
+from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, forged_text
 from sr_assets.domain.received import Advisory, read_message
 from sr_assets.domain.subjects import advisory_pattern, matcher
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.progress import LongWork
-from sr_assets.stages.replication.copies import read_stream
+from sr_assets.stages.replication.copies import first_genuine, read_stream
 from sr_assets.stages.replication.target import copies_pattern
 
 logger = logging.getLogger(__name__)
@@ -93,20 +93,35 @@ def _scan(stream: StreamSettings, store: SiteState, copying: CopyState, source: 
     # Copies of an entry with another filter have other subjects.
     possible = matcher([copies_pattern(stream, target) or ">"])
     looking = f"{stream.label}: scanning target stream {stream.target_stream}"
+    forged = 0
     with LongWork(looking, len(held)) as progress, wire.Connection(stream.target, "sr-assets review") as connection:
         for messages in wire.read_headers(connection, stream.target_stream, held):
+            claims = [
+                (message.sequence, copy) for message in messages if (copy := find_copy(message.headers, identity))
+            ]
+            genuine = None
+            for at, copy in claims:
+                if copy.created_ns not in (None, source.created_ns):
+                    genuine = at, copy.sequence
+                    break
+            if claims and genuine is None:
+                # A run cannot copy again what the source never held.
+                pairs = [(at, copy.sequence) for at, copy in claims]
+                genuine = first_genuine(stream, pairs, lost_until=source.last_sequence)
+            if genuine is not None:
+                at, sequence = genuine
+                raise RunError(
+                    f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds copies"
+                    f" of it ({sequence} at {at}); run `sr-assets recover --stream {stream.label}`"
+                )
+            forged += len(claims)
             for message in messages:
-                copy = find_copy(message.headers, identity)
-                if copy is not None:
-                    raise RunError(
-                        f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds"
-                        f" copies of it ({copy.sequence} at {message.sequence}); run `sr-assets recover --stream"
-                        f" {stream.label}`"
-                    )
                 if foreign is None and possible(message.subject):
                     foreign = foreign_copy(message.headers, identity, source.created_ns)
             if progress.reached(messages[-1].sequence + 1 - held.first):
                 _note_scan(store, copying, target, messages[-1].sequence)
+    if forged:
+        logger.error("%s: %s", stream.label, forged_text(stream.target_stream, forged))
     _note_scan(store, copying, target, target.last_sequence)
     if foreign is not None:
         logger.warning("%s: %s", stream.label, doubled_text(stream.target_stream, identity, foreign))

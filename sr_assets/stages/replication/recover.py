@@ -27,6 +27,7 @@ from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.history_layout import HistoryFile
+from sr_assets.domain.provenance import forged_text
 from sr_assets.domain.received import Advisory
 from sr_assets.domain.tracking.rows import folded_table, node_table, state_of, transition_row
 from sr_assets.settings import Settings, StreamSettings
@@ -114,6 +115,7 @@ def _summary(
             )
             if count
         ),
+        *([forged_text(stream.target_stream, copies.forged)] if copies.forged else []),
         *(f"not known: {line}" for line in rebuilt.unknown),
         "not known: counters before this recovery; they begin with the copies that were found",
     ]
@@ -152,11 +154,13 @@ def _position(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, announced: Mapping[str, Advisory]
 ) -> _Position:
     """Return the position after the last copy, else after the last announced event, else the entry's start."""
+    # Whoever publishes to the target chooses the time in a copy's header.
+    watermark_ns = min(copies.latest_ns, site.clock.now_ns()) if len(copies) else 0
     if copies.last is not None:
-        return _Position(copies.last + 1, copies.here[-1].stored_ns, copies.latest_ns)
+        return _Position(copies.last + 1, copies.here[-1].stored_ns, watermark_ns)
     cluster = site.clusters.connect(stream.source)
     if len(copies):
-        return _Position(first_sequence(cluster, stream.start, source), None, copies.latest_ns)
+        return _Position(first_sequence(cluster, stream.start, source), None, watermark_ns)
     announced_ns = max(advisory.event_ns for advisory in announced.values())
     return _Position(sequence_at(cluster, source, announced_ns + 1), announced_ns, announced_ns)
 

@@ -26,7 +26,8 @@ from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import Identity, find_copy, is_copy_of, other_writer_text
+from sr_assets.domain.provenance import Identity, find_copy, forged_text, other_writer_text
+from sr_assets.stages.replication.copies import first_genuine
 from sr_assets.stages.replication.target import copies_pattern, create_target, prepare_target
 from sr_assets.stages.source.reading import save_gaps
 
@@ -120,31 +121,13 @@ class TargetReview:
             forged = 0
             copies = self._read_copies(behind, copies_pattern(self._stream, target))
             while portion := list(itertools.islice(copies, _CONFIRMED_AT_ONCE)):
-                if (sequence := self._first_genuine(portion)) is not None:
-                    raise RunError(other_writer_text(self._stream.target_stream, self._identity, sequence))
+                # Another writer copies what the source holds, so a copy without an original proves none.
+                if (genuine := first_genuine(self._stream, portion)) is not None:
+                    raise RunError(other_writer_text(self._stream.target_stream, self._identity, genuine[1]))
                 forged += len(portion)
             if forged:
-                text = (
-                    "%s: target stream %s holds %d messages that claim to be copies of other messages; they are ignored"
-                )
-                logger.error(text, self._stream.label, self._stream.target_stream, forged)
+                logger.error("%s: %s", self._stream.label, forged_text(self._stream.target_stream, forged))
         copying.target_checked = max(copying.target_checked, target.last_sequence)
-
-    def _first_genuine(self, copies: list[tuple[int, int]]) -> int | None:
-        """Return the source sequence of the first of these messages of the target that copies what the source holds.
-
-        Another writer copies what the source holds, so a copy without an original proves none.
-        """
-        stream = self._stream
-        with wire.Connection(stream.source, _CLIENT) as source, wire.Connection(stream.target, _CLIENT) as target:
-            for at, sequence in copies:
-                original = wire.stored_message(source, stream.stream, sequence)
-                # A leaf node closes its link on the response with a large copy.
-                read = wire.stored_headers if stream.target.api_owner else wire.stored_message
-                copy = read(target, stream.target_stream, at) if original else None
-                if original and copy and (copy.unread_bytes or is_copy_of(copy, original)):
-                    return sequence
-        return None
 
     def restart(self) -> None:
         """Forget the earlier copies: the next ones belong to another source or restart."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.state.pausing import set_paused
+from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets_tests.rig import SITE, Rig
+from sr_assets_tests.rig import SITE, Rig, Sent
 from sr_assets_tests.stages.replication.test_recover import numbered, numbers, recover
 
 pytestmark = pytest.mark.process
@@ -169,3 +170,42 @@ def test_recovery_announces_no_event_after_the_last_copy_again(rig: Rig) -> None
     assert announced(rig, advisories)[: len(before)] == before
     assert {event for event, _ in announced(rig, advisories)[len(before) :]} <= {"timeout"}
     assert len({body["event_id"] for body in stored}) == len(stored)
+
+
+def claim(rig: Rig, stream: str, sequence: int, stored_ms: int) -> None:
+    """Publish a message with the headers of a copy, and another content, to the target."""
+    (entry,) = rig.settings().streams
+    headers = f"NATS/1.0\r\nChoria-SR-Source: {stream} {sequence} {entry.replicator} {entry.name} {stored_ms}\r\n\r\n"
+    rig.publish(stream, [Sent(b"forged", headers=headers.encode())], rig.target)
+
+
+def payloads_of_copies(rig: Rig, stream: str) -> list[int]:
+    """Return the numbers in the target's messages that nobody forged."""
+    return [json.loads(copy.payload)["n"] for copy in rig.stored(stream, rig.target) if copy.payload != b"forged"]
+
+
+def test_forged_copies_neither_stop_a_first_run_nor_count_as_found(rig: Rig) -> None:
+    stream = rig.make()
+    rig.create(stream, server=rig.target)
+    rig.add(stream, **TRACKED)
+    rig.publish(stream, numbered(5))
+    times = {message.sequence: message.stored_ns // 1_000_000 for message in rig.stored(stream)}
+    claim(rig, stream, 5, times[5])
+    claim(rig, stream, 2, 1)
+    claim(rig, stream, 999_999, times[5])
+    rig.drain()
+    assert payloads_of_copies(rig, stream) == [1, 2, 3, 4, 5]
+    rig.publish(stream, numbered(3, first=6))
+    lose_state(rig)
+    claim(rig, stream, 5, times[5])
+    claim(rig, stream, 8, rig.stored(stream)[-1].stored_ns // 1_000_000)
+    with pytest.raises(RunError, match="ends at 8, before the copied message 999999"):
+        recover(rig, stream, force=False)
+    for message in rig.stored(stream, rig.target):
+        if b" 999999 " in message.headers:
+            rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": message.sequence}, rig.target)
+    summary = recover(rig, stream, force=False)
+    assert "continues at 6;" in summary
+    assert f"target stream {stream} holds 3 messages that claim to be copies of other messages" in summary
+    rig.drain()
+    assert payloads_of_copies(rig, stream) == [1, 2, 3, 4, 5, 6, 7, 8]
