@@ -30,8 +30,14 @@ test-long: $(READY) ## run the tests that take minutes: soak, benchmarks, Spark 
 test-packages: deb rpm ## install the packages in a Debian chroot, run, upgrade and remove them; as root, with debootstrap
 	$(BIN)/python -m pytest -v sr_assets_tests/packages $(ARGS)
 
-check: fmt-check lint types coverage ## run all CI steps: format, lint, types, the fast tests with their coverage, the other tests but the long ones
-	$(PYTEST) -m 'process and not long'
+check: fmt-check lint ## run all CI steps: format, lint, types beside all tests but the long ones; ARGS='--maxfail 1'
+	@types=$$(mktemp); $(BIN)/mypy >$$types 2>&1 & mypy=$$!; \
+	$(PYTEST) -m 'not long' $(ARGS); failed=$$?; \
+	wait $$mypy || { failed=1; cat $$types; }; \
+	rm $$types; exit $$failed
+
+costs: $(READY) ## run the tests of `make check` and record what each file costs, in sr_assets_tests/costs.json
+	$(PYTEST) -m 'not long' --costs sr_assets_tests/costs.json $(ARGS)
 
 bench: $(READY) ## measure this machine; prints a table and JSON
 	$(BIN)/python -m sr_assets_bench $(ARGS)
@@ -89,4 +95,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test-fast properties coverage test test-faults test-long test-packages check bench soak lock audit dist deb rpm dev fmt fmt-check lint types help
+.PHONY: demo test-fast properties coverage test test-faults test-long test-packages check costs bench soak lock audit dist deb rpm dev fmt fmt-check lint types help

@@ -22,6 +22,7 @@ from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets.settings.loading import VALUES_VARIABLE
+from sr_assets_tests import costs
 from sr_assets_tests.rig import Command, Rig
 from sr_assets_tests.sourced import kv, make_data_bucket
 
@@ -54,11 +55,23 @@ settings.register_profile(
 settings.load_profile("gate")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that records what each file costs."""
+    parser.addoption("--costs", type=Path, metavar="FILE", help="write each test file's wall and CPU seconds to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the recorder of costs."""
+    if file := config.getoption("costs"):
+        config.pluginmanager.register(costs.Recorder(file), "costs")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Set the marker `process` on tests of faults and on tests whose fixtures start servers or Spark."""
     for item in items:
         if "faults" in item.path.parts or _PROCESS_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("process")
+    costs.longest_first(items)
 
 
 @pytest.hookimpl(wrapper=True)
