@@ -10,11 +10,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters import wire
+from sr_assets.adapters import times, wire
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.adapters.state.checkpoint import last_stored
-from sr_assets.adapters.state.lease import Lease, boot_seconds
+from sr_assets.adapters.state.lease import Lease
 from sr_assets.stages.checkpointing import open_store, store_state
 from sr_assets.stages.leadership import campaigns_here, step_down
 from sr_assets.stages.site import Site
@@ -91,7 +91,7 @@ class _Host:
     def campaigns(self) -> bool:
         """Whether it campaigns and knows the leader."""
         lease = Lease.read(self._folder)
-        return campaigns_here(self._folder) and lease.leader is not None and boot_seconds() > lease.rests_until
+        return campaigns_here(self._folder) and lease.leader is not None and times.boot_seconds() > lease.rests_until
 
     @property
     def has_stored(self) -> bool:

@@ -25,6 +25,7 @@ from sr_assets.settings.loading import VALUES_VARIABLE
 from sr_assets_tests import costs
 from sr_assets_tests.rig import Command, Rig
 from sr_assets_tests.sourced import kv, make_data_bucket
+from sr_assets_tests.travel import Travel
 
 _numbers = itertools.count(1)
 #: The fixtures that start servers and Spark.
@@ -145,9 +146,14 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def rig(engine_home: Path, nats_pair: tuple[NatsServer, NatsServer], unique: Callable[[str], str]) -> Rig:
+def rig(
+    engine_home: Path,
+    nats_pair: tuple[NatsServer, NatsServer],
+    unique: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Rig:
     """A new site between two servers: `rig.make` a stream, `rig.add` it to the configuration, `rig.run`."""
-    return Rig(engine_home, *nats_pair, unique)
+    return Rig(engine_home, *nats_pair, unique, clocks=Travel(monkeypatch))
 
 
 @pytest.fixture

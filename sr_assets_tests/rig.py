@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from sr_assets.settings import ClusterSettings, Settings, TlsSettings, load_sett
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
+from sr_assets_tests.travel import Travel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -82,6 +84,7 @@ class Rig:
     spark: dict[str, Any] = field(default_factory=dict)
     entries: list[dict[str, Any]] = field(default_factory=list)
     feeds: list[dict[str, Any]] = field(default_factory=list)
+    clocks: Travel | None = None
 
     def __post_init__(self) -> None:
         """Empty the home, except for the engine."""
@@ -121,6 +124,14 @@ class Rig:
         now_ns = self.info(stream, server).ts_ns
         assert now_ns is not None, "a server before 2.10"
         return now_ns
+
+    def travel(self, **delta: float) -> None:
+        """Move the platform's and the servers' clocks in this process, by arguments of `timedelta`, until the test's end.
+
+        A server itself still expires messages and keys by its real clock.
+        """
+        assert self.clocks is not None, "the fixture that made this rig does not move clocks"
+        self.clocks.forward(timedelta(**delta))
 
     def await_clock(self, stream: str, at_ns: int, server: NatsServer | None = None) -> None:
         """Wait until the clock of a stream's leader, a server on this machine, passes `at_ns`."""

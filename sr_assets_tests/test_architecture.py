@@ -32,6 +32,7 @@ RINGS = (
 # Within a ring, a package or a module next to the packages imports only those before it.
 PACKAGE_ORDER = {
     "adapters": (
+        "times",
         "checkpoints",
         "connection_table",
         "extras",

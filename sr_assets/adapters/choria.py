@@ -9,9 +9,9 @@ import datetime as dt
 import hashlib
 import json
 import re
-import time
 from typing import Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.login import Login, read_text, user_seed
 from sr_assets.adapters.signing import UserKey
 from sr_assets.domain.clusters import ChoriaSettings
@@ -60,7 +60,7 @@ def _claims(where: str, token: str) -> dict[str, Any]:
 
 def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
     """Raise RunError if the token or its issuer has expired, or the token is not valid yet."""
-    now = time.time()
+    now = times.time()
     ends = [
         claims[claim] for claim in ("exp", "issexp") if isinstance(claims.get(claim), (int, float)) and claims[claim]
     ]

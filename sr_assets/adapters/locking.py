@@ -4,10 +4,11 @@ import contextlib
 import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
+
+from sr_assets.adapters import times
 
 _POLL_SECONDS: Final = 0.02
 _PID: Final = re.compile(r"\(pid ([0-9]+)\)")
@@ -22,14 +23,14 @@ def lock(file: IO[Any] | int, wait_seconds: float | None = 0.0, *, shared: bool 
     if wait_seconds is None:
         fcntl.flock(file, kind)
         return True
-    deadline = time.monotonic() + wait_seconds
+    deadline = times.monotonic() + wait_seconds
     while True:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            if times.monotonic() >= deadline:
                 return False
-            time.sleep(_POLL_SECONDS)
+            times.sleep(_POLL_SECONDS)
         else:
             return True
 

@@ -8,7 +8,6 @@ import http.client
 import os
 import re
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
+from sr_assets.adapters import times
 from sr_assets.domain.errors import ConfigurationError, RunError
 
 POLL_SECONDS: Final = 10.0
@@ -69,7 +69,7 @@ class Enrolment:
         Raises ConfigurationError if all files exist, RunError with one line if a step fails or the CA does not sign in
         time.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline = times.monotonic() + timeout_seconds
         if all(file.exists() for file in (self.key_file, self.ca_file, self.certificate_file)):
             raise ConfigurationError(f"{self.folder}: already has key, certificate and CA of {self.identity}")
         self._make_folders()
@@ -191,10 +191,10 @@ class Enrolment:
             except ValueError:
                 raise RunError(f"{self.ca}: the response is not a PEM certificate") from None
             except RunError as error:
-                if time.monotonic() + every_seconds > deadline:
+                if times.monotonic() + every_seconds > deadline:
                     remedy = f"sign the request of {self.identity} there and run the same command again"
                     raise RunError(f"timed out waiting for a certificate: {error}; {remedy}") from None
-            time.sleep(every_seconds)
+            times.sleep(every_seconds)
 
     def _check(
         self, certificate: x509.Certificate, key: rsa.RSAPrivateKey, authorities: list[x509.Certificate]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Final, NamedTuple, Self
 
+from sr_assets.adapters import times
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import SrAssetsError
 
@@ -107,10 +107,10 @@ class BackgroundThread:
         self._forget()
 
     def _repeat(self) -> None:
-        began = time.monotonic()
+        began = times.monotonic()
         with closing(self._body()) as turns:
             for pause_seconds in turns:
-                if self._failures and time.monotonic() - began > self._pause_seconds:
+                if self._failures and times.monotonic() - began > self._pause_seconds:
                     self._note_recovery()
                 if self._ended.wait(pause_seconds):
                     return
@@ -126,7 +126,7 @@ class BackgroundThread:
         if not isinstance(error, SrAssetsError):
             problem = f"{type(error).__name__}: {problem}"
         with _guard:
-            _failing[self] = Failure(_failing[self].since if self in _failing else time.time(), problem)
+            _failing[self] = Failure(_failing[self].since if self in _failing else times.time(), problem)
         # The names of temporary files differ.
         cause = type(error), getattr(error, "errno", None) or problem
         if cause != self._logged:

@@ -3,7 +3,6 @@
 Add a daily table here. No `from __future__ import annotations`: Dagster reads the annotations of an asset's function.
 """
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import dagster as dg
 
+from sr_assets.adapters import times
 from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
 from sr_assets.adapters.published.reading import Rows
@@ -70,7 +70,7 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
     """Return a table's asset; one run computes any number of consecutive days."""
     stage = daily.stage
     # From the earliest day that exists or can be computed until today.
-    first, zone = stage.first_date(settings, time.time_ns()), stage.settings(settings).timezone
+    first, zone = stage.first_date(settings, times.time_ns()), stage.settings(settings).timezone
     days = dg.DailyPartitionsDefinition(start_date=first.isoformat(), timezone=zone, end_offset=1)
 
     def compute(

@@ -8,7 +8,6 @@ import logging
 import math
 import resource
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
@@ -16,6 +15,7 @@ from typing import Final
 
 import dagster as dg
 
+from sr_assets.adapters import times
 from sr_assets.adapters.run_failures import RunFailure, forget_run_failure, note_run_failure, read_run_failures
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, queue_ttl_seconds, queued_sites
@@ -77,7 +77,7 @@ class HostRun:
     def keep_running(self) -> bool:
         """Whether to continue for the hosted sites, which may be queued again within `linger`."""
         lingers_until = self._served_at + self._settings.linger_ns / 1e9
-        return time.monotonic() < min(self._ends_at, lingers_until)
+        return times.monotonic() < min(self._ends_at, lingers_until)
 
     @property
     def sites_served(self) -> int:
@@ -97,7 +97,7 @@ class HostRun:
             yield
             return
         budget_seconds = self._settings.run_budget_ns / 1e9
-        self._ends_at = time.monotonic() + min(_BUDGETS * budget_seconds, max(_LONGEST_SECONDS, budget_seconds))
+        self._ends_at = times.monotonic() + min(_BUDGETS * budget_seconds, max(_LONGEST_SECONDS, budget_seconds))
         _raise_open_file_limit()
         picking_up = BackgroundThread(f"host run {self._run_id}", self._pick_up)
         picking_up.start()
@@ -105,27 +105,27 @@ class HostRun:
             yield
         finally:
             self._stop.set()
-            deadline = time.monotonic() + _STOP_SECONDS
+            deadline = times.monotonic() + _STOP_SECONDS
             picking_up.stop(_STOP_SECONDS)
             for thread in list(self._hosted.values()):
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(max(0.0, deadline - times.monotonic()))
 
     def results(self, *, ended: bool = False) -> Iterator[Result]:
         """Yield waiting events of the hosted sites, and log their failures in the run.
 
         Before the run has `ended`, stop after a quarter of a second: the work of the host's own site waits meanwhile.
         """
-        until = math.inf if ended else time.monotonic() + _RECORD_SECONDS
+        until = math.inf if ended else times.monotonic() + _RECORD_SECONDS
         while not self._failures.empty():
             self._log.error(self._failures.get())
-        while not self._results.empty() and time.monotonic() < until:
+        while not self._results.empty() and times.monotonic() < until:
             yield self._results.get()
 
     def _pick_up(self) -> Generator[float]:
-        while self._ends_at - time.monotonic() > _SHORTEST_SECONDS:
+        while self._ends_at - times.monotonic() > _SHORTEST_SECONDS:
             yield _PICK_UP_SECONDS
             if self.sites_served > 1:
-                self._served_at = time.monotonic()
+                self._served_at = times.monotonic()
             self._start_next_queued()
 
     def _start_next_queued(self) -> None:
@@ -169,7 +169,7 @@ class HostRun:
         streams = streams_without_error(home, self._settings.sites[site])
         if streams and not noted:
             earlier = read_run_failures(home).get(job)
-            since_ns = earlier.since_ns if earlier else time.time_ns()
+            since_ns = earlier.since_ns if earlier else times.time_ns()
             with suppress(OSError):  # a full disk
                 note_run_failure(home, RunFailure(job, self._run_id, site, streams, reason, since_ns))
 

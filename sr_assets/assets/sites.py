@@ -5,7 +5,6 @@ assets as in progress. It records them again when a check result changes, and at
 """
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing, contextmanager
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import dagster as dg
 
+from sr_assets.adapters import times
 from sr_assets.assets.checks import as_event
 from sr_assets.assets.entries import EntryAssets, entry_assets, selected_stages
 from sr_assets.assets.fleet import published_tables
@@ -68,13 +68,13 @@ class Recorder:
         self._common: dict[str, Any] = {"settings_digest": dg.MetadataValue.text(site.settings.digest[:12])}
         if values := _dynamic_values(site.settings):
             self._common["data"] = dg.MetadataValue.json(values)
-        self._next_check_at = time.monotonic() + _FIRST_SECONDS
+        self._next_check_at = times.monotonic() + _FIRST_SECONDS
         self._recorded: dict[dg.AssetKey, Mapping[str, Any]] = {}
         self._evaluated: dict[dg.AssetCheckKey, bool] = {}
 
     def due(self, *, caught_up: bool) -> bool:
         """Return whether to record the current state of the run."""
-        return time.monotonic() >= self._next_check_at or (caught_up and not self.began)
+        return times.monotonic() >= self._next_check_at or (caught_up and not self.began)
 
     @property
     def began(self) -> bool:
@@ -83,7 +83,7 @@ class Recorder:
 
     def record(self, reports: Mapping[str, StreamReport], *, ended: bool) -> Iterator[Result]:
         """Yield the results of the reports by stream; before the run has ended, only new assets and changed checks."""
-        self._next_check_at = time.monotonic() + _CHANGES_SECONDS
+        self._next_check_at = times.monotonic() + _CHANGES_SECONDS
         for stream, report in reports.items():
             assets = self._entries[stream]
             yield from self._materialise(assets, report, ended=ended)

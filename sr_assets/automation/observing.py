@@ -2,13 +2,13 @@
 
 import math
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.checkpoint_request import is_requested
@@ -60,7 +60,7 @@ class StreamInfoCache:
 
         Raises RunError if the cluster does not respond or the stream does not exist.
         """
-        since = max(since, time.monotonic() - self._max_age_seconds)
+        since = max(since, times.monotonic() - self._max_age_seconds)
         info = self._clusters[entry.source].read(entry, since)
         if isinstance(info, RunError):
             raise info
@@ -80,7 +80,7 @@ class _Cluster:
     def read(self, entry: Entry, since: float) -> StreamInfo | RunError:
         with self._guard:
             if not self._infos or self._queried_at < since or entry.label in self._readers:
-                self._queried_at, self._readers = time.monotonic(), set()
+                self._queried_at, self._readers = times.monotonic(), set()
                 self._infos = self._query()
             self._readers.add(entry.label)
             return self._infos[entry.stream]
@@ -138,7 +138,7 @@ class _Tick:
         self._status = status
         self._age_seconds = status_age_seconds(status)
         # A response from before the status was written is older than the status.
-        self._since = time.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
+        self._since = times.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
         self._stream_infos = stream_infos
         self._paused = paused
         self._connections = connections

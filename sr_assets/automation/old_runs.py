@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 from dagster_shared.serdes import deserialize_value
 
+from sr_assets.adapters import times
 from sr_assets.automation.jobs import JOB_TAG, RUN_CONFIG, SITE_TAG
 from sr_assets.settings import Settings
 
@@ -146,7 +147,7 @@ def _platform_runs(instance: dg.DagsterInstance, untagged: Collection[str]) -> I
 def _old_runs(instance: dg.DagsterInstance, limits: _Retention, filters: dict[str, Any]) -> list[str]:
     """Return the ids of selected runs that are too old or too many, oldest first."""
     ended = {"statuses": list(limits.statuses), **filters}
-    before = datetime.now(UTC) - limits.max_age
+    before = times.utc_now() - limits.max_age
     old = instance.get_run_ids(dg.RunsFilter(created_before=before, **ended))
     surplus = instance.get_run_ids(dg.RunsFilter(**ended))[limits.max_runs :]
     return list(dict.fromkeys([*surplus, *old]))[::-1]
@@ -212,7 +213,7 @@ def _delete_runless(instance: dg.DagsterInstance, assets: Collection[dg.AssetKey
     """Delete old events and check results without a run, except the newest of each asset and check; return their number."""
     import sqlalchemy as sa
 
-    events, checks, before = _events(), _checks(), datetime.now(UTC).replace(tzinfo=None) - _RUNLESS_AGE
+    events, checks, before = _events(), _checks(), times.utc_now().replace(tzinfo=None) - _RUNLESS_AGE
     names, storage = {key.to_string(): key for key in assets}, instance.event_log_storage
     query = sa.select(events.c.id, events.c.timestamp, events.c.event).where(events.c.run_id == _NO_RUN)
     deleted = 0

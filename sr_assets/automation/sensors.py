@@ -6,12 +6,12 @@ Run slots: at most `concurrency` site runs on this host, longest-waiting site fi
 import json
 import math
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import dagster as dg
 
+from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queue_ttl_seconds, queued_sites
@@ -50,7 +50,7 @@ class RunSlots:
         if len(settings.sites) <= slots:
             return True
         with self._guard:
-            now = time.monotonic()
+            now = times.monotonic()
             if lock_owner(settings.home / "sites" / site) or instance.get_runs(
                 dg.RunsFilter(job_name=job, statuses=ACTIVE_STATUSES), limit=1
             ):
@@ -74,7 +74,7 @@ class RunSlots:
     def _active_jobs(self, instance: dg.DagsterInstance) -> set[str]:
         """Return the jobs that hold a slot, without jobs of removed sites and runs that lost their process."""
         sites = {site_job_name(site): site for site in self._settings.sites}
-        now, jobs, without_lock = time.monotonic(), set(), {}
+        now, jobs, without_lock = times.monotonic(), set(), {}
         for run in instance.get_runs(filters=dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=ACTIVE_STATUSES)):
             if run.job_name not in sites:
                 continue
@@ -96,10 +96,10 @@ class _Polls:
 
     def wait_seconds(self, settings: Settings) -> float:
         """Return the time until the next poll; 0 begins one."""
-        wait_seconds = self._polled_at + settings.sensor.interval_ns / SECOND_NS - time.monotonic()
+        wait_seconds = self._polled_at + settings.sensor.interval_ns / SECOND_NS - times.monotonic()
         if wait_seconds > 0:
             return wait_seconds
-        self._polled_at = time.monotonic()
+        self._polled_at = times.monotonic()
         return 0.0
 
 
@@ -180,7 +180,7 @@ def end_dead_runs(
     `runs` are active runs of one job, `holder` holds its lock now, and `without_lock` is since when each run lacks it
     (monotonic seconds). Return the other runs, and the new `without_lock`.
     """
-    alive, lacking, now = [], {}, time.monotonic()
+    alive, lacking, now = [], {}, times.monotonic()
     for run in runs:
         # A command that holds the lock keeps a run waiting; another run of the job proves that this one has lost it.
         holds = holder is not None and (run.run_id in holder or not holder.startswith("run "))

@@ -1,12 +1,12 @@
 """The sensor of the native streams: each tick records its survey and requests a run if a stream must change."""
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 import dagster as dg
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.lock import SiteBusyError
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.assets.specs import topology_key
@@ -52,10 +52,10 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                 recorded = cursor.get("problems", {})
                 changed = [label for label, failing in seen.problems().items() if recorded.get(label) != failing]
                 # Negative after a reboot, which resets the monotonic clock.
-                age_seconds = time.monotonic() - cursor.get("published_at", -float("inf"))
+                age_seconds = times.monotonic() - cursor.get("published_at", -float("inf"))
                 if changed or not 0 <= age_seconds < interval_seconds:
                     publish_evaluation(settings, seen, "topology_watch", _WAIT_SECONDS)
-                    cursor["published_at"] = time.monotonic()
+                    cursor["published_at"] = times.monotonic()
                 reason = _reason(settings, survey, read_status(folder))
                 active = dg.RunsFilter(job_name=JOB, statuses=ACTIVE_STATUSES)
                 # A working run would hold the lock that this tick holds.

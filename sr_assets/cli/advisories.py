@@ -1,7 +1,6 @@
 """The command `advisories`: transitions from the published tables, or live from the feeds' streams."""
 
 import contextlib
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_warning
 from sr_assets.cli.base import INTERRUPTED, SECONDS, cli, need_feeds
 from sr_assets.cli.render import Format, Lines, show
@@ -100,7 +100,7 @@ def _publications(file: Path) -> Iterator[None]:
         if (current := identity(file)) and current != seen:
             seen = current
             yield
-        time.sleep(_FOLLOW_SECONDS)
+        times.sleep(_FOLLOW_SECONDS)
 
 
 def _follow_streams(
@@ -119,7 +119,7 @@ def _follow_streams(
                 lines.header()
             lines.rows(_rows(received, node, event))
             if not received:
-                time.sleep(_FOLLOW_SECONDS)
+                times.sleep(_FOLLOW_SECONDS)
 
 
 def _rounds(followers: Sequence["Follower"]) -> Iterator[list[tuple["Advisory", int]]]:

@@ -1,10 +1,10 @@
 """The command `availability`: uptime and outages of nodes, sites or days, from the daily table."""
 
-import time
 from typing import TYPE_CHECKING
 
 import click
 
+from sr_assets.adapters import times
 from sr_assets.cli.base import SECONDS, cli, configured, form_option
 from sr_assets.cli.render import Format, show
 
@@ -40,7 +40,7 @@ def availability(
     from sr_assets.adapters.published import availability as queries
     from sr_assets.domain.days import date_at
 
-    first = date_at(time.time_ns() - int(since * 1e9), settings.availability.timezone)
+    first = date_at(times.time_ns() - int(since * 1e9), settings.availability.timezone)
     rows = queries.availability(settings.home, by=by, site=site, node=node, since=first)
     show(rows.columns, rows.values, form, first=(*_KEYS[by], *_FIGURES))
     if not rows.values:

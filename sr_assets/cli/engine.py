@@ -1,10 +1,10 @@
 """The commands `spark start`, `status` and `stop` of the warm engine."""
 
-import time
 from typing import TYPE_CHECKING
 
 import click
 
+from sr_assets.adapters import times
 from sr_assets.cli.base import cli, configured
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
@@ -40,7 +40,7 @@ def spark_status(settings: "Settings") -> int:
 
     engine = engine_status(settings.home.resolve())
     click.echo(
-        f"running: pid {engine.pid}, port {engine.port}, for {duration(int(time.time() - engine.started_at))}"
+        f"running: pid {engine.pid}, port {engine.port}, for {duration(int(times.time() - engine.started_at))}"
         if engine
         else "not running"
     )

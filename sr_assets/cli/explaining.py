@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
+from sr_assets.adapters import times
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.domain.secrets import MASK, masked
 from sr_assets.settings.mapping import Block
@@ -74,7 +74,7 @@ class _Explainer:
     def _explained(self, field: FieldInfo, loc: Location, path: str) -> Explained:
         secret, origin = not field.repr, self._origins.get(loc)
         if origin is not None:
-            age_seconds = max(0.0, time.time() - origin.at_ns / 1e9) if origin.at_ns else None
+            age_seconds = max(0.0, times.time() - origin.at_ns / 1e9) if origin.at_ns else None
             value = MASK if secret or origin.secret else masked(origin.reference.label, origin.value)
             return Explained(path, value, _of_source(origin), age_seconds)
         written = _at(self._written, loc)

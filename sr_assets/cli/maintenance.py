@@ -1,11 +1,11 @@
 """The commands `maintenance add`, `maintenance list` and `maintenance end`."""
 
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sr_assets.adapters import times
 from sr_assets.cli.base import SECONDS, cli, configured, form_option, note_action
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.durations import duration
@@ -65,7 +65,7 @@ def add(
         raise ConfigurationError("maintenance add: needs --match or --class; --match '*' is every node")
     if (to_ns is None) == (seconds is None):
         raise ConfigurationError("maintenance add: needs one of --to and --for; name the end of the window")
-    begin_ns = time.time_ns() if from_ns is None else from_ns
+    begin_ns = times.time_ns() if from_ns is None else from_ns
     end_ns = begin_ns + round((seconds or 0) * 1e9) if to_ns is None else to_ns
     if end_ns <= begin_ns:
         option = "--for" if to_ns is None else f"--to {_text(end_ns)}"
@@ -85,7 +85,7 @@ def list_windows(settings: "Settings", form: Format) -> None:
     from sr_assets.stages.tracking.windows import known_windows
 
     columns = ("id", "state", "match", "class", "site", "from", "to", "cron", "for", "reason", "added")
-    now_ns = time.time_ns()
+    now_ns = times.time_ns()
     rows = [_row(known, now_ns) for known in known_windows(settings)]
     show(columns, rows, form, first=("id", "state", "match", "site", "reason"))
 

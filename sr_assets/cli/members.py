@@ -1,12 +1,12 @@
 """Commands about members and their checkpoints: `members`, `step-down`, `checkpoint` and `restore`."""
 
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_error
 from sr_assets.cli.base import cli, configured, form_option, note_action
 from sr_assets.cli.render import Format, show
@@ -41,7 +41,7 @@ def members(settings: "Settings", form: Format) -> int:
                 at_ns, position = checkpoint.at_ns, _position(checkpoint.positions)
         except RunError as error:
             problems.append(f"{site.name}: {error}")
-        age_seconds = None if at_ns is None else max(0.0, time.time() - at_ns / 1e9)
+        age_seconds = None if at_ns is None else max(0.0, times.time() - at_ns / 1e9)
         term = (site.leader, site.leader_host, _time(site.since_ns), list(site.followers))
         rows.append((site.name, *term, _time(at_ns), age_seconds, position))
     show(columns, rows, form, first=("name", "leader", "leader_host", "leader_since"))

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, get_args
 
 from rich.cells import cell_len
 
+from sr_assets.adapters import times
 from sr_assets.cli import layout
 from sr_assets.domain.durations import duration
 from sr_assets.domain.foreign_text import visible
@@ -224,7 +225,7 @@ class Lines:
 
 def age_seconds(time: datetime) -> int:
     """Return the age of a time by this machine's clock, or 0 for a future time."""
-    return max(0, int((datetime.now(UTC) - time).total_seconds()))
+    return max(0, int((times.utc_now() - time).total_seconds()))
 
 
 def age_text(as_of: datetime) -> str:

@@ -9,9 +9,7 @@ import contextlib
 import io
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +17,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from sr_assets.adapters import times
 from sr_assets.cli.base import SECONDS, configured, form_option
 from sr_assets.cli.layout import note
 from sr_assets.cli.render import Format
@@ -72,9 +71,9 @@ def _watch(refresh: Callable[[], Any], pause_seconds: float) -> int:
         shown = _captured_output(refresh)
         with _refreshing_screen() as show:
             while True:
-                heading = f"every {duration(pause_seconds)} until Ctrl-C, last at {datetime.now(UTC):%H:%M:%S} UTC"
+                heading = f"every {duration(pause_seconds)} until Ctrl-C, last at {times.utc_now():%H:%M:%S} UTC"
                 show("".join(f"{line}\n" for line in note(heading)) + shown)
-                time.sleep(pause_seconds)
+                times.sleep(pause_seconds)
                 try:
                     shown = _captured_output(refresh)
                 except SrAssetsError as error:

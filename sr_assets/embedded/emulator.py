@@ -3,7 +3,6 @@
 import asyncio
 import math
 import threading
-import time
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +11,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import ApiError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.secured_client import error_text, secure_options
@@ -116,9 +116,9 @@ class Fleet:
             self._stop.set()
 
     async def _publish_plan(self, stream: JetStreamContext) -> None:
-        began, window = time.monotonic(), asyncio.Semaphore(_WINDOW_MESSAGES)
+        began, window = times.monotonic(), asyncio.Semaphore(_WINDOW_MESSAGES)
         async with asyncio.TaskGroup() as tasks:
-            for publication in self.plan.events(time.time()):
+            for publication in self.plan.events(times.time()):
                 if publication.at_seconds >= self._for_seconds or not await self._due(began + publication.at_seconds):
                     break
                 await window.acquire()
@@ -127,7 +127,7 @@ class Fleet:
     async def _due(self, at: float) -> bool:
         """Wait until the time `at`; return False if the fleet was stopped."""
         # Short sleeps, because `stop` is called from another thread.
-        while self._paced and not self._stop.is_set() and (left := at - time.monotonic()) > 0:  # noqa: ASYNC110
+        while self._paced and not self._stop.is_set() and (left := at - times.monotonic()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(left, _POLL_SECONDS))
         return not self._stop.is_set()
 

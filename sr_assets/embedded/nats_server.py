@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sysconfig
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.extras import missing_extra
 from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import RunError
@@ -139,14 +139,14 @@ class NatsServer:
         self._config, read_before = config, self.log_file.stat().st_size
         write_private(self.home / "server.conf", self._configuration())
         os.kill(self.pid, signal.SIGHUP)
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
+        deadline = times.monotonic() + START_SECONDS
+        while times.monotonic() < deadline:
             log = self.log_file.read_bytes()[read_before:].decode(errors="replace")
             if "Reloaded server configuration" in log:
                 return
             if "Failed to reload" in log:
                 raise RunError(f"NATS server {self.name} refuses its new configuration: {self._last_line()}")
-            time.sleep(0.01)
+            times.sleep(0.01)
         raise RunError(f"NATS server {self.name} did not read its configuration within {START_SECONDS:.0f} s")
 
     def stop(self) -> None:
@@ -186,15 +186,15 @@ class NatsServer:
 
     def _await_port(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the ports file, which the server writes once it accepts connections."""
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
+        deadline = times.monotonic() + START_SECONDS
+        while times.monotonic() < deadline:
             if process.poll() is not None:
                 raise RunError(f"NATS server {self.name} did not start: {self._last_line()}")
             for file in self.home.glob(f"*_{process.pid}.ports"):
                 # The file may be incomplete at first.
                 with contextlib.suppress(ValueError, KeyError, IndexError):
                     return int(json.loads(file.read_text())["nats"][0].rsplit(":", 1)[1])
-            time.sleep(0.01)
+            times.sleep(0.01)
         raise RunError(f"NATS server {self.name} was not ready within {START_SECONDS:.0f} s: {self._last_line()}")
 
     def _last_line(self) -> str:

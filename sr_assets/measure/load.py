@@ -1,12 +1,12 @@
 """The messages of an emulated fleet during a measurement, and the wait for their way through a run."""
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, WireError
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.emulator import Fleet
@@ -36,7 +36,7 @@ def publish_backlog(stream: MeasuredStream, plan: FleetPlan, for_seconds: float)
 
     Raises RunError if the server refuses one.
     """
-    events = takewhile(lambda event: event.at_seconds < for_seconds, plan.events(time.time()))
+    events = takewhile(lambda event: event.at_seconds < for_seconds, plan.events(times.time()))
     items = (
         Outgoing(number, stream.subject.replace("%s", event.sender), b"", event.payload)
         for number, event in enumerate(events, 1)
@@ -63,21 +63,21 @@ def watch(
     `poll` returns the number of items found so far. Raises RunError if a server does not respond for 15 s.
     """
     most = -1
-    changed_at = answered_at = time.monotonic()
+    changed_at = answered_at = times.monotonic()
     while True:
         ended = has_ended()
         try:
             count = poll()
-            answered_at = time.monotonic()
+            answered_at = times.monotonic()
         except WireError as error:
-            if time.monotonic() - answered_at > _UNREACHABLE_SECONDS:
+            if times.monotonic() - answered_at > _UNREACHABLE_SECONDS:
                 raise RunError(f"{error}; no result") from None
             count = most
         complete = is_complete()
         if ended and complete:
             return
         if count > most or complete:
-            most, changed_at = count, time.monotonic()
-        if time.monotonic() - changed_at > patience:
+            most, changed_at = count, times.monotonic()
+        if times.monotonic() - changed_at > patience:
             return
-        time.sleep(_POLL_SECONDS)
+        times.sleep(_POLL_SECONDS)

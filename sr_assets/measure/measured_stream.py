@@ -1,11 +1,11 @@
 """The stream that a suite measures: its choice, the subject of the emulated nodes, and checks before the start."""
 
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.senders import SubjectToken
@@ -141,9 +141,9 @@ def _check_clock(cluster: Cluster, stream: str) -> None:
     """Raise RunError if the server's clock certainly differs from ours."""
     differences = []
     for _ in range(_PROBES):
-        before_ns = time.time_ns()
+        before_ns = times.time_ns()
         ts_ns = cluster.stream_info(stream).ts_ns
-        after_ns = time.time_ns()
+        after_ns = times.time_ns()
         if ts_ns is None:
             return
         differences.append(max(before_ns - ts_ns, ts_ns - after_ns, 0))

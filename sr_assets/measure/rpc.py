@@ -8,6 +8,7 @@ from typing import Final
 
 import orjson
 
+from sr_assets.adapters import times
 from sr_assets.adapters.wire import Connection
 from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.domain.choria_rpc import (
@@ -58,13 +59,13 @@ def measure_rpc(
                     f"rpc: found {len(known)} of {number} nodes at {cluster.label}{listed(test.missing)}; start them, as with"
                     f" `sr-assets emulate --rpc --nodes {number}`"
                 )
-            deadline = time.monotonic() + for_seconds
+            deadline = times.monotonic() + for_seconds
             while True:
-                due = time.monotonic() + interval_seconds
+                due = times.monotonic() + interval_seconds
                 client.generate(test, known[:number], len(known), payload_bytes)
                 if due >= deadline or test.missing:
                     break
-                time.sleep(max(0.0, due - time.monotonic()))
+                times.sleep(max(0.0, due - times.monotonic()))
 
 
 def _missing_nodes(known: Sequence[str], number: int) -> list[str]:
@@ -90,9 +91,9 @@ class _Client:
         request, inbox = self._request(DISCOVERY, b"ping")
         self._connection.send(encode_pub(agent_subject(MAIN_COLLECTIVE, DISCOVERY), b"", b"", request))
         found_names: set[str] = set()
-        deadline = time.monotonic() + _REPLY_SECONDS
+        deadline = times.monotonic() + _REPLY_SECONDS
         while arrived := [
-            node for node, _, _ in self._replies(inbox, min(_QUIET_SECONDS, deadline - time.monotonic()))
+            node for node, _, _ in self._replies(inbox, min(_QUIET_SECONDS, deadline - times.monotonic()))
         ]:
             found_names.update(arrived)
         return sorted(found_names)
@@ -126,7 +127,7 @@ class _Client:
         inbox = self._connection.new_inbox()
         agents = (AGENT,) if agent == DISCOVERY else ()
         request = RpcRequest(
-            agent, body, inbox.decode(), secrets.token_hex(16), caller=_CALLER, agents=agents, time=int(time.time())
+            agent, body, inbox.decode(), secrets.token_hex(16), caller=_CALLER, agents=agents, time=int(times.time())
         )
         return encode_request(request, "sr-assets-measure"), inbox
 

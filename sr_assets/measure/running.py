@@ -6,12 +6,12 @@ As a program it is that process: `python -m sr_assets.measure.running SITE NAME/
 import runpy
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
@@ -28,7 +28,7 @@ class MeasuredRun:
     """A run of a stream's site; `began_ns` is the beginning of its work (unix ns)."""
 
     def __init__(self, child: "subprocess.Popen[bytes] | None", log: Path) -> None:
-        self.began_ns = time.time_ns()
+        self.began_ns = times.time_ns()
         self._child, self._log = child, log
 
     @property
@@ -78,11 +78,11 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
         child = start_child(command, output.fileno(), output.fileno())
     with child:
         try:
-            deadline = time.monotonic() + START_SECONDS
+            deadline = times.monotonic() + START_SECONDS
             while lock_owner(site) is None and child.poll() is None:
-                if time.monotonic() > deadline:
+                if times.monotonic() > deadline:
                     raise RunError(f"the run did not begin within {START_SECONDS:.0f} s; see {log}")
-                time.sleep(_POLL_SECONDS)
+                times.sleep(_POLL_SECONDS)
             run = MeasuredRun(child, log)
             run.check()
             yield run

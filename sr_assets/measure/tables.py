@@ -1,10 +1,10 @@
 """The published tables of a measured stream, read once per publication."""
 
-import time
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
+from sr_assets.adapters import times
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.domain.errors import RunError
 from sr_assets.measure.measured_stream import MeasuredStream
@@ -30,7 +30,7 @@ class PublishedTables:
         self._names = [stream.entry.name, stream.entry.stream]
         self._suffix, self._first_sequence = suffix, first_sequence
         # The source's clock may be a moment behind ours.
-        self._first_date = datetime.now(UTC).date() - timedelta(days=1)
+        self._first_date = times.utc_now().date() - timedelta(days=1)
         self._generation: str | None = None
 
     def poll(self) -> Published | None:
@@ -65,5 +65,5 @@ class PublishedTables:
                 of_fleet,
             ).values
             self._generation = generation
-            return Published(time.time_ns(), dict(last), [sequence for (sequence,) in history], advisories)
+            return Published(times.time_ns(), dict(last), [sequence for (sequence,) in history], advisories)
         return None

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -21,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sr_assets.adapters import times
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.private import open_private, write_private
@@ -64,12 +64,12 @@ def is_due(settings: Settings) -> bool:
         checked_at = float(_remembered(settings.home)["checked_at"])
     except (ValueError, KeyError, TypeError):
         return True
-    return bool(settings.topology) or not 0 <= time.time() - checked_at < _HOURLY.total_seconds()
+    return bool(settings.topology) or not 0 <= times.time() - checked_at < _HOURLY.total_seconds()
 
 
 def note_checked(home: Path) -> None:
     """Record that the jobs were checked now: until the next hour, `is_due` need not import Dagster to find that none is due."""
-    _remember(home, checked_at=time.time())
+    _remember(home, checked_at=times.time())
 
 
 def _remembered(home: Path) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class DueWork:
         self._without_lock: dict[str, float] = memory.get("without_lock", {})
         with contextlib.suppress(KeyError, TypeError, ValueError):
             until = datetime.fromisoformat(memory["until"])
-            since = max(since, until) if until <= datetime.now(UTC) else since
+            since = max(since, until) if until <= times.utc_now() else since
         self._since = since
         # Before this time a job is not due again, so that only a due job asks the database and the published tables.
         self._not_before: dict[str, datetime] = {}
@@ -131,7 +131,7 @@ class DueWork:
         """Return the hourly and nightly jobs without a recent run, in the order of their schedules."""
         import dagster as dg
 
-        due, now = [], datetime.now(UTC)
+        due, now = [], times.utc_now()
         for schedule in self._repository.schedule_defs:
             if schedule.default_status is not dg.DefaultScheduleStatus.RUNNING:
                 continue
@@ -210,9 +210,9 @@ class DueWork:
 
     def cancel(self) -> None:
         """Report the active jobs as canceled unless they soon end: this process is about to end."""
-        deadline = time.monotonic() + _STOP_SECONDS
-        while self._active and time.monotonic() < deadline:
-            time.sleep(0.05)
+        deadline = times.monotonic() + _STOP_SECONDS
+        while self._active and times.monotonic() < deadline:
+            times.sleep(0.05)
         for run_id in list(self._active):
             if (run := self._instance.get_run_by_id(run_id)) is not None and not run.is_finished:
                 self._instance.report_run_canceled(run)
@@ -262,7 +262,7 @@ def _follow(settings: Settings, work: DueWork) -> None:
         BackgroundThread(name, _repeated(part, seconds)).start()
     while True:
         record_alive(settings.home)
-        time.sleep(_ALIVE_SECONDS)
+        times.sleep(_ALIVE_SECONDS)
 
 
 def _once(settings: Settings, work: DueWork) -> int:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.status_file import failing_elsewhere, last_alive, last_idle_poll, read_status
 from sr_assets.adapters.threads import BackgroundThread, failing_threads
 from sr_assets.domain.durations import duration
@@ -42,7 +42,7 @@ class Health:
     """
 
     def __init__(self, settings: Settings, parts: Parts = dict) -> None:
-        self._settings, self._parts, self._started = settings, parts, time.time()
+        self._settings, self._parts, self._started = settings, parts, times.time()
 
     def answer(self, path: str, *, in_full: bool = True) -> tuple[int, str]:
         """Return the status code and the text for a path of `HEALTH_PATHS`; unless `in_full`, without errors' texts."""
@@ -60,7 +60,7 @@ class Health:
 
     def hung(self) -> list[str]:
         """Return a line for each part without progress."""
-        now = time.time()
+        now = times.time()
         ages = {name: now - max(at, self._started) for name, at in self._parts().items()}
         return [
             f"{name}: no progress for {duration(int(age))}" for name, age in ages.items() if age > _PROGRESS_SECONDS
@@ -68,7 +68,7 @@ class Health:
 
     def failing_threads(self, *, in_full: bool = True) -> list[str]:
         """Return a line for each thread that has failed for two minutes, here or in a child that is alive."""
-        now, home = time.time(), self._settings.home
+        now, home = times.time(), self._settings.home
         failing = failing_threads()
         for folder in (home, *(home / "sites" / site for site in self._settings.sites)):
             if now - last_alive(folder) <= _PROGRESS_SECONDS:
@@ -102,7 +102,7 @@ class Health:
         succeeded_at = (status.get("last_success_ns") or 0) / 1e9
         if not succeeded_at:
             return "no run has succeeded yet"
-        age = time.time() - max(succeeded_at, last_idle_poll(folder))
+        age = times.time() - max(succeeded_at, last_idle_poll(folder))
         limit = max(_SUCCESS_SECONDS, 3 * self._settings.run_budget_ns / 1e9)
         return f"last success {duration(int(age))} ago" if age > limit else None
 
@@ -137,7 +137,7 @@ def daemon_parts(
                     if status.required:
                         last = status.last_heartbeat
                         seen[f"Dagster daemon {name}"] = last.timestamp if last else 0.0
-                seen[_STORAGE] = time.time()
+                seen[_STORAGE] = times.time()
                 yield poll_seconds
 
     with BackgroundThread("daemon heartbeats", read):

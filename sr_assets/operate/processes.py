@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Final
+
+from sr_assets.adapters import times
 
 # The exit code of shells after Ctrl-C.
 INTERRUPTED: Final = 130
@@ -62,10 +63,10 @@ def stop_groups(children: Sequence[subprocess.Popen[bytes]], *, again_seconds: f
     """
     for child in children:
         signal_group(child, signal.SIGTERM)
-    began = time.monotonic()
+    began = times.monotonic()
     again_at, left = began + again_seconds, list(children)
     while left:
-        hangs, now = time.monotonic() >= began + _STOP_SECONDS, time.monotonic()
+        hangs, now = times.monotonic() >= began + _STOP_SECONDS, times.monotonic()
         for child in list(left):
             if child.poll() is not None or hangs:
                 # Now and not later: another process may get the id of a group that has ended.
@@ -77,7 +78,7 @@ def stop_groups(children: Sequence[subprocess.Popen[bytes]], *, again_seconds: f
         if now >= again_at:
             again_at = now + again_seconds
         if left:
-            time.sleep(_POLL_SECONDS)
+            times.sleep(_POLL_SECONDS)
 
 
 def signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:

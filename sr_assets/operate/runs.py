@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.logs import open_log, print_error
 from sr_assets.automation.idle import is_idle
 from sr_assets.domain.backoff import backoff_seconds
@@ -110,7 +110,7 @@ class _Children:
         self._logs = ChildLogs(settings, to_file=False)
         # Several children would overwrite each other's progress bars.
         self._alone = alone
-        self._begun = time.time()
+        self._begun = times.time()
         self._guard = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []
         self._stopped = threading.Event()
@@ -138,7 +138,7 @@ class _Children:
         """Run a child until `stop`, and another whenever it ends; return 0, or 2 if the configuration is wrong."""
         failures = 0
         while True:
-            began = time.monotonic()
+            began = times.monotonic()
             try:
                 code = run()
             except OSError as error:
@@ -150,7 +150,7 @@ class _Children:
             if code == _MISCONFIGURED:
                 print_error(f"the process of {name} {ended}; correct the configuration and restart this command")
                 return code
-            failures = 1 if time.monotonic() - began > _HEALTHY_SECONDS else failures + 1
+            failures = 1 if times.monotonic() - began > _HEALTHY_SECONDS else failures + 1
             pause_seconds = backoff_seconds(
                 failures, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
             )

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import open_log, print_error, print_warning
@@ -190,17 +190,17 @@ class Services:
             )
 
     def _await(self, name: str, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
+        deadline = times.monotonic() + _START_SECONDS
+        while times.monotonic() < deadline:
             self.check()
             if condition():
                 return
-            time.sleep(0.1)
+            times.sleep(0.1)
         raise RunError(f"the Dagster {name} did not respond within {_START_SECONDS:.0f} s")
 
     def check(self) -> None:
         """Restart the code server if it ended; raise RunError if another process ended or the restart failed."""
-        self.checked_at = time.time()
+        self.checked_at = times.time()
         for name, child in list(self._children.items()):
             if child.poll() is None:
                 continue
@@ -266,7 +266,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
                     print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
                 while True:
                     services.check()
-                    time.sleep(0.5)
+                    times.sleep(0.5)
         except KeyboardInterrupt:
             return 0
         finally:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.state.status_file import record_alive
@@ -69,16 +69,16 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
 
 def _await_poll(settings: Settings, leadership: Leadership, folder: Path) -> None:
     """Wait for the interval of the sensor, which may change meanwhile."""
-    began = time.monotonic()
+    began = times.monotonic()
     while leadership.leads:
         record_alive(folder)
         interval_seconds = current_settings(settings).sensor.interval_ns / SECOND_NS
-        left_seconds = began + interval_seconds - time.monotonic()
+        left_seconds = began + interval_seconds - times.monotonic()
         if left_seconds <= 0:
             return
-        ends = time.monotonic() + min(left_seconds, _INTERVAL_SECONDS)
-        while leadership.leads and time.monotonic() < ends:
-            time.sleep(min(_STANDBY_SECONDS, left_seconds))
+        ends = times.monotonic() + min(left_seconds, _INTERVAL_SECONDS)
+        while leadership.leads and times.monotonic() < ends:
+            times.sleep(min(_STANDBY_SECONDS, left_seconds))
 
 
 def _await_leadership(leadership: Leadership, folder: Path, *, once: bool) -> bool:
@@ -98,7 +98,7 @@ def _await_leadership(leadership: Leadership, folder: Path, *, once: bool) -> bo
         else:
             return True
         leadership.begin()
-        time.sleep(_STANDBY_SECONDS)
+        times.sleep(_STANDBY_SECONDS)
 
 
 def _has_work(settings: Settings, site: str) -> bool:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, close_all
 from sr_assets.adapters.election import ElectionBucket
-from sr_assets.adapters.state.lease import Lease, boot_seconds, forget_lease, instance_of
+from sr_assets.adapters.state.lease import Lease, forget_lease, instance_of
 from sr_assets.domain.election import election_key
 from sr_assets.domain.errors import RunError
 
@@ -117,7 +117,7 @@ class Candidate:
         if not self._is_writable:
             # A member that holds the keys without a lease would keep the others from leading.
             self._keep(self._made(Lease(problem="this member could not write its lease")))
-        began = boot_seconds()
+        began = times.boot_seconds()
         self._campaigns[_LEADER if self._since_ns else "candidate"] += 1
         holder = None if self._held else self._take()
         if self._held and not self._renew():
@@ -146,7 +146,7 @@ class Candidate:
                     self._buckets[key.location].delete(key.key, entry.revision)
             self._records.forget_record(self._site)
         self._held, self._since_ns = {}, None
-        rests_until = boot_seconds() + 2 * self.ttl_seconds if rest else self._lease.rests_until
+        rests_until = times.boot_seconds() + 2 * self.ttl_seconds if rest else self._lease.rests_until
         with contextlib.suppress(OSError):
             self._keep(self._made(Lease(problem="this member gave up the leadership", rests_until=rests_until)))
         return self._lease
@@ -172,7 +172,7 @@ class Candidate:
                 return before or _NOBODY
             # A leader of our kind stops its work before it deletes its keys.
             if before is not None and before.instance is None:
-                self._waits_until = boot_seconds() + self._notice_seconds(before)
+                self._waits_until = times.boot_seconds() + self._notice_seconds(before)
             held[key.key] = revision
         self._held = held
         return None
@@ -201,7 +201,7 @@ class Candidate:
         # No process of this home may continue while the keys are given back.
         self._keep(self._made(Lease(problem="a key was taken or deleted")))
         # Our record as a leader remains until it expires: a new leader of our kind waits for that.
-        self._recorded_at = boot_seconds() + self.ttl_seconds
+        self._recorded_at = times.boot_seconds() + self.ttl_seconds
         lost = _NOBODY
         for key in self.keys:
             entry = self._read(key)
@@ -236,7 +236,7 @@ class Candidate:
         if self._since_ns is None and (wait := self._wait_for_predecessor()):
             self._record("candidate")
             return self._made(Lease(problem=wait))
-        self._since_ns = self._since_ns or self._own_since() or time.time_ns()
+        self._since_ns = self._since_ns or self._own_since() or times.time_ns()
         # Written after the renewals of this campaign: it expires after our deadline too.
         self._records.keep_record(self._site, self._about(_LEADER))
         margin = min(_MARGIN * self.ttl_seconds, _LONGEST_MARGIN_SECONDS)
@@ -252,7 +252,7 @@ class Candidate:
         """Return why a previous leader may still be before its deadline, or None."""
         if any(bucket.age_seconds() < bucket.ttl_seconds for bucket in self._buckets.values()):
             return "this member will lead when the bucket is older than its TTL: a leader may know a deleted bucket"
-        if boot_seconds() < self._waits_until:
+        if times.boot_seconds() < self._waits_until:
             return "this member will lead when the previous leader has noticed that its key was deleted"
         for instance, record in self._records.records(self._site).items():
             if instance != self._instance and record.get("role") == _LEADER:
@@ -284,9 +284,9 @@ class Candidate:
 
     def _record(self, role: str) -> None:
         """Keep our record alive, unless it is new enough."""
-        if boot_seconds() >= self._recorded_at + self.ttl_seconds / 3:
+        if times.boot_seconds() >= self._recorded_at + self.ttl_seconds / 3:
             self._records.keep_record(self._site, self._about(role))
-            self._recorded_at = boot_seconds()
+            self._recorded_at = times.boot_seconds()
 
     def _about(self, role: str) -> dict[str, Any]:
         about = {"member": self.keys[0].member, "host": socket.gethostname(), "role": role}

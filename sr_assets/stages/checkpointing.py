@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.object_store import ObjectBucket, StoredObject
 from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.state.checkpoint import (
@@ -72,7 +73,7 @@ class Checkpoints:
         if self._store is not None:
             # Another connection: writing a checkpoint delays no commit.
             self._state = self._stack.enter_context(state.second_connection())
-            self._due_at = time.monotonic() + self._store.interval_ns / 1e9
+            self._due_at = times.monotonic() + self._store.interval_ns / 1e9
             self._thread = BackgroundThread(f"checkpoints {site}", self._keep)
 
     def __enter__(self) -> Self:
@@ -95,8 +96,8 @@ class Checkpoints:
         assert self._store is not None
         while True:
             yield _POLL_SECONDS
-            if self._serve(self._store, due=time.monotonic() >= self._due_at):
-                self._due_at = time.monotonic() + self._store.interval_ns / 1e9
+            if self._serve(self._store, due=times.monotonic() >= self._due_at):
+                self._due_at = times.monotonic() + self._store.interval_ns / 1e9
 
     def _serve(self, store: CheckpointSettings, *, due: bool) -> bool:
         """Store a checkpoint if one is requested, or if one is due and the state has changed; return whether it was so."""

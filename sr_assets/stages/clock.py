@@ -1,8 +1,8 @@
 """The servers' time during a run: the last reported time, advanced by the monotonic clock."""
 
-import time
 from pathlib import Path
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.status_file import read_status, status_age_seconds
 from sr_assets.domain.positions import is_credible
 
@@ -18,7 +18,7 @@ class Clock:
     def set(self, ts_ns: int | None) -> None:
         """Set the time to a server's clock (unix ns); None, or a clock far ahead, changes nothing."""
         if (credible_ns := self.credible_ns(ts_ns)) is not None:
-            self._known, self._reported = (credible_ns, time.monotonic()), True
+            self._known, self._reported = (credible_ns, times.monotonic()), True
 
     @classmethod
     def credible_ns(cls, ts_ns: int | None) -> int | None:
@@ -28,7 +28,7 @@ class Clock:
     @staticmethod
     def own_ns() -> int:
         """Return this machine's time (unix ns), which bounds servers' clocks and retentions, and dates metrics."""
-        return time.time_ns()
+        return times.time_ns()
 
     def servers_ns(self) -> int:
         """Return the servers' time (unix ns), or 0 before a server has reported it to this process."""
@@ -40,7 +40,7 @@ class Clock:
             status = read_status(self._folder)
             age_seconds = status_age_seconds(status)
             if age_seconds is None:
-                return time.time_ns()
-            self._known = (status["committed_at_ns"], time.monotonic() - age_seconds)
+                return times.time_ns()
+            self._known = (status["committed_at_ns"], times.monotonic() - age_seconds)
         ts_ns, at = self._known
-        return ts_ns + int((time.monotonic() - at) * 1e9)
+        return ts_ns + int((times.monotonic() - at) * 1e9)

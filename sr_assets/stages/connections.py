@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
 from sr_assets.adapters.nats.client import PublishRules
 from sr_assets.adapters.nats.cluster import Cluster
@@ -111,10 +111,10 @@ class SparkConnection:
         """Return the number of parallel tasks of the engine; a cluster, which may grow, is queried once a minute."""
         if "://" not in self._settings.mode:
             return local_cores(self._settings)
-        if time.monotonic() >= self._counted_until:
+        if times.monotonic() >= self._counted_until:
             with self.use() as session:
                 self._cores = count_cores(session)
-            self._counted_until = time.monotonic() + _COUNTED_SECONDS
+            self._counted_until = times.monotonic() + _COUNTED_SECONDS
         return self._cores
 
     @contextlib.contextmanager

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.published.index import Run
@@ -80,7 +80,7 @@ class FollowedSite:
         """Show the newest checkpoint if this home is a follower and the last attempt is older than an interval."""
         if (
             not self.has_checkpoints
-            or time.monotonic() < self._due_at
+            or times.monotonic() < self._due_at
             or standby_line(self._settings, self._site) is None
         ):
             return
@@ -94,7 +94,7 @@ class FollowedSite:
             problem = str(error)
             if problem != self._problem:
                 logger.warning("%s: the newest checkpoint is not shown: %s", self._site, error)
-        self._problem, self._due_at = problem, time.monotonic() + self._interval_seconds
+        self._problem, self._due_at = problem, times.monotonic() + self._interval_seconds
 
 
 def show_checkpoint(settings: Settings, site: str) -> bool:

@@ -5,11 +5,11 @@ A heartbeat climbs a tree of replicators like every message, so its readers know
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.heartbeat_counts import HeartbeatCounts, write_counts
 from sr_assets.adapters.threads import BackgroundThread
@@ -65,16 +65,16 @@ class HeartbeatPublisher:
             self._leadership.__exit__(None, None, None)
 
     def _beat(self, settings: HeartbeatSettings) -> Generator[float]:
-        due = dict.fromkeys(settings.subjects, time.monotonic())
+        due = dict.fromkeys(settings.subjects, times.monotonic())
         with contextlib.closing(Cluster(settings.cluster, _CLIENT)) as cluster:
             while True:
-                yield max(0.0, min(due.values()) - time.monotonic())
-                now = time.monotonic()
+                yield max(0.0, min(due.values()) - times.monotonic())
+                now = times.monotonic()
                 for subject in [subject for subject, at in due.items() if at <= now]:
                     if self._may_publish():
                         self._publish(cluster, subject)
                     interval_seconds = subject.interval_ns / SECOND_NS
-                    due[subject] = max(due[subject] + interval_seconds, time.monotonic())
+                    due[subject] = max(due[subject] + interval_seconds, times.monotonic())
                 if self._folder:
                     with contextlib.suppress(OSError):  # a full disk
                         write_counts(self._folder, self._counts)
@@ -92,7 +92,7 @@ class HeartbeatPublisher:
         return self._leadership.campaigns and self._leadership.leads
 
     def _publish(self, cluster: Cluster, subject: HeartbeatSubject) -> None:
-        counts, started = self._counts.setdefault(subject.subject, HeartbeatCounts()), time.monotonic()
+        counts, started = self._counts.setdefault(subject.subject, HeartbeatCounts()), times.monotonic()
         counts.published += 1
         try:
             publish_heartbeat(cluster, subject)
@@ -100,13 +100,13 @@ class HeartbeatPublisher:
             counts.errors += 1
             if isinstance(error, TransientError):
                 cluster.close()
-            if time.monotonic() - self._said.get(subject.subject, -_SAY_AGAIN_SECONDS) >= _SAY_AGAIN_SECONDS:
-                self._said[subject.subject] = time.monotonic()
+            if times.monotonic() - self._said.get(subject.subject, -_SAY_AGAIN_SECONDS) >= _SAY_AGAIN_SECONDS:
+                self._said[subject.subject] = times.monotonic()
                 self._say(f"heartbeat {subject.subject}: {error}")
         else:
             if self._said.pop(subject.subject, None) is not None:
                 self._say(f"heartbeat {subject.subject}: stored again")
-        counts.seconds += time.monotonic() - started
+        counts.seconds += times.monotonic() - started
 
 
 def publisher_of(settings: Settings, say: Callable[[str], None]) -> HeartbeatPublisher:
@@ -128,4 +128,4 @@ def heartbeat_leadership(settings: Settings) -> Leadership | None:
 def publish_heartbeat(cluster: Cluster, subject: HeartbeatSubject) -> None:
     """Publish one heartbeat in the Stream Replicator's format; raises RunError unless a stream acknowledges it."""
     headers = {**dict(subject.headers), ORIGINATOR: socket.gethostname(), SUBJECT: subject.subject}
-    cluster.publish(subject.subject, b"%d" % time.time(), headers)
+    cluster.publish(subject.subject, b"%d" % times.time(), headers)

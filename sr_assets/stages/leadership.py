@@ -10,15 +10,15 @@ import logging
 import math
 import random
 import threading
-import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.adapters.published.index import show_leaders
-from sr_assets.adapters.state.lease import Lease, boot_seconds, forget_lease, guard_of, lease_age_seconds
+from sr_assets.adapters.state.lease import Lease, forget_lease, guard_of, lease_age_seconds
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.durations import duration
@@ -133,7 +133,7 @@ class Leadership:
     def is_new(self) -> bool:
         """Whether copies of a previous leader may still arrive: this home has led for less than two TTLs."""
         lease = self.lease
-        return self._elects and time.time_ns() - (lease.since_ns or 0) < 2 * lease.ttl_seconds * 1e9
+        return self._elects and times.time_ns() - (lease.since_ns or 0) < 2 * lease.ttl_seconds * 1e9
 
     @property
     def lease(self) -> Lease:
@@ -169,7 +169,7 @@ class Leadership:
                 if self.leads:
                     return
                 raise StandbyError(self.lease.line)
-            time.sleep(_POLL_SECONDS)
+            times.sleep(_POLL_SECONDS)
 
     # ------------------------------------------------------------------------------------------------- the campaigns
 
@@ -190,7 +190,7 @@ class Leadership:
             if candidate.holds_keys:
                 self._step_down(candidate)
             marker.unlink(missing_ok=True)
-        rests = boot_seconds() < self.lease.rests_until
+        rests = times.boot_seconds() < self.lease.rests_until
         self._log((candidate.observe() if rests else candidate.campaign()).line)
         self._failing_since = None
 
@@ -198,12 +198,12 @@ class Leadership:
         """Stop the site's work, then delete the keys; a run that does not stop in time loses its lease first."""
         deadline = self.lease.deadline
         candidate.stop("this member steps down")
-        while lock_owner(self._folder) is not None and boot_seconds() < deadline:
-            time.sleep(_POLL_SECONDS)
+        while lock_owner(self._folder) is not None and times.boot_seconds() < deadline:
+            times.sleep(_POLL_SECONDS)
         candidate.release(rest=True)
 
     def _note_problem(self, candidate: Candidate, error: Exception) -> None:
-        self._failing_since = self._failing_since or time.time()
+        self._failing_since = self._failing_since or times.time()
         # A connection that a server has dropped may look alive.
         candidate.close()
         self._log(str(error))
@@ -259,7 +259,7 @@ def stalled_line(settings: Settings, site: str) -> str | None:
     patience_seconds = max(_STALLED_SECONDS, 2 * lease.ttl_seconds)
     if age_seconds > patience_seconds:
         return f"does not campaign: the last result is {duration(int(age_seconds))} old, see the log"
-    if lease.failing_since is not None and (failing_seconds := time.time() - lease.failing_since) > patience_seconds:
+    if lease.failing_since is not None and (failing_seconds := times.time() - lease.failing_since) > patience_seconds:
         return f"cannot campaign for {duration(int(failing_seconds))}: {lease.problem}"
     return None
 
@@ -293,11 +293,11 @@ def step_down(settings: Settings, site: str, wait_seconds: float) -> bool:
             candidate.close()
             return True
     (folder / _STEP_DOWN).touch(mode=0o600)
-    deadline = time.monotonic() + wait_seconds + lease.ttl_seconds
+    deadline = times.monotonic() + wait_seconds + lease.ttl_seconds
     while (folder / _STEP_DOWN).exists():
-        if time.monotonic() > deadline:
+        if times.monotonic() > deadline:
             raise RunError(
                 f"{site}: the running process did not step down within {wait_seconds + lease.ttl_seconds:g} s"
             )
-        time.sleep(_POLL_SECONDS)
+        times.sleep(_POLL_SECONDS)
     return True

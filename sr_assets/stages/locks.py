@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry
 from sr_assets.adapters.election import ElectionBucket, LockBucket
-from sr_assets.adapters.state.lease import Lease, boot_seconds
+from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.durations import duration
 from sr_assets.domain.election import lock_key
@@ -43,7 +43,7 @@ def _locking(settings: Settings, site: str) -> list[ConfiguredEntry]:
 
 def _keys(settings: Settings, site: str, run_id: str) -> list[Key]:
     holder = f"{settings.replicator}/{site} on {socket.gethostname()} (pid {os.getpid()}, run {run_id})"
-    value = json.dumps({"holder": holder, "since": format_rfc3339_ns(time.time_ns())})
+    value = json.dumps({"holder": holder, "since": format_rfc3339_ns(times.time_ns())})
     keys = []
     for lock in site_locks(settings, site):
         source, name = split_label(lock)
@@ -75,7 +75,7 @@ class LockCandidate(Candidate):
         return replace(super()._made(lease), locks=self._contested.label)
 
     def _wait_for_predecessor(self) -> str | None:
-        return "an earlier holder may still work" if boot_seconds() < self._waits_until else None
+        return "an earlier holder may still work" if times.boot_seconds() < self._waits_until else None
 
 
 def read_holder(entry: Entry) -> tuple[str, int]:
@@ -114,12 +114,12 @@ class Locks(Leadership):
         """
         if not self.elects:
             return None
-        deadline = time.monotonic() + self._timeout_seconds
+        deadline = times.monotonic() + self._timeout_seconds
         while not self.leads:
-            if time.monotonic() > deadline:
+            if times.monotonic() > deadline:
                 raise RunError(self._timed_out())
             record_alive(self._folder.parent)
-            time.sleep(_POLL_SECONDS)
+            times.sleep(_POLL_SECONDS)
         return self
 
     def _timed_out(self) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from sr_assets.adapters import times
 from sr_assets.domain.sizing import poll_seconds
 
 
@@ -21,7 +22,7 @@ class Pace:
 
     def begin_round(self) -> None:
         """Set the time of the next poll if the last one is over; call it before the entries take their steps."""
-        now, used_seconds, sites = time.monotonic(), time.process_time(), self._sites_served()
+        now, used_seconds, sites = times.monotonic(), time.process_time(), self._sites_served()
         if now < self.next_poll_at:
             return
         if self.next_poll_at:

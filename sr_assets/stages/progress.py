@@ -5,11 +5,11 @@ On a terminal, `show_on` draws bars instead.
 """
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol, Self
 
+from sr_assets.adapters import times
 from sr_assets.domain.positions import SequenceRange
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Progress:
         shown = self._show(done, left, caught_up=caught_up)
         self._first = covered.first if self._first is None else self._first
         self._count, self._batches, self._seconds = self._count + count, self._batches + 1, self._seconds + seconds
-        now = time.monotonic()
+        now = times.monotonic()
         if caught_up and self._logged_at is not None and now - self._logged_at < _PERIOD_SECONDS:
             return
         if done and left:
@@ -98,7 +98,7 @@ class LongWork:
 
     def __init__(self, label: str, total: int) -> None:
         self._label, self._total = label, total
-        self._began_at = self._logged_at = time.monotonic()
+        self._began_at = self._logged_at = times.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +111,7 @@ class LongWork:
         """Record the progress; return whether a line was logged, at most every ten seconds."""
         if _display is not None:
             _display.show(self._label, done, self._total)
-        now = time.monotonic()
+        now = times.monotonic()
         if now - self._logged_at < _LOOK_SECONDS:
             return False
         rate = done / (now - self._began_at)

@@ -3,11 +3,11 @@
 The stages fill the report; checks, materialisations and the command line read it.
 """
 
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.settings import Entry
 
@@ -57,7 +57,7 @@ class StreamReport:
     paused: bool = False
     snapshots: int = 0
     lag_messages: int = 0
-    began_at: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=times.monotonic)
     alive_at: float | None = None
     alive_ns: int | None = None
     alive_due_ns: int | None = None

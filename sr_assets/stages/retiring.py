@@ -1,9 +1,9 @@
 """`retire` and `unretire`: a request to each stream that tracks a node, and a run if none is active."""
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.published import queries
 from sr_assets.adapters.published.actions import origin
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
@@ -38,10 +38,10 @@ def act_on_node(settings: Settings, action: Action, node: str, site: str | None,
     answers: list[Answer] = []
     open_requests, problem = requests, ""
     try:
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = times.monotonic() + _WAIT_SECONDS
         while open_requests and not problem:
-            time.sleep(_POLL_SECONDS)
-            if time.monotonic() > deadline:
+            times.sleep(_POLL_SECONDS)
+            if times.monotonic() > deadline:
                 problem = _not_applied(streams[0].name)
             elif lock_owner(folder) is None:
                 problem = _run(settings, streams)

@@ -1,10 +1,10 @@
 """One run of a site: the rounds of its entries, their end, and the saved results."""
 
 import contextlib
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.errors import LeadershipLostError
 from sr_assets.settings import Entry, FeedSettings
@@ -43,7 +43,7 @@ class SiteRun:
         wanted: Callable[[], bool] = lambda: False,
     ) -> None:
         self._site, self._drain_only, self._wanted = site, drain_only, wanted
-        self._budget_ends = time.monotonic() + site.settings.run_budget_ns / 1e9
+        self._budget_ends = times.monotonic() + site.settings.run_budget_ns / 1e9
         self._works = [
             self._work_on(entry, selection[entry.stream]) for entry in site.entries if entry.stream in selection
         ]
@@ -58,7 +58,7 @@ class SiteRun:
 
     @property
     def _over(self) -> bool:
-        return time.monotonic() > self._budget_ends and not self._wanted()
+        return times.monotonic() > self._budget_ends and not self._wanted()
 
     @property
     def reports(self) -> dict[str, StreamReport]:
@@ -75,7 +75,7 @@ class SiteRun:
         works = self._works
         try:
             yield from self._do_rounds()
-            copies_end = time.monotonic() + _COPY_SECONDS
+            copies_end = times.monotonic() + _COPY_SECONDS
             for work in works:
                 work.join(copies_end)
             with contextlib.suppress(LeadershipLostError):
@@ -89,7 +89,7 @@ class SiteRun:
                 for work in works:
                     stack.callback(work.close)
                     stack.callback(work.note_end)
-                    stack.callback(work.join, time.monotonic() + _COPY_SECONDS)
+                    stack.callback(work.join, times.monotonic() + _COPY_SECONDS)
         # A run that lost its lock has no new leader to continue its work.
         if (locks := self._site.leadership.locks) is not None:
             locks.ensure()
@@ -99,7 +99,7 @@ class SiteRun:
         site, works, drain_only = self._site, self._works, self._drain_only
         linger_seconds = site.settings.linger_ns / 1e9
         ends: Ends = {} if drain_only else None
-        active = time.monotonic()
+        active = times.monotonic()
         while site.leadership.leads:
             site.woken.clear()
             record_alive(site.folder)
@@ -108,7 +108,7 @@ class SiteRun:
             busy = False
             for work in works:
                 busy |= work.step(ends)
-            now = time.monotonic()
+            now = times.monotonic()
             if busy or any(work.batch_active for work in works):
                 active = now
             retrying = any(work.retrying for work in works)
@@ -120,11 +120,11 @@ class SiteRun:
                 if not drain_only and now - active > linger_seconds and not self._wanted():
                     return
             due_at = min(work.due_at for work in works)
-            caught_up, copying = due_at > time.monotonic(), any(work.copying_active for work in works)
+            caught_up, copying = due_at > times.monotonic(), any(work.copying_active for work in works)
             site.publish(now=False, caught_up=caught_up, copying=copying)
             yield caught_up and not any(work.pending for work in works)
             publishing_due_at = site.publishing_due_at(caught_up=caught_up, copying=copying)
-            pause_seconds = min(due_at, publishing_due_at) - time.monotonic()
+            pause_seconds = min(due_at, publishing_due_at) - times.monotonic()
             if pause_seconds > 0:
                 site.woken.wait(min(pause_seconds, _POLL_SECONDS))
 

@@ -1,9 +1,9 @@
 """The command `checkpoint`: a checkpoint on request, written by the active run or, without one, by the command."""
 
-import time
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.checkpoint_request import is_pending, request_checkpoint, withdraw_request
 from sr_assets.adapters.state.lock import lock_owner
@@ -45,6 +45,6 @@ def _request(settings: Settings, site: str, store: CheckpointSettings) -> bool:
             if last_stored(folder) == before:
                 raise RunError(f"{store.cluster}: the active run could not store a checkpoint; its log has the reason")
             return True
-        time.sleep(_POLL_SECONDS)
+        times.sleep(_POLL_SECONDS)
     withdraw_request(folder)
     return last_stored(folder) != before

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
@@ -85,7 +86,7 @@ class Site:
         self.woken = threading.Event()
         self._lock = SiteLock(self.folder, owner, wait_seconds)
         self._stack = contextlib.ExitStack()
-        self._began_at = time.monotonic()
+        self._began_at = times.monotonic()
         self._publish_after = self._publish_sightings_after = 0.0
         self._changed = self._has_events = False
         self._changed_at = 0.0
@@ -122,13 +123,13 @@ class Site:
     def _note_change(self, tables: set[str]) -> None:
         self._has_events |= not EVENT_TABLES.isdisjoint(tables)
         if not self._changed:
-            self._changed, self._changed_at = True, time.monotonic()
+            self._changed, self._changed_at = True, times.monotonic()
 
     def note_paused(self) -> None:
         """Publish a stream that was paused or resumed as if work on it had been committed."""
         if self._paused() != self._shown_paused and not self._has_events:
             self._changed = self._has_events = True
-            self._changed_at = time.monotonic()
+            self._changed_at = times.monotonic()
 
     def note_refused(self, stream: str, *, refused: bool) -> None:
         """Note for the sensor whether a stream's advisories are refused."""
@@ -141,7 +142,7 @@ class Site:
         alone wait longer than events. A run that has not caught up delays its first publication: if it soon catches up,
         it publishes once. While it is `copying`, a commit waits for a second.
         """
-        if not now and time.monotonic() < self.publishing_due_at(caught_up=caught_up, copying=copying):
+        if not now and times.monotonic() < self.publishing_due_at(caught_up=caught_up, copying=copying):
             return
         # CPU time of this thread, because waiting for a core on a busy machine is no cost, and the process may serve
         # other sites.
@@ -165,11 +166,11 @@ class Site:
             if now:
                 raise
             self._changed = self._has_events = True
-            self._publish_after = time.monotonic() + _BUSY_SECONDS
+            self._publish_after = times.monotonic() + _BUSY_SECONDS
             return
         used_seconds = time.thread_time() - started
-        self._publish_after = time.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)
-        self._publish_sightings_after = time.monotonic() + _SIGHTINGS_SECONDS
+        self._publish_after = times.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)
+        self._publish_sightings_after = times.monotonic() + _SIGHTINGS_SECONDS
         self._shown_paused = paused
         self._write_status(paused)
 

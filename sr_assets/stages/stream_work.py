@@ -6,10 +6,10 @@ full target therefore delays only copies. Advisories belong to the loop whose cl
 
 import contextlib
 import math
-import time
 from collections.abc import Callable
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.counters import COPYING
 from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.records import StreamState
@@ -152,7 +152,7 @@ class StreamWork(EntryWork):
         """Start the next copy step if one is due; return whether the previous one made copies."""
         busy = self._background.take() or False
         self._may_have_work |= busy and not (ends is None and self._replica.caught_up)
-        if time.monotonic() >= self._copying_due_at:
+        if times.monotonic() >= self._copying_due_at:
             # Only a lingering run also polls without a sign of new work.
             self._may_have_work, self._poll_at = False, self._site.pace.next_poll_at if ends is None else math.inf
             self._background.start(lambda: self._copy(ends))
@@ -242,7 +242,7 @@ class StreamWork(EntryWork):
             # A kill while the run ends tells nothing about the messages.
             with contextlib.suppress(SrAssetsError):
                 self._site.state.note_attempt_ended(self._stream.stream)
-        if not self._background.join(max(0.0, deadline - time.monotonic())):
+        if not self._background.join(max(0.0, deadline - times.monotonic())):
             self._site.spark.interrupt()
             if not self._background.join(_INTERRUPTED_SECONDS):
                 self._abandoned = True

@@ -6,12 +6,12 @@ Watching and copying are separate loops, so that an error of a target delays onl
 import logging
 import random
 import threading
-import time
 from collections import Counter as Counts
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.counters import Counter
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import (
@@ -67,7 +67,7 @@ class WorkLoop:
     @property
     def due(self) -> bool:
         """Whether the next step is due."""
-        return self.failure is None and time.monotonic() >= self.due_at
+        return self.failure is None and times.monotonic() >= self.due_at
 
     def rest(self, until: float) -> None:
         """Delay the next step until a time (monotonic seconds), so that messages form one batch. An error has its own pause."""
@@ -151,8 +151,8 @@ class WorkLoop:
         pause_seconds = backoff_seconds(
             self.retries, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
         )
-        self.due_at = time.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
-        logger.warning("%s; attempt %d in %.1f s", line, self.retries + 1, self.due_at - time.monotonic())
+        self.due_at = times.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
+        logger.warning("%s; attempt %d in %.1f s", line, self.retries + 1, self.due_at - times.monotonic())
         if self.retries == 1:
             self._on_error(line)
 

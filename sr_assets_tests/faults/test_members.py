@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.adapters.state.lease import Lease, boot_seconds
+from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.report import Stage
@@ -89,7 +90,7 @@ def test_key_that_a_third_party_deleted_is_led_after_the_old_deadline(rig: Rig, 
         with Leadership(member(rig, tmp_path, "b", bucket), SITE) as other:
             assert read_key(rig, bucket, key) == b"b"
             wait_until(lambda: other.leads, "the other member to lead")
-            assert boot_seconds() > deadline
+            assert times.boot_seconds() > deadline
     finally:
         leader.kill()
         leader.communicate()

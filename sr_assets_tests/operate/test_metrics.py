@@ -391,7 +391,7 @@ def test_searches_for_users_take_a_share_of_a_core(monkeypatch: pytest.MonkeyPat
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     server = MetricsServer(Exposition(configured(tmp_path)), "127.0.0.1", 0)
     monkeypatch.setattr("sr_assets.operate.metrics.serving.peer_user", search)
-    monkeypatch.setattr("sr_assets.operate.metrics.serving.time", clock)
+    monkeypatch.setattr("sr_assets.operate.metrics.serving.times", clock)
     ends = ("127.0.0.1", 1), ("127.0.0.1", 2)
     assert [server._server.is_owner(*ends) for _ in range(3)] == [False, False, False]
     assert now[0] - 100.0 == 3 * 0.25 + 2 * 2.5

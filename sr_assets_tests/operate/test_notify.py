@@ -205,7 +205,7 @@ def quiet_now(**more: Any) -> dict[str, Any]:
 def later(monkeypatch: pytest.MonkeyPatch, **difference: float) -> None:
     """Set the clock of the deliveries ahead."""
     at = time.time() + timedelta(**difference).total_seconds()
-    monkeypatch.setattr("sr_assets.operate.notify.delivery.time.time", lambda: at)
+    monkeypatch.setattr("sr_assets.operate.notify.delivery.times.time", lambda: at)
 
 
 def fail(home: Path, reason: str | None) -> None:
@@ -319,7 +319,7 @@ def test_events_are_discarded_a_day_after_their_own_first_failure(
     def attempt_after(hours: float) -> None:
         nonlocal clock
         clock += hours * 3_600
-        monkeypatch.setattr("sr_assets.operate.notify.delivery.time.time", lambda: clock)
+        monkeypatch.setattr("sr_assets.operate.notify.delivery.times.time", lambda: clock)
         notify_once(settings)
 
     with receiving() as receiver:
@@ -354,7 +354,7 @@ def test_failures_of_events_that_are_gone_do_not_count(
         notify_once(others)
         ids = publish(tmp_path, "web2", event="expire", batch=2)
         later = time.time() + 48 * 3_600
-        monkeypatch.setattr("sr_assets.operate.notify.delivery.time.time", lambda: later)
+        monkeypatch.setattr("sr_assets.operate.notify.delivery.times.time", lambda: later)
         notify_once(others)
         receiver.code = 200
         notify_once(others)

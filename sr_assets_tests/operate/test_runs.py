@@ -105,7 +105,7 @@ def test_child_that_ends_is_started_again_with_longer_pauses(
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
         return code
 
-    monkeypatch.setattr("sr_assets.operate.runs.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("sr_assets.operate.runs.times.monotonic", lambda: clock[0])
     monkeypatch.setattr(children._stopped, "wait", pauses.append)
     assert children._keep("site london", run) == 2
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 1]

@@ -221,7 +221,7 @@ def test_failing_thread_of_a_child_is_unhealthy(tmp_path: Path, monkeypatch: pyt
     # The child's file is all that the parent has.
     assert health_of.answer("/healthz") == (200, "ok\n")
     began = time.time()
-    monkeypatch.setattr("sr_assets.operate.health.time.time", lambda: began + 119)
+    monkeypatch.setattr("sr_assets.operate.health.times.time", lambda: began + 119)
     monkeypatch.setattr(health, "_PROGRESS_SECONDS", 118)
     os.utime(folder / "alive", (began + 119, began + 119))
     code, text = health_of.answer("/healthz")

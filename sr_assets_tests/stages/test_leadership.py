@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import write_private
-from sr_assets.adapters.state.lease import Lease, boot_seconds
+from sr_assets.adapters.state.lease import Lease
 from sr_assets.domain.errors import LeadershipLostError, RunError, StandbyError
 from sr_assets.settings import Settings
 from sr_assets.stages.leadership import Leadership, standby_line, step_down
@@ -166,10 +167,10 @@ def test_step_down_lets_the_other_lead_and_rests(rig: Rig, tmp_path: Path, strea
         wait_until(lambda: follower.leads, "the follower to lead")
         campaigns = leader.lease.campaigns
         wait_until(lambda: leader.lease.leader == "b", "the former leader to name the new one")
-        assert leader.lease.campaigns == campaigns or boot_seconds() > leader.lease.rests_until
+        assert leader.lease.campaigns == campaigns or times.boot_seconds() > leader.lease.rests_until
     # It rests for two TTLs in a new process too.
     with Leadership(first, SITE) as leader:
-        assert not leader.leads or boot_seconds() > leader.lease.rests_until
+        assert not leader.leads or times.boot_seconds() > leader.lease.rests_until
         wait_until(lambda: leader.leads, "the end of the rest")
 
 
@@ -183,8 +184,8 @@ def test_full_disk_ends_no_campaigns(
         with monkeypatch.context() as full:
             full.setattr(Lease, "write", fail)
             wait_until(lambda: not leadership.leads, "the last lease to end")
-            began = boot_seconds()
-            wait_until(lambda: boot_seconds() > began + 1.0, "some failed campaigns")
+            began = times.boot_seconds()
+            wait_until(lambda: times.boot_seconds() > began + 1.0, "some failed campaigns")
         wait_until(lambda: leadership.leads, "a term after space was freed")
 
 
@@ -236,7 +237,7 @@ def test_lease_follows_the_ttl_of_a_bucket_that_was_created_again(rig: Rig, tmp_
         wait_until(lambda: not leadership.leads, "the leader to notice")
         wait_until(lambda: leadership.leads, "a term in the new bucket")
         assert leadership.lease.ttl_seconds == TTL_SECONDS
-        assert leadership.lease.deadline < boot_seconds() + TTL_SECONDS
+        assert leadership.lease.deadline < times.boot_seconds() + TTL_SECONDS
 
 
 @pytest.mark.parametrize(("seconds", "shown"), ((0.5, "a TTL of 0.5 s"), (7200, "a TTL of 7200 s"), (0, "no TTL")))

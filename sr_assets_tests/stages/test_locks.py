@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters import times
 from sr_assets.adapters.bucket import KeyBucket
-from sr_assets.adapters.state.lease import boot_seconds
 from sr_assets.domain.errors import LeadershipLostError, RunError
 from sr_assets.settings import Settings
 from sr_assets.stages.locks import Locks
@@ -115,9 +115,9 @@ def test_suspended_holder_commits_nothing_after_its_deadline(
     with locks:
         locks.acquired()
         deadline = locks.lease.deadline
-        assert deadline < boot_seconds() + 2.0
+        assert deadline < times.boot_seconds() + 2.0
         locks._thread.stop()  # the thread renews no more, as in a suspended process
-        wait_until(lambda: boot_seconds() > locks.lease.deadline, "the lease to end")
+        wait_until(lambda: times.boot_seconds() > locks.lease.deadline, "the lease to end")
         assert keys.read("lock.maintenance") is not None
         with pytest.raises(LeadershipLostError):
             locks.ensure()

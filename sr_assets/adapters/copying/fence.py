@@ -10,11 +10,11 @@ import contextlib
 import secrets
 import signal
 import threading
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.jetstream import (
@@ -161,10 +161,10 @@ class Lease:
 
     def _renew(self) -> bool:
         """Extend the lease, counted from this request, if the fence exists; return whether it does."""
-        requested_at = time.monotonic()
+        requested_at = times.monotonic()
         if not self._request("INFO", self._fence):
             return False
-        left_seconds = requested_at + self._seconds - time.monotonic()
+        left_seconds = requested_at + self._seconds - times.monotonic()
         # The kernel's default action of SIGALRM ends the process; 0 would disable the timer.
         signal.setitimer(signal.ITIMER_REAL, max(left_seconds, 0.001))
         return True

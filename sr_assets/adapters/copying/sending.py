@@ -6,12 +6,11 @@ A refused or unacknowledged message is sent again. Only a message that the targe
 
 import itertools
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Final
 
-from sr_assets.adapters import wire
+from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked, Receipt
@@ -90,7 +89,7 @@ class Sender:
         while True:
             self._plan.check_batch()
             self._guard()
-            began = time.monotonic()
+            began = times.monotonic()
             # While messages are refused or not acknowledged, none that follows them is sent: the copies stay in order.
             resends = waits > 0 or unanswered
             try:
@@ -119,7 +118,7 @@ class Sender:
             pause_seconds = backoff_seconds(
                 waits, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
             )
-            time.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
+            times.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
 
     def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:
         """Record an error of the source, so that it is not mistaken for an error of the target."""
@@ -158,7 +157,7 @@ class Sender:
         finally:
             self._settle(sequences, first)
             if self._settled is not settled:
-                self._settled_at = time.monotonic()
+                self._settled_at = times.monotonic()
         # Only now: a request discards all other frames, and until here those may be acknowledgements.
         for ack in duplicates:
             self._settle_duplicate(ack)
@@ -209,7 +208,7 @@ class Sender:
                     else:
                         self._settle([sequence], at)
         self._receipt.batched += self._receipt.copied - count
-        self._settled_at = time.monotonic()
+        self._settled_at = times.monotonic()
         return clean and not self._window
 
     def _is_copy_of_window(self, copy: CopyOf) -> bool:
@@ -291,7 +290,7 @@ class Sender:
 
     def _judge(self, refused: list[wire.Ack]) -> bool:
         """Park or stop as the refusals demand; return whether to wait and send the others again."""
-        now, waiting = time.monotonic(), False
+        now, waiting = times.monotonic(), False
         for ack in refused:
             since = self._refused_since.setdefault(ack.sequence, now)
             reason = f"{ack.error} ({ack.error_code})"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.data.known import keep_values, read_known
 from sr_assets.adapters.data.source import Change, Source
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
@@ -48,16 +48,16 @@ class SourceReader:
         connection = (name, source.model_dump_json())
         with self._guard:
             at, error = self._errors.get(connection, (0.0, None))
-            if error is not None and time.monotonic() - at < _UNAVAILABLE_SECONDS:
+            if error is not None and times.monotonic() - at < _UNAVAILABLE_SECONDS:
                 raise error
             opened = self._open.get(connection) or open_source(name, source).__enter__()
             self._open[connection] = opened
             try:
-                return Known(opened.get(key), time.time_ns())
+                return Known(opened.get(key), times.time_ns())
             except MissingValueError:
                 raise
             except RunError as unavailable:
-                self._errors[connection] = time.monotonic(), unavailable
+                self._errors[connection] = times.monotonic(), unavailable
                 raise
 
     def earlier(self, home: Path, label: str) -> Known | None:

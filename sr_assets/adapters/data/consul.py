@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from sr_assets.adapters import times
 from sr_assets.adapters.data.source import Change, Json, Source
 from sr_assets.adapters.security import tls_context
 from sr_assets.domain.clusters import TlsSettings
@@ -81,11 +81,11 @@ class ConsulSource(Source):
                 value: str | None = body.decode("utf-8", "replace")
             except MissingValueError:
                 value, index = None, 0
-                time.sleep(_PAUSE_SECONDS)
+                times.sleep(_PAUSE_SECONDS)
             responded = True
             if value != before:
                 before = value
-                yield Change(key, value, time.time_ns(), deleted=value is None)
+                yield Change(key, value, times.time_ns(), deleted=value is None)
 
     def _request(self, method: str, key: str, query: str = "", body: bytes | None = None) -> tuple[bytes, int]:
         """Return the body of a response and its `X-Consul-Index`."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.locking import locked_folder
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.actions import record_action
@@ -30,7 +30,7 @@ def read_known(home: Path, label: str) -> Known | None:
     row = _read(home).get(label)
     if row is None:
         return None
-    return Known(row["value"], row["at_ns"], duration(max(0.0, (time.time_ns() - row["at_ns"]) // 1e9)))
+    return Known(row["value"], row["at_ns"], duration(max(0.0, (times.time_ns() - row["at_ns"]) // 1e9)))
 
 
 def keep_values(settings: Settings) -> None:
@@ -64,7 +64,7 @@ def _row(origin: Origin, before: dict[str, Any] | None) -> dict[str, Any] | None
     """Return the row of a value to keep, or None if no source was read, or the kept row is the same and young."""
     if origin.kind == "earlier" or (origin.kind == "read" and not origin.at_ns):
         return None
-    row = {"value": origin.value, "at_ns": origin.at_ns or time.time_ns()}
+    row = {"value": origin.value, "at_ns": origin.at_ns or times.time_ns()}
     young = before is not None and row["at_ns"] - before["at_ns"] < _YOUNG_NS
     return None if before is not None and young and before["value"] == row["value"] else row
 

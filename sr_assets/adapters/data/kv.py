@@ -6,11 +6,11 @@ import contextlib
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, KeyBucket
 from sr_assets.adapters.data.source import Change, Json, Source
 from sr_assets.adapters.jetstream import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND
@@ -85,7 +85,7 @@ class KvSource(Source):
                 yield _change(key, entry)
             later = partial(KeyBucket.next, key=key, revision=entry.revision + 1 if entry else 1)
             while (entry := self._until_available(partial(self._ask, key, later))) is None:
-                time.sleep(_POLL_SECONDS)
+                times.sleep(_POLL_SECONDS)
 
     def _ask(self, key: str, question: Callable[[KeyBucket], T]) -> T:
         """Return the answer to a question; a connection that was lost since its last use is opened again."""

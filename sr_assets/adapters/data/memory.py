@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sr_assets.adapters import times
 from sr_assets.adapters.data.source import Change, Json, Source
 from sr_assets.adapters.locking import locked_folder
 from sr_assets.adapters.private import write_private
@@ -46,8 +46,8 @@ class MappingSource(Source):
             value = self._until_available(partial(self.get, key, None))
             if value != before:
                 before = value
-                yield Change(key, value, time.time_ns(), deleted=value is None)
-            time.sleep(_POLL_SECONDS)
+                yield Change(key, value, times.time_ns(), deleted=value is None)
+            times.sleep(_POLL_SECONDS)
 
     def _values(self) -> Mapping[str, Any]:
         raise NotImplementedError

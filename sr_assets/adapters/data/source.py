@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypeVar
 
+from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_warning
 from sr_assets.domain.errors import ConfigurationError, TransientError
 from sr_assets.settings.data import MISSING
@@ -104,7 +104,7 @@ class Source:
                 if not warned:
                     print_warning(f"{self.name}: {error}; the watch continues when it responds")
                 warned = True
-                time.sleep(_PAUSE_SECONDS)
+                times.sleep(_PAUSE_SECONDS)
 
     def _refuse_writing(self, key: str) -> NoReturn:
         kind = self.settings.type

@@ -8,9 +8,7 @@ import json
 import logging
 import re
 import secrets
-import time
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -20,6 +18,7 @@ import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.object_store import ObjectStore
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import (
     MESSAGE_NOT_FOUND,
     ApiError,
@@ -135,10 +134,10 @@ class ObjectBucket:
         try:
             for chunk in chunks:
                 await self._context().publish(chunks_subject, chunk)
-            deadline = time.monotonic() + _STORED_SECONDS
+            deadline = times.monotonic() + _STORED_SECONDS
             # An acknowledgement may be that of another stream, which is earlier than this one's.
             while await self._count(chunks_subject) != len(chunks):
-                if time.monotonic() > deadline:
+                if times.monotonic() > deadline:
                     raise RunError(f"{self._where}: not all chunks of {name} were stored")
                 await asyncio.sleep(_LOOK_SECONDS)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode()
@@ -151,7 +150,7 @@ class ObjectBucket:
                 digest=f"SHA-256={digest}",
                 description=description,
                 options=nats.js.api.ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
-                mtime=datetime.now(UTC).isoformat(),
+                mtime=times.utc_now().isoformat(),
             )
             before = await self._replace(name, info, check)
         except BaseException:

@@ -5,10 +5,10 @@ import json
 import logging
 import os
 import socket
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import make_shared_folder, share_as_folder
 from sr_assets.adapters.published.table import literal
 from sr_assets.domain.errors import cannot_write
@@ -37,7 +37,7 @@ class Origin(NamedTuple):
 
 def origin() -> Origin:
     """Return the origin of a command of this process, now."""
-    return Origin(datetime.now(UTC).isoformat(timespec="microseconds"), _user(), socket.gethostname())
+    return Origin(times.utc_now().isoformat(timespec="microseconds"), _user(), socket.gethostname())
 
 
 def record_action(

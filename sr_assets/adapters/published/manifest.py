@@ -9,12 +9,12 @@ import fcntl
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.locking import lock, read_holder, write_holder
 from sr_assets.adapters.private import make_shared_folder, open_private, write_private
@@ -128,7 +128,7 @@ def retain_open_files(home: Path, manifest: Manifest, number: int) -> list[Opene
     """
     folder = home / _EARLIER
     make_shared_folder(folder)
-    now, retained = time.monotonic(), [Opened(number)]
+    now, retained = times.monotonic(), [Opened(number)]
     for earlier in manifest.opened:
         file, replaced_at = folder / str(earlier.number), earlier.replaced_at
         if replaced_at is None:

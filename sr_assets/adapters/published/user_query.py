@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import resource
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import duckdb
 
+from sr_assets.adapters import times
 from sr_assets.adapters.published.reading import OutOfMemoryError, open_fleet, start_query
 from sr_assets.domain.errors import RunError
 
@@ -47,12 +47,12 @@ class _Deadline:
         self._connection = connection
         self._pool = pool
         self._seconds = seconds
-        self._end = time.monotonic() + seconds
+        self._end = times.monotonic() + seconds
 
     def call(self, work: Callable[[], T]) -> T:
         future = self._pool.submit(work)
         try:
-            return future.result(max(0.0, self._end - time.monotonic()))
+            return future.result(max(0.0, self._end - times.monotonic()))
         except TimeoutError:
             raise RunError(
                 f"the query took longer than {self._seconds:g} s; narrow it, or allow more with --timeout"

@@ -10,12 +10,12 @@ import platform
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.spark.config import JAVA_OPTIONS
 from sr_assets.adapters.spark.connect import is_remote
 from sr_assets.adapters.spark.shipping import package_archive
@@ -147,7 +147,7 @@ class _Watch:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._remote = is_remote(session)
-        self._busy_at = time.monotonic()
+        self._busy_at = times.monotonic()
         self._ended = threading.Event()
         self._waiting: dict[str, bool] = {}
         self.idle = False
@@ -182,8 +182,8 @@ class _Watch:
             # A context that has ended reports that to the waiting job.
             with contextlib.suppress(Exception):
                 if self._running():
-                    self._busy_at = time.monotonic()
-                elif time.monotonic() - self._busy_at > IDLE_SECONDS:
+                    self._busy_at = times.monotonic()
+                elif times.monotonic() - self._busy_at > IDLE_SECONDS:
                     self.idle = True
                     if self._remote:
                         self._session.interruptAll()

@@ -18,12 +18,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.connection_table import NOBODY, listener_user
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
@@ -138,11 +138,11 @@ def _stop(folder: Path) -> bool:
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    deadline = times.monotonic() + seconds
+    while times.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.05)
+        times.sleep(0.05)
     return False
 
 
@@ -194,8 +194,8 @@ def _is_renewable(folder: Path, engine: Engine) -> bool:
 
 def _await_listening(folder: Path, engine: Engine, ended: Callable[[], bool]) -> Engine | None:
     """Wait until the server listens, and return it with its port; None if it does not, or another user has its port."""
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and not ended():
+    deadline = times.monotonic() + _START_SECONDS
+    while times.monotonic() < deadline and not ended():
         # The first line is from before the first work; later ones may quote foreign text.
         if not engine.port and (started := _PORT.search((folder / _LOG).read_text(errors="replace"))):
             engine = replace(engine, port=int(started[1]))
@@ -207,7 +207,7 @@ def _await_listening(folder: Path, engine: Engine, ended: Callable[[], bool]) ->
                 "Spark engine: port %d belongs to user %d; starting an engine on another port", engine.port, user
             )
             return None
-        time.sleep(0.05)
+        times.sleep(0.05)
     return None
 
 
@@ -231,8 +231,8 @@ def keep_engine(home: Path, seconds: float) -> None:
         until = float(file.read_text())
     except (OSError, ValueError):
         until = 0.0
-    if time.monotonic() + seconds > until:
-        write_private(file, f"{time.monotonic() + seconds:.0f}", durable=False)
+    if times.monotonic() + seconds > until:
+        write_private(file, f"{times.monotonic() + seconds:.0f}", durable=False)
 
 
 def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: str) -> Engine:
@@ -257,7 +257,7 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
             start_new_session=True,
             cwd=folder,
         )
-    started = Engine(port, process.pid, token, started_with, time.time())
+    started = Engine(port, process.pid, token, started_with, times.time())
     # An unrecorded server ends itself.
     write_private(folder / "engine.json", json.dumps(asdict(started)), durable=False)
     # Not by its command, which a new process may not have yet.

@@ -13,13 +13,13 @@ import platform
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import PackedConnection, open_connection, unpacked
 from sr_assets.adapters.copying.fence import Lease
 from sr_assets.adapters.copying.plan import CopyPlan
@@ -170,14 +170,14 @@ class TryJob:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row for each link, and one without a link name for the modules."""
-        began = time.monotonic()
+        began = times.monotonic()
         for _ in batches:
             tried = [("", _missing_modules()), *((label, _try_link(link)) for label, link in self.links.items())]
             executor = f"{socket.gethostname()} ({Path.cwd().name}, pid {os.getppid()})"
             columns = ([executor] * len(tried), *zip(*tried, strict=True))
             yield schemas.rows_of(TRIED_SCHEMA, columns)
         if self.links:
-            time.sleep(max(0.0, began + _STAY_SECONDS - time.monotonic()))
+            times.sleep(max(0.0, began + _STAY_SECONDS - times.monotonic()))
 
 
 def _missing_modules() -> str | None:

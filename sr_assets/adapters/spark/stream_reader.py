@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import open_connection, unpacked
 from sr_assets.adapters.spark.pushed_filters import Pushed, pushed
 from sr_assets.adapters.spark.stream_rows import check_columns, to_batch
@@ -215,13 +215,13 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             )
         # The option `start` may name a sequence that does not exist yet.
         if start["next"] != start.get("initial") and info.last_sequence:
-            deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
+            deadline = times.monotonic() + _OLD_ANSWERS_SECONDS
             while start["next"] > info.last_sequence + 1:
-                if time.monotonic() > deadline:
+                if times.monotonic() > deadline:
                     raise RunError(
                         f"{stream} ends at {info.last_sequence}, before the checkpoint's {start['next']}: it was rolled"
                         " back; use another checkpointLocation"
                     )
-                time.sleep(0.2)
+                times.sleep(0.2)
                 info = self._info(connection)
         return info

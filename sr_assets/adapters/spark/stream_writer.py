@@ -6,7 +6,6 @@ Ids that it sends again are dropped by the stream within the duplicate window.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter
 from hashlib import blake2b
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import open_connection, unpacked
 from sr_assets.adapters.wire import Outgoing, Publisher, WireError
 from sr_assets.domain.backoff import backoff_seconds
@@ -108,7 +108,7 @@ class _Publishing:
                 failures = failures + 1 if len(waiting) == before else 1
                 if failures >= _TRIES:
                     raise
-                time.sleep(backoff_seconds(failures, first_seconds=0.2, longest_seconds=5.0))
+                times.sleep(backoff_seconds(failures, first_seconds=0.2, longest_seconds=5.0))
 
 
 class _Ids:

@@ -12,9 +12,9 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from sr_assets.adapters import times
 from sr_assets.adapters.locking import lock
 
 _POLL_SECONDS = 5.0
@@ -44,7 +44,7 @@ def _wanted(folder: Path) -> bool:
         with (folder / "users").open("a") as users:
             if not lock(users):
                 return True
-        return time.monotonic() <= float((folder / "keep").read_text())
+        return times.monotonic() <= float((folder / "keep").read_text())
     except (OSError, ValueError, KeyError):
         return False
 

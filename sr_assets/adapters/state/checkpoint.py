@@ -10,7 +10,6 @@ import hmac
 import json
 import re
 import shutil
-import time
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import duckdb
 import pyarrow as pa
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import own_folder, sync_folder, write_private
 from sr_assets.adapters.state.database import EARLIER_ROWS, SCHEMA, SCHEMA_VERSION, create_database, keep_newest_asides
 from sr_assets.adapters.state.maintenance import read_window
@@ -437,7 +437,7 @@ def _refuse_huge(connection: duckdb.DuckDBPyConnection, part: Path) -> None:
 
 
 def _put_in_place(draft: Path, state: Path) -> Path | None:
-    aside = state.with_name(f"{_STATE}.replaced-{time.time_ns() // 1_000_000}")
+    aside = state.with_name(f"{_STATE}.replaced-{times.time_ns() // 1_000_000}")
     log = state.with_name(f"{_STATE}.wal")
     if log.exists():
         # It belongs to the previous state; the new one would replay it.

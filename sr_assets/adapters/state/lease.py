@@ -8,26 +8,20 @@ import hashlib
 import json
 import os
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.state.status_file import boot_id
 from sr_assets.domain.errors import LeadershipLostError
 from sr_assets.domain.positions import format_rfc3339_ns
 
 _FILE: Final = "leader.json"
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 #: Raises LeadershipLostError unless this member leads now.
 Guard = Callable[[], None]
-
-
-def boot_seconds() -> float:
-    """Return the time since the machine's start, in seconds."""
-    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class Lease:
     @property
     def holds(self) -> bool:
         """Whether this member leads now."""
-        return boot_seconds() < self.deadline
+        return times.boot_seconds() < self.deadline
 
     @property
     def line(self) -> str:
@@ -92,7 +86,7 @@ def forget_lease(folder: Path) -> None:
 def lease_age_seconds(folder: Path) -> float | None:
     """Return how long ago the lease of a site's folder was written, or None if there is none."""
     try:
-        return time.time() - (folder / _FILE).stat().st_mtime
+        return times.time() - (folder / _FILE).stat().st_mtime
     except OSError:
         return None
 

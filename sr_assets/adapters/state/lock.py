@@ -1,10 +1,10 @@
 """The site lock: a process must hold it to work on a site."""
 
 import os
-import time
 from pathlib import Path
 from typing import Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.locking import lock, read_holder, write_holder
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.domain.errors import RunError
@@ -32,7 +32,7 @@ class SiteLock:
         if not lock(self._handle, self._wait_seconds):
             self._handle.close()
             raise SiteBusyError(f"site {self._file.parent.name} is under way: {lock_owner(self._file.parent)}")
-        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        since = f"{times.utc_now():%Y-%m-%dT%H:%M:%SZ}"
         write_holder(self._handle, f"{self._owner} (pid {os.getpid()}) since {since}\n")
         return self
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import own_folder, write_private
-from sr_assets.adapters.state.lease import boot_seconds
 from sr_assets.adapters.state.status_file import boot_id
 from sr_assets.adapters.state.stream_table import StreamTable
 
@@ -77,7 +76,7 @@ class AnsweredRequests(StreamTable):
 
 def leave_request(folder: Path, action: Action, stream: str, node: str, reason: str = "", **origin: str) -> Request:
     """Leave a request in a site's folder for its run."""
-    request_id = f"{time.time_ns():020}-{uuid.uuid4().hex}-{boot_seconds():.0f}-{_boot()}"
+    request_id = f"{times.time_ns():020}-{uuid.uuid4().hex}-{times.boot_seconds():.0f}-{_boot()}"
     request = Request(request_id, action, stream, node, reason, **origin)
     own_folder(folder / FOLDER)
     write_private(folder / FOLDER / f"{request.id}.json", json.dumps(asdict(request)))
@@ -112,8 +111,8 @@ def _age_seconds(file: Path) -> float:
     _, _, since_boot = rest.partition("-")
     seconds, _, boot = since_boot.partition("-")
     if boot == _boot() and seconds.isdigit():
-        return boot_seconds() - int(seconds)
-    return time.time() - int(created_ns) / 1e9 if created_ns.isdigit() else 0.0
+        return times.boot_seconds() - int(seconds)
+    return times.time() - int(created_ns) / 1e9 if created_ns.isdigit() else 0.0
 
 
 def _boot() -> str:

@@ -7,10 +7,10 @@ processes share and which cannot be set.
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import own_folder, write_private
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def enqueue_site(home: Path, site: str, queue_ttl_seconds: float) -> None:
 
     A site that was just dequeued is not queued again.
     """
-    folder, now = home / _FOLDER, time.monotonic()
+    folder, now = home / _FOLDER, times.monotonic()
     _, dequeued = _read(folder / _dequeued_name(site))
     if 0 <= now - dequeued < _START_SECONDS:
         return
@@ -48,14 +48,14 @@ def dequeue_site(home: Path, site: str) -> bool:
         (folder / site).rename(folder / _dequeued_name(site))
     except FileNotFoundError:
         return False
-    now = time.monotonic()
+    now = times.monotonic()
     write_private(folder / _dequeued_name(site), f"{now} {now}\n", durable=False)
     return True
 
 
 def queued_sites(home: Path, queue_ttl_seconds: float) -> list[str]:
     """Return the queued sites, longest-waiting first, without entries that were not renewed within `queue_ttl_seconds`."""
-    now = time.monotonic()
+    now = times.monotonic()
     with contextlib.suppress(FileNotFoundError):
         # A name with a leading dot is a draft or a dequeued site.
         entries = [(_read(file), file.name) for file in (home / _FOLDER).iterdir() if not file.name.startswith(".")]

@@ -6,11 +6,11 @@ import contextlib
 import functools
 import json
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.threads import Failure, failing_threads
 
@@ -29,7 +29,7 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
 
     The field `written_at` holds the monotonic time in seconds and the id of the machine's boot.
     """
-    written_at = [time.monotonic(), boot_id()]
+    written_at = [times.monotonic(), boot_id()]
     write_private(folder / STATUS_FILE, json.dumps({**status, "written_at": written_at}, indent=1))
 
 
@@ -71,7 +71,7 @@ def status_age_seconds(status: dict[str, Any]) -> float | None:
     None if another machine or an earlier boot wrote it.
     """
     seconds, boot = status.get("written_at", (math.inf, ""))
-    age_seconds = time.monotonic() - seconds
+    age_seconds = times.monotonic() - seconds
     return age_seconds if boot == boot_id() and age_seconds >= 0 else None
 
 

@@ -1,11 +1,11 @@
 """One synchronous connection to a NATS server: login, frames, and requests to the JetStream API."""
 
 import secrets
-import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import ApiError, check_response, decode_response, encode_json
 from sr_assets.adapters.login import Login
 from sr_assets.adapters.security import (
@@ -128,7 +128,7 @@ class Connection:
 
         `first` takes frames that arrived before all others; the list is also empty if there are only such frames.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline = times.monotonic() + timeout_seconds
         while True:
             self._received += self._read(first=None if self._received else first)
             if self._pongs:
@@ -136,7 +136,7 @@ class Connection:
             if self._received or (first and first.taken):
                 received, self._received = self._received, []
                 return received
-            left_seconds = deadline - time.monotonic()
+            left_seconds = deadline - times.monotonic()
             if left_seconds <= 0 or not self._open_link().await_bytes(left_seconds):
                 return []
 
@@ -178,12 +178,12 @@ class Connection:
         does not respond and its next leader has not received the request. Use it only for requests that may be repeated.
         """
         seconds = self.request_seconds if timeout_seconds is None else timeout_seconds
-        inbox, deadline = self.new_inbox(), time.monotonic() + seconds
+        inbox, deadline = self.new_inbox(), times.monotonic() + seconds
         question = f.encode_pub(subject, inbox, b"", encode_json(body) if body else b"")
-        while time.monotonic() < deadline:
+        while times.monotonic() < deadline:
             self.send(question)
-            again = min(deadline, time.monotonic() + RESEND_SECONDS)
-            while (left_seconds := again - time.monotonic()) > 0:
+            again = min(deadline, times.monotonic() + RESEND_SECONDS)
+            while (left_seconds := again - times.monotonic()) > 0:
                 for frame in self.receive(left_seconds):
                     if frame.subject == inbox:
                         return self.response(frame, subject)

@@ -3,10 +3,10 @@
 import contextlib
 import itertools
 import secrets
-import time
 from collections.abc import Generator, Iterator
 from typing import Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import (
     CONSUMER_WITHOUT_ACKS,
     NO_RESPONDERS,
@@ -53,7 +53,7 @@ def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool
     connection, stream = read.connection, read.stream
     batch_messages, max_bytes = read.batch_messages, read.max_bytes
     cursor = max(wanted.first, 1)
-    deadline = time.monotonic() + connection.request_seconds
+    deadline = times.monotonic() + connection.request_seconds
     while cursor < wanted.next:
         config = temporary_consumer("", cursor, read.filter_subject, CONSUMER_INACTIVE_NS)
         if headers_only:
@@ -69,10 +69,10 @@ def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool
             for messages in consumer.pull(SequenceRange(cursor, wanted.next), batch_messages, max_bytes):
                 cursor = messages[-1].sequence + 1
                 yield _with_whole_headers(connection, stream, messages) if headers_only else messages
-                deadline = time.monotonic() + connection.request_seconds
+                deadline = times.monotonic() + connection.request_seconds
             return
         except SilenceError:
-            if time.monotonic() >= deadline:
+            if times.monotonic() >= deadline:
                 raise
             # Reduce the limits: they may be why the server ended the pull without a status.
             max_bytes, batch_messages = max(1, max_bytes * 2 // 3), max(1, batch_messages * 2 // 3)
@@ -110,10 +110,10 @@ def _create_on_leader(connection: Connection, stream: str, config: dict[str, Any
         if not consumer.clustered or consumer.server in (leader := _leaders(connection, stream)):
             return consumer
         consumer.delete()
-        if time.monotonic() >= deadline:
+        if times.monotonic() >= deadline:
             break
         if not leader or misses % _HASTY_PLACEMENTS == 0:
-            time.sleep(_PLACEMENT_SECONDS)
+            times.sleep(_PLACEMENT_SECONDS)
     raise WireError(f"{connection.address}: stream {stream}: no consumer was placed on the stream's leader in time")
 
 
@@ -128,7 +128,7 @@ def _leaders(connection: Connection, stream: str) -> set[str]:
 def _create(connection: Connection, stream: str, config: dict[str, Any], deadline: float) -> "_Consumer":
     config = {**config, "name": f"sr_{secrets.token_hex(8)}"}
     # The deadline may pass after the reader's last check of it.
-    left_seconds = max(deadline - time.monotonic(), connection.silence_seconds)
+    left_seconds = max(deadline - times.monotonic(), connection.silence_seconds)
     try:
         answer = connection.request_api(*consumer_creation(stream, config), left_seconds)
     except SilenceError:
@@ -173,22 +173,22 @@ class _Consumer:
     def pull(self, wanted: SequenceRange, batch_messages: int, max_bytes: int) -> Iterator[list[Message]]:
         """Pull batches until the range has been read or no messages follow; raises SilenceError if none arrive."""
         cursor, limit_bytes = wanted.first, max_bytes
-        reachable_until = time.monotonic() + self._connection.silence_seconds
+        reachable_until = times.monotonic() + self._connection.silence_seconds
         while cursor < wanted.next and self._pending != 0:
             batch = min(batch_messages, wanted.next - cursor) if limit_bytes else 1
             messages, status = self._pull_batch(batch, limit_bytes)
             if messages:
                 cursor = messages[-1].sequence + 1
                 yield messages
-                reachable_until = time.monotonic() + self._connection.silence_seconds
+                reachable_until = times.monotonic() + self._connection.silence_seconds
             if self._silence:
                 raise self._silence
             if not messages and status == NO_RESPONDERS:
-                if time.monotonic() > reachable_until:
+                if times.monotonic() > reachable_until:
                     address = self._connection.address
                     raise SilenceError(f"{address}: stream {self._stream}: its consumer no longer exists")
                 # A server learns of a new consumer on another server only a moment later.
-                time.sleep(_UNREACHABLE_SECONDS)
+                times.sleep(_UNREACHABLE_SECONDS)
                 continue
             if not messages and status != _TOO_LARGE:
                 return
@@ -214,7 +214,7 @@ class _Consumer:
         self._connection.send(f.encode_pub(question, inbox, b"", encode_json(request)))
         mark, left_bytes = b".%b." % self._name.encode(), max_bytes
         messages: list[Message] = []
-        late = time.monotonic() + self._connection.silence_seconds
+        late = times.monotonic() + self._connection.silence_seconds
         try:
             for frame in self._frames:
                 _, subject, reply, headers, payload = frame
@@ -226,7 +226,7 @@ class _Consumer:
                         break
                 elif subject == inbox:
                     return messages, self._status(frame)
-                elif not messages and time.monotonic() > late:
+                elif not messages and times.monotonic() > late:
                     raise SilenceError(f"{self._connection.address}: stream {self._stream} does not answer a pull")
         except SilenceError as silence:
             self._silence = silence

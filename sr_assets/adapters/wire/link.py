@@ -6,9 +6,9 @@ import select
 import socket
 import ssl
 import struct
-import time
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import ApiError, PermissionDeniedError
 from sr_assets.adapters.security import tls_error_text
 from sr_assets.domain.errors import TransientError
@@ -88,11 +88,11 @@ class Link:
     @property
     def login_seconds(self) -> float:
         """The remaining time for the login; 0 or less once it is over."""
-        return self._deadline - time.monotonic()
+        return self._deadline - times.monotonic()
 
     def renew_deadline(self) -> None:
         """Let the time limit of the login begin again."""
-        self._deadline = time.monotonic() + self._timeout_seconds
+        self._deadline = times.monotonic() + self._timeout_seconds
 
     def secure(self, context: ssl.SSLContext) -> None:
         """Start TLS; raises WireError if either side does not trust the other, or on a timeout."""

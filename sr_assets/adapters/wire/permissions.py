@@ -2,10 +2,10 @@
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.domain.clusters import ClusterSettings
@@ -51,8 +51,8 @@ def _granted(probe: PermissionProbe) -> dict[Action, Granted] | None:
     """Return the user's account of its permissions, or None if the server sends none."""
     inbox = probe.new_inbox()
     probe.send(f.encode_pub(USER_INFO, inbox, b"", b""))
-    deadline = time.monotonic() + _ANSWER_SECONDS
-    while time.monotonic() < deadline and not probe.denied:
+    deadline = times.monotonic() + _ANSWER_SECONDS
+    while times.monotonic() < deadline and not probe.denied:
         for frame in probe.receive(_POLL_SECONDS):
             if frame.subject == inbox and frame.status is None:
                 answer = json.loads(frame.payload)

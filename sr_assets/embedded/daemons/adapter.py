@@ -2,9 +2,9 @@
 
 import asyncio
 import secrets
-import time
 from typing import Final, Self
 
+from sr_assets.adapters import times
 from sr_assets.adapters.wire.acknowledgements import parse_ack
 from sr_assets.adapters.wire.frames import Frame, encode_pub
 from sr_assets.adapters.wire.light import Dialer, LightConnection
@@ -83,7 +83,7 @@ class Adapter:
                 await self._connect()
             except (TimeoutError, WireError):
                 pass
-            oldest = time.monotonic() - _ACK_SECONDS
+            oldest = times.monotonic() - _ACK_SECONDS
             for inbox in [inbox for inbox, sent in self._in_flight.items() if sent < oldest]:
                 del self._in_flight[inbox]
                 self._counters.adapter_dropped += 1
@@ -105,7 +105,7 @@ class Adapter:
         sender, payload = stored
         self._numbers += 1
         inbox = b"%b%d" % (self._inbox, self._numbers)
-        self._in_flight[inbox] = time.monotonic()
+        self._in_flight[inbox] = times.monotonic()
         try:
             self._link.send(encode_pub(self._job.subject.replace("%s", sender), inbox, b"", payload))
         except ValueError:

@@ -5,13 +5,13 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.embedded.daemons.adapter import Adapter
 from sr_assets.embedded.daemons.job import Counters, Job
@@ -71,7 +71,7 @@ class _OwnGate:
 
     async def start(self) -> float:
         """Start immediately."""
-        return time.monotonic()
+        return times.monotonic()
 
 
 async def _run_alone(job: Job, counters: Counters) -> None:
@@ -84,10 +84,10 @@ async def _run_alone(job: Job, counters: Counters) -> None:
 
 async def _settle(adapter: Adapter, counters: Counters, published: int) -> None:
     """Wait until the adapter has received and stored all messages, as long as more arrive."""
-    received, deadline = -1, time.monotonic() + _SETTLE_SECONDS
-    while time.monotonic() < deadline and (counters.adapter_received < published or not adapter.is_idle):
+    received, deadline = -1, times.monotonic() + _SETTLE_SECONDS
+    while times.monotonic() < deadline and (counters.adapter_received < published or not adapter.is_idle):
         if counters.adapter_received != received:
-            received, deadline = counters.adapter_received, time.monotonic() + _SETTLE_SECONDS
+            received, deadline = counters.adapter_received, times.monotonic() + _SETTLE_SECONDS
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -106,7 +106,7 @@ class _Processes:
                 self._waiting = set(self._pipes)
                 while self._waiting and self._error is None:
                     self._take()
-                self._send("start", time.monotonic())
+                self._send("start", times.monotonic())
                 while self._error is None and any(index != _ADAPTER for index in self._pipes):
                     self._take()
             except KeyboardInterrupt:
@@ -164,8 +164,8 @@ class _Processes:
     def _end(self, limit_seconds: float) -> None:
         """Stop the remaining processes, the adapter last: it must still receive `value` messages."""
         self._send("stop", Counters.total(self._parts.values()).published)
-        deadline = time.monotonic() + limit_seconds
-        while self._pipes and time.monotonic() < deadline:
+        deadline = times.monotonic() + limit_seconds
+        while self._pipes and times.monotonic() < deadline:
             self._take()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import time
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from sr_assets.adapters import times
 from sr_assets.adapters.wire.acknowledgements import parse_ack
 from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.adapters.wire.light import LightConnection
@@ -221,7 +221,7 @@ class Node:
             told = {"message": "pong"} if body == b"pong" else orjson.loads(body)
             payload = orjson.dumps({"sender": self.identity} | told)
         else:
-            payload = encode_reply(request, self.identity, body, int(time.time()))
+            payload = encode_reply(request, self.identity, body, int(times.time()))
         self._link.send(encode_pub(reply_to, b"", b"", payload))
         part.counters.replies += 1
 

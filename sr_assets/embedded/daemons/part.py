@@ -6,10 +6,10 @@ import ipaddress
 import math
 import random
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
+from sr_assets.adapters import times
 from sr_assets.adapters.wire.light import Dialer
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.daemons.job import Counters, Job
@@ -105,16 +105,16 @@ class Part:
         plan, loop = self.job.plan, asyncio.get_running_loop()
         end = math.inf if self.job.for_seconds is None else self.job.for_seconds
         jitter = min(_LONGEST_JITTER_SECONDS, plan.interval_seconds * _JITTER)
-        for event in plan.events(time.time(), self._index, self.job.processes):
+        for event in plan.events(times.time(), self._index, self.job.processes):
             if event.at_seconds >= end or not await self._due(began + event.at_seconds):
                 break
             node = self._nodes[event.sender]
             loop.call_later(random.random() * jitter, node.register, event.payload)  # noqa: S311  jitter
-        await self._due(time.monotonic() + jitter + _POLL_SECONDS)
+        await self._due(times.monotonic() + jitter + _POLL_SECONDS)
 
     async def _due(self, at: float) -> bool:
         """Wait until a time; return False if the fleet was stopped."""
-        left = at - time.monotonic()
+        left = at - times.monotonic()
         if left <= 0:
             # Let connections read and write.
             await asyncio.sleep(0)
@@ -125,8 +125,8 @@ class Part:
 
     async def _drain(self) -> None:
         """Wait until all messages are acknowledged or sent; after a stop, not for those of a lost connection."""
-        deadline = time.monotonic() + (2.0 if self._gate.stopped.is_set() else _DRAIN_SECONDS)
-        while self._refused is None and time.monotonic() < deadline:
+        deadline = times.monotonic() + (2.0 if self._gate.stopped.is_set() else _DRAIN_SECONDS)
+        while self._refused is None and times.monotonic() < deadline:
             if not self.outstanding and all(node.is_flushed() for node in self._nodes.values()):
                 return
             await asyncio.sleep(_POLL_SECONDS)
@@ -146,7 +146,7 @@ class Part:
             await self._each(nodes, end, Node.restore)
 
     async def _each(self, nodes: list[Node], at: float, action: Callable[[Node], None]) -> None:
-        await asyncio.sleep(max(0.0, at - time.monotonic()))
+        await asyncio.sleep(max(0.0, at - times.monotonic()))
         for node in nodes:
             action(node)
 

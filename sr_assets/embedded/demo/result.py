@@ -3,10 +3,10 @@
 Add a check here for each new promise of the demo.
 """
 
-import time
 from collections import Counter
 from typing import Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import count_rows, open_fleet, read_rows
 from sr_assets.domain.tracking.rules import Event
@@ -77,13 +77,13 @@ def check_demo(settings: Settings, seconds: float) -> dict[str, Any]:
 
 def _check_native(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     """Wait for native copies to arrive; return them, and a line for each that differs from its origins."""
-    deadline = time.monotonic() + _ARRIVAL_SECONDS
+    deadline = times.monotonic() + _ARRIVAL_SECONDS
     with Survey(settings, "sr-assets demo") as survey:
         while True:
             shown, failed = _compare_native(settings, survey.refresh())
-            if not failed or time.monotonic() > deadline:
+            if not failed or times.monotonic() > deadline:
                 return shown, failed
-            time.sleep(0.5)
+            times.sleep(0.5)
 
 
 def _compare_native(settings: Settings, survey: Survey) -> tuple[dict[str, Any], list[str]]:

@@ -5,16 +5,15 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
+from sr_assets.adapters import times
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.manifest import identity
@@ -102,11 +101,11 @@ class _Demo:
         self._cities = cities
         self._nodes = nodes
         self._stack = stack
-        self._began = datetime.now(UTC)
+        self._began = times.utc_now()
 
     def run(self, port: int, *, ui: bool, for_seconds: float | None, judged: bool) -> dict[str, Any] | None:
         """Start and show everything; if `judged`, drain it and return the result."""
-        began, before = time.monotonic(), identity(self._folder / "fleet.duckdb")
+        began, before = times.monotonic(), identity(self._folder / "fleet.duckdb")
         try:
             with step(self._console, f"NATS servers of {', '.join(self._cities)} and the centre"):
                 servers = DemoServers(self._folder / "nats", self._cities, self._stack)
@@ -123,11 +122,11 @@ class _Demo:
                 engine.result()
             with step(self._console, "first run"):
                 self._await_publication(before, services)
-            self._console.print(f"first rows {time.monotonic() - began:.0f} s after the start", highlight=False)
+            self._console.print(f"first rows {times.monotonic() - began:.0f} s after the start", highlight=False)
         except RunError:
             self._show_log()
             raise
-        watched = time.monotonic()
+        watched = times.monotonic()
         try:
             self._watch(services, for_seconds)
         except KeyboardInterrupt:
@@ -135,7 +134,7 @@ class _Demo:
                 raise
         if not judged:
             return None
-        return self._finish(settings, services, fleets, time.monotonic() - watched)
+        return self._finish(settings, services, fleets, times.monotonic() - watched)
 
     def _configure(self, urls: Mapping[str, str]) -> Settings:
         """Write the configuration that names the servers, and load it."""
@@ -165,7 +164,7 @@ class _Demo:
         """Abandon an engine that is still starting; its start may take minutes on a busy machine."""
         while not engine.done():
             abandon_start(self._folder)
-            time.sleep(0.1)
+            times.sleep(0.1)
 
     def _print_addresses(self, url: str | None, metrics: str) -> None:
         if url is not None:
@@ -180,22 +179,22 @@ class _Demo:
         self._console.print("    Stop     Ctrl-C\n", highlight=False)
 
     def _await_publication(self, before: list[int], services: Services) -> None:
-        deadline = time.monotonic() + _FIRST_TABLE_SECONDS
+        deadline = times.monotonic() + _FIRST_TABLE_SECONDS
         while identity(self._folder / "fleet.duckdb") == before or not count_rows(self._folder)["last_seen_nodes"]:
             services.check()
-            if time.monotonic() > deadline:
+            if times.monotonic() > deadline:
                 reasons = "; ".join(self._failed_runs()) or "no run failed"
                 raise RunError(f"nothing was published within {_FIRST_TABLE_SECONDS:.0f} s: {reasons}")
-            time.sleep(0.1)
+            times.sleep(0.1)
 
     def _watch(self, services: Services, for_seconds: float | None) -> None:
         """Show published data for `for_seconds`, or until an interrupt."""
-        end = None if for_seconds is None else time.monotonic() + for_seconds
+        end = None if for_seconds is None else times.monotonic() + for_seconds
         with Summary(self._console, self._folder) as summary:
-            while (left := 0.5 if end is None else end - time.monotonic()) > 0:
+            while (left := 0.5 if end is None else end - times.monotonic()) > 0:
                 services.check()
                 summary.refresh()
-                time.sleep(min(left, 0.5))
+                times.sleep(min(left, 0.5))
 
     def _finish(
         self, settings: Settings, services: Services, fleets: Sequence[Fleet], seconds: float
@@ -243,12 +242,12 @@ class _Demo:
 
 def _await_end_of_runs() -> bool:
     """Wait for open runs to use up their budget; return False if one takes too long."""
-    deadline = time.monotonic() + _RUN_END_SECONDS
+    deadline = times.monotonic() + _RUN_END_SECONDS
     with DagsterInstance.get() as instance:
         while instance.get_runs_count(RunsFilter(statuses=_OPEN)):
-            if time.monotonic() > deadline:
+            if times.monotonic() > deadline:
                 return False
-            time.sleep(0.3)
+            times.sleep(0.3)
     return True
 
 

@@ -5,12 +5,12 @@ Our user and the fleets' user have only their least permissions.
 
 import contextlib
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.clusters import ClusterSettings, domain_api
 from sr_assets.domain.errors import RunError
@@ -108,14 +108,14 @@ def _fleet_needs(cluster: ClusterSettings) -> Iterator[Permission]:
 def _await_link(centre: ClusterSettings, city: str) -> None:
     """Wait until the centre reaches a city's JetStream."""
     settings = replace(centre, api_prefix=domain_api(city))
-    deadline = time.monotonic() + _LINK_SECONDS
+    deadline = times.monotonic() + _LINK_SECONDS
     with Cluster(settings, "sr-assets demo") as cluster:
         while True:
             try:
                 cluster.request_api("INFO")
             except RunError:
-                if time.monotonic() > deadline:
+                if times.monotonic() > deadline:
                     raise
-                time.sleep(0.1)
+                times.sleep(0.1)
             else:
                 return

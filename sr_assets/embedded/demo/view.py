@@ -1,6 +1,5 @@
 """The demo's display: the steps of its start, then each site, the centre's view and the newest events."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sr_assets.adapters import times
 from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows
 from sr_assets.domain.errors import SrAssetsError
 
@@ -38,10 +38,10 @@ _PLAIN_SECONDS = 10.0
 @contextmanager
 def step(console: Console, title: str) -> Iterator[None]:
     """Show a step in progress and, after success, its duration."""
-    began = time.monotonic()
+    began = times.monotonic()
     with console.status(f"{title} ...", spinner="line"):
         yield
-    console.print(f"[green]ok[/]  {title} [dim]({time.monotonic() - began:.1f} s)[/]", highlight=False)
+    console.print(f"[green]ok[/]  {title} [dim]({times.monotonic() - began:.1f} s)[/]", highlight=False)
 
 
 class Summary:
@@ -63,7 +63,7 @@ class Summary:
 
     def refresh(self) -> None:
         """Show the current published data."""
-        now = time.monotonic()
+        now = times.monotonic()
         if not self._console.is_terminal and now < self._next_lines:
             return
         self._next_lines = now + _PLAIN_SECONDS

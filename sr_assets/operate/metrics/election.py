@@ -1,9 +1,9 @@
 """Metrics of the leader election and the checkpoints, from the files of each site."""
 
-import time
 from collections.abc import Iterator
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.domain.election import heartbeats_site
@@ -36,7 +36,7 @@ def election_lines(settings: Settings) -> Iterator[str]:
     yield from expose(f"{_PREFIX}interval_seconds", "gauge", "Mean pause between two campaigns.", intervals)
     sites = (Sample(labels(name=site), float(lease.holds)) for site, lease in leases.items() if lease.keys)
     ages = (
-        Sample(labels(name=site), max(0.0, time.time() - stored.at_ns / 1e9))
+        Sample(labels(name=site), max(0.0, times.time() - stored.at_ns / 1e9))
         for site in settings.sites
         if (stored := last_stored(settings.home / "sites" / site)) and settings.checkpoint_store(site)
     )

@@ -5,7 +5,6 @@ Files are read again only after they were replaced. No state of a running site i
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import duckdb
 
+from sr_assets.adapters import times
 from sr_assets.adapters.published.manifest import identity
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.status_file import STATUS_FILE, last_idle_poll, read_status
@@ -45,7 +45,7 @@ class Exposition:
             return "".join(f"{line}\n" for line in self._lines())
 
     def _lines(self) -> Iterator[str]:
-        streams, now = list(self._streams()), time.time()
+        streams, now = list(self._streams()), times.time()
         legacy = LEGACY if self._settings.metrics.legacy else ()
         for metric in chain(STREAM_METRICS, REPLICATOR, legacy):
             yield from expose(metric.name, metric.kind, metric.text, metric.samples(streams, now))

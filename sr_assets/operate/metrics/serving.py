@@ -6,7 +6,6 @@ A problem with either never stops replication: a busy port or a missing folder l
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Generator, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +13,7 @@ from socket import AF_INET6, getaddrinfo, socket
 from types import MappingProxyType
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.connection_table import peer_user
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import write_private
@@ -92,9 +92,9 @@ class MetricsServer:
         pause_seconds = _RENEW_SECONDS
         while True:
             yield pause_seconds
-            started = time.monotonic()
+            started = times.monotonic()
             exposition.renew()
-            pause_seconds = max(_RENEW_SECONDS, (time.monotonic() - started) / _RENEW_SHARE)
+            pause_seconds = max(_RENEW_SECONDS, (times.monotonic() - started) / _RENEW_SHARE)
 
     def _serve(self) -> Generator[float]:
         while True:
@@ -145,10 +145,10 @@ class _Server(ThreadingHTTPServer):
         Other users control the size of the table that it searches, so all searches together take at most a share of a core.
         """
         with self._guard:
-            time.sleep(max(0.0, self._next_lookup - time.monotonic()))
-            began = time.monotonic()
+            times.sleep(max(0.0, self._next_lookup - times.monotonic()))
+            began = times.monotonic()
             user = peer_user(client, server)
-            self._next_lookup = time.monotonic() + (time.monotonic() - began) / _LOOKUP_SHARE
+            self._next_lookup = times.monotonic() + (times.monotonic() - began) / _LOOKUP_SHARE
         return user in (None, 0, os.geteuid())
 
     def handle_error(self, *_: object) -> None:
@@ -245,7 +245,7 @@ def serve_metrics(settings: Settings) -> None:
     with server as url, _textfile_beside(exposition, configured):
         print_line(f"Metrics: {url}, status page: {page_url(url)}  (Ctrl-C stops it)")
         while True:
-            time.sleep(3600)
+            times.sleep(3600)
 
 
 def write_textfile_once(settings: Settings) -> None:

@@ -6,11 +6,11 @@ repeats at most one, with the same event ids.
 
 import contextlib
 import threading
-import time
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_warning
@@ -62,7 +62,7 @@ def notify_beside(settings: Settings) -> Iterator[None]:
 
 def notify_once(settings: Settings) -> None:
     """Deliver all published events; the next run retries those that fail after a few attempts."""
-    deadline = time.monotonic() + _ONCE_SECONDS
+    deadline = times.monotonic() + _ONCE_SECONDS
     threads = [
         threading.Thread(target=_Delivery(settings, target).deliver_once, name=target.label, daemon=True)
         for target in settings.notify
@@ -70,7 +70,7 @@ def notify_once(settings: Settings) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - times.monotonic()))
 
 
 class _Delivery:
@@ -86,13 +86,13 @@ class _Delivery:
     def deliver_on(self) -> Generator[float]:
         """Deliver new events."""
         while True:
-            started = time.monotonic()
+            started = times.monotonic()
             self._read_dynamic()
             # Lock for each attempt: another process, such as a single run, may release it at any time.
             with self._locked() as locked:
                 succeeded = not locked or self._deliver()
             if succeeded:
-                yield max(_POLL_SECONDS, (time.monotonic() - started) / _POLL_SHARE)
+                yield max(_POLL_SECONDS, (times.monotonic() - started) / _POLL_SHARE)
             else:
                 yield _pause_seconds(self._failures)
 
@@ -105,7 +105,7 @@ class _Delivery:
         with self._locked() as locked:
             for attempt in range(_ATTEMPTS_ONCE if locked else 0):
                 if attempt:
-                    time.sleep(_pause_seconds(self._failures))
+                    times.sleep(_pause_seconds(self._failures))
                 if self._deliver():
                     return
 
@@ -140,7 +140,7 @@ class _Delivery:
         Nodes that have reached the number count for the rest of their window.
         """
         few = [event for event in waiting if event.node is not None]
-        begin = datetime.fromtimestamp(time.time(), UTC) - _TOGETHER
+        begin = datetime.fromtimestamp(times.time(), UTC) - _TOGETHER
         sent.together = {node: at for node, at in sent.together.items() if at >= begin.timestamp()}
         nodes = {f"{event.name}/{event.node}": event.detected_at.timestamp() for event in few}
         if len(nodes.keys() | sent.together.keys()) >= self._target.min_nodes:
@@ -156,7 +156,7 @@ class _Delivery:
         for message in self._messages(sent, fresh):
             if self._must_wait(sent):
                 done = {event_id for ids in sent.ids.values() for event_id in ids}
-                sent.hold((event for event in fresh if event.id not in done), time.time())
+                sent.hold((event for event in fresh if event.id not in done), times.time())
                 break
             try:
                 self._send_message(message)
@@ -164,7 +164,7 @@ class _Delivery:
                 self._note_failure(sent, [*sent.held, *fresh], str(error))
                 return False
             sent.add(message.events)
-            sent.messages.append(time.time())
+            sent.messages.append(times.time())
             self._file.save(sent)
         sent.failures.clear()
         self._failures = 0
@@ -203,7 +203,7 @@ class _Delivery:
 
     def _must_wait(self, sent: Sent) -> bool:
         """Return whether quiet hours or the limit permit no message now, and forget the messages that no longer count."""
-        now, limit = time.time(), self._target.rate_limit
+        now, limit = times.time(), self._target.rate_limit
         since = now - limit.within_ns / 1e9 if limit else now
         # A clock that was set back must not limit for longer.
         sent.messages = [at for at in sent.messages if since < at <= now]
@@ -213,7 +213,7 @@ class _Delivery:
 
     def _note_failure(self, sent: Sent, waiting: list[Event], reason: str) -> None:
         """Warn about the first failure in a row, and discard events that have failed for a day."""
-        now = time.time()
+        now = times.time()
         waiting = [event for event in waiting if event.id not in sent.ids.get(f"{event.name}/{event.stream}", ())]
         sent.note_failure(waiting, now)
         self._failures += 1

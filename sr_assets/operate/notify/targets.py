@@ -10,13 +10,13 @@ import socket
 import ssl
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Mapping
 from email.message import EmailMessage
 from typing import Final, TypeVar
 
+from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_warning
 from sr_assets.domain.foreign_text import chat, visible
 from sr_assets.operate.bounded import shut_after
@@ -132,13 +132,13 @@ def _post(url: str, message: Message) -> None:
         json.dumps({**message.body, "text": chat(text), "plain_text": text}).encode(),
         {"Content-Type": "application/json", "User-Agent": "sr-assets", "Idempotency-Key": message.key},
     )
-    deadline = time.monotonic() + _ANSWER_SECONDS
+    deadline = times.monotonic() + _ANSWER_SECONDS
     try:
         with _OPENER.open(request, timeout=_ANSWER_SECONDS):
             pass
     except (OSError, http.client.HTTPException) as error:
         # After the deadline the socket is shut; this may surface as any of these errors.
-        if isinstance(error, urllib.error.HTTPError) or time.monotonic() < deadline:
+        if isinstance(error, urllib.error.HTTPError) or times.monotonic() < deadline:
             raise
         raise TimeoutError from None
 
@@ -172,11 +172,11 @@ def _mail(email: EmailSettings, message: Message) -> None:
     mail["Message-ID"] = f"<{message.key}@sr-assets>"
     ids = "\n".join(visible(event.id) for event in message.events)
     mail.set_content(f"{message.body['text']}\n\nevent ids:\n{ids}\n")
-    deadline = time.monotonic() + _MAIL_SECONDS
+    deadline = times.monotonic() + _MAIL_SECONDS
     try:
         refused = _deliver(email, mail)
     except (OSError, smtplib.SMTPException):
-        if time.monotonic() < deadline:
+        if times.monotonic() < deadline:
             raise
         raise NotSentError(f"did not take the mail within {_MAIL_SECONDS:.0f} s") from None
     if refused:

@@ -5,13 +5,13 @@ The template escapes every text from outside; texts too long for a name are trun
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.status_queries import Status, status
 from sr_assets.domain.durations import duration
@@ -37,10 +37,10 @@ def render_page(settings: Settings, refresh_seconds: int | None = None) -> str:
     """Return the page; browsers reload it after `refresh_seconds`. Raises RunError if nothing is published yet."""
     return _template().render(
         replicator=settings.replicator,
-        now=datetime.now(UTC),
+        now=times.utc_now(),
         refresh_seconds=refresh_seconds,
         most=_MOST_ROWS,
-        maintenance=[each for each in known_windows(settings) if each.state(time.time_ns()) == "active"],
+        maintenance=[each for each in known_windows(settings) if each.state(times.time_ns()) == "active"],
         **_shown(status(settings.home)),
     )
 
@@ -85,7 +85,7 @@ def _shown(published: Status) -> dict[str, object]:
     blind = [site for site in sites if site["observer"] == "blind"]
     return {
         "published": published,
-        "old": datetime.now(UTC) - published.as_of > _OLD,
+        "old": times.utc_now() - published.as_of > _OLD,
         "totals": totals,
         "blind": len(blind),
         "held": sum(site["held"] for site in sites),

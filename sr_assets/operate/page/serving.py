@@ -4,10 +4,10 @@ Unlike metrics, the page contains names of nodes: only users who may read the pu
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.operate.health import OTHERS_MAY_READ
 from sr_assets.operate.page.rendering import render_problem
 from sr_assets.operate.ui_access import refuse_foreign_page
@@ -40,10 +40,10 @@ class PagePublisher:
     def page(self) -> str:
         """Return the page, at most a few seconds old."""
         with self._guard:
-            began = time.monotonic()
+            began = times.monotonic()
             if began >= self._until:
                 self._page = render_problem(self._settings, _REFRESH_SECONDS)
-                ended = time.monotonic()
+                ended = times.monotonic()
                 self._until = ended + max(_KEEP_SECONDS, (ended - began) / _SHARE)
             return self._page
 

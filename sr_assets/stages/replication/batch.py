@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from sr_assets.adapters import wire
+from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -115,7 +114,7 @@ class Batch:
 
     def run(self) -> None:
         """Make the copies and commit their receipt. Raises RunError if the target refuses; the intent then stays open."""
-        self._began = time.monotonic()
+        self._began = times.monotonic()
         self._writers.take_over()
         if self._intent.resend:
             self._run_resend()
@@ -295,7 +294,7 @@ class Batch:
         ignored = beats.add([hop for hop in receipt.hops if hop.subject], now_ns, name)
         ignored += self._store.latencies(self._stream.stream).add(receipt.hops, now_ns, name)
         processing = {
-            Counter.PROCESSING_SECONDS: time.monotonic() - self._began,
+            Counter.PROCESSING_SECONDS: times.monotonic() - self._began,
             Counter.IMPOSSIBLE_HOPS: receipt.impossible_hops + ignored,
             Counter.FORGED_COPIES: receipt.forged,
             Counter.REFUSED_METADATA: receipt.refused_metadata,

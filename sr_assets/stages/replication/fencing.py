@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.copying.fence import LAST_WRITE_SECONDS, forget_claims, make_fence, take_away
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.private import write_private
@@ -57,7 +57,7 @@ def settle_fence(folder: Path, target: Cluster) -> None:
             fence["stream"],
             LAST_WRITE_SECONDS,
         )
-        time.sleep(LAST_WRITE_SECONDS)
+        times.sleep(LAST_WRITE_SECONDS)
         forget_claims(target, **fence)
     # Last: a run that is killed during the wait leaves the claims, so that the next run waits too.
     file.unlink()

@@ -6,11 +6,11 @@ Transitions before the recovered position are recorded as late and stay unpublis
 the advisory stream.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.compaction import whole_files
 from sr_assets.adapters.published.history import (
@@ -132,7 +132,7 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
             return []
     except BrokenStateError:
         pass
-    aside = folder / f"state.duckdb.broken-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    aside = folder / f"state.duckdb.broken-{times.utc_now():%Y%m%dT%H%M%SZ}"
     file.rename(aside)
     log = file.with_name(f"{file.name}.wal")
     if log.exists():

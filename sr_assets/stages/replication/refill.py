@@ -10,13 +10,12 @@ from __future__ import annotations
 import itertools
 import logging
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters import wire
+from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.history import StagedFiles, held_sequences, place_refilled, source_mark
@@ -72,7 +71,7 @@ class HistoryRefill:
         self._context, self._stream, self._store = context, context.stream, context.store
         self._index, self._snapshots = context.store.snapshot_index(context.stream.stream), snapshots
         self._staging = context.folder.resolve() / "staging" / context.stream.asset_prefix[1] / "refill"
-        self._deadline = time.monotonic() + budget_seconds
+        self._deadline = times.monotonic() + budget_seconds
         self._begun = False
         self._plan: _Plan | None = None
         self._rows = 0
@@ -144,11 +143,11 @@ class HistoryRefill:
 
     def step(self, *, busy: bool) -> bool:
         """Do about a second of the work; return whether some of it remains for this run."""
-        ends = time.monotonic() + _STEP_SECONDS
+        ends = times.monotonic() + _STEP_SECONDS
         try:
-            while self._plan is not None and (self._plan.newest or not (busy or time.monotonic() > self._deadline)):
+            while self._plan is not None and (self._plan.newest or not (busy or times.monotonic() > self._deadline)):
                 self._do_part(self._plan)
-                if time.monotonic() > ends:
+                if times.monotonic() > ends:
                     return self._plan is not None
         except LeadershipLostError:
             raise

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -88,7 +88,7 @@ class ReplicaStage:
         Raises RunError or ConfigurationError with one line.
         """
         stream, store = self._stream, self._store
-        if time.monotonic() >= self._compare_at or self._context.clusters.connect(stream.target).is_lost:
+        if times.monotonic() >= self._compare_at or self._context.clusters.connect(stream.target).is_lost:
             # The target may have been restored to an earlier state, and other writers may have filled it since.
             self._compared = False
         tracked = store.load_stream(stream.stream) if stream.tracked else None
@@ -133,7 +133,7 @@ class ReplicaStage:
         self._follow_restart(review, source, state, copying, target)
         if target is None or not self._compared or review.changed():
             target = review.run()
-            self._compared, self._compare_at = True, time.monotonic() + _COMPARE_SECONDS
+            self._compared, self._compare_at = True, times.monotonic() + _COMPARE_SECONDS
         if self._adopted is None:
             self._adopted = adopt_copies(self._context, state, copying, target)
         intent = self._open_intent()
@@ -152,7 +152,7 @@ class ReplicaStage:
     ) -> bool:
         """Make the copies of an intent, or of the next part of it; return whether there was work."""
         stream, report = self._stream, self._report
-        started = time.monotonic()
+        started = times.monotonic()
         before = report.copied, report.batched, report.found
         self.batch_active = True
         try:
@@ -170,7 +170,7 @@ class ReplicaStage:
         finally:
             self.batch_active = False
         self._note_batch(
-            intent, batch.covered, before, time.monotonic() - started, source.last_sequence + 1 - state.next_sequence
+            intent, batch.covered, before, times.monotonic() - started, source.last_sequence + 1 - state.next_sequence
         )
         return True
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters import wire
+from sr_assets.adapters import times, wire
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
 from sr_assets.adapters.state.copy_comparison import PORTION, CopyComparison
@@ -102,9 +101,9 @@ class TargetReview:
     def _confirm(self) -> None:
         """Repeat the query for some seconds while the response differs from the state."""
         cluster = self._context.clusters.connect(self._stream.target)
-        deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
-        while self._copying.target_created_ns and self.changed() and time.monotonic() < deadline:
-            time.sleep(0.5)
+        deadline = times.monotonic() + _OLD_ANSWERS_SECONDS
+        while self._copying.target_created_ns and self.changed() and times.monotonic() < deadline:
+            times.sleep(0.5)
             self._target = prepare_target(self._stream, self._source, cluster)
 
     def refuse_other_writer(self) -> None:

@@ -5,13 +5,13 @@ state changes, so an interrupted batch is read again. Copying is another loop, b
 need an intent and proof (`replication.replica`).
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.gaps import Gap
@@ -75,7 +75,7 @@ class FoldStage(ABC):
         if covered is None:
             return self._note_caught_up(state, source) or restarted
         reach(Point.PLANNED)
-        began = time.monotonic()
+        began = times.monotonic()
         rows = read_unless_changed(
             self._clusters.connect(entry.source), source, lambda: self._read_present(source, covered)
         )
@@ -128,7 +128,7 @@ class FoldStage(ABC):
             note_read(state, batch.rows["sequence"][-1].as_py(), batch.rows["stored_ns"][-1].as_py())
 
     def _note_batch(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
-        report, covered, seconds = self._report, batch.covered, time.monotonic() - batch.began
+        report, covered, seconds = self._report, batch.covered, times.monotonic() - batch.began
         report.first = covered.first if report.first is None else report.first
         report.next = covered.next
         report.batches += 1

@@ -2,10 +2,10 @@
 
 import contextlib
 import logging
-import time
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published import queries
 from sr_assets.adapters.state.partitions import Lane
@@ -41,9 +41,9 @@ class LaneRows:
         starts = state.starts if state else 0
         # After a restart the sequences are those of another source.
         changed = [(lane.subject, lane.starts) for lane in known] != [(subject, starts) for subject in stream.lanes]
-        if not (changed or final or time.monotonic() >= self._due):
+        if not (changed or final or times.monotonic() >= self._due):
             return
-        self._due = time.monotonic() + _COUNT_SECONDS
+        self._due = times.monotonic() + _COUNT_SECONDS
         begins = self._begin(store, clusters, known, state) if changed else known[0].begins
         lanes = [Lane(subject, lag, begins, starts) for subject, lag in self._lag(state, clusters).items()]
         if lanes != known:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sr_assets.adapters import times
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import Intent, StreamState
@@ -126,11 +126,11 @@ def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int |
 
 def _ends_before(cluster: Cluster, entry: Entry, sequence: int) -> bool:
     """Return whether a source ends before a sequence, even when queried again: a new leader may be out of date."""
-    deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
+    deadline = times.monotonic() + _OLD_ANSWERS_SECONDS
     while cluster.stream_info(entry.stream).last_sequence < sequence:
-        if time.monotonic() > deadline:
+        if times.monotonic() > deadline:
             return True
-        time.sleep(0.2)
+        times.sleep(0.2)
     return False
 
 

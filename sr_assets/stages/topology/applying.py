@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import BODY_NOT_EMPTY, NAME_MISMATCH, NAME_TAKEN, ApiError
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.topology.drift import compare
@@ -61,9 +61,9 @@ def apply_steps(survey: Survey, steps: Sequence[Step], owner: str) -> Iterator[O
 def await_links(survey: Survey, outcomes: Sequence[Outcome]) -> None:
     """Survey again once every link of the new streams is active: servers connect them after their response."""
     made = [outcome.step.wanted for outcome in outcomes if outcome.result == "done"]
-    deadline = time.monotonic() + _CONNECT_SECONDS
-    while not _links_active(survey.refresh(), made) and time.monotonic() < deadline:
-        time.sleep(0.3)
+    deadline = times.monotonic() + _CONNECT_SECONDS
+    while not _links_active(survey.refresh(), made) and times.monotonic() < deadline:
+        times.sleep(0.3)
 
 
 def _links_active(survey: Survey, made: Sequence[WantedStream]) -> bool:

@@ -1,13 +1,13 @@
 """Compaction of a stream's Parquet history: merging files, adopting files of a lost state, and deleting expired days."""
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.published.compaction import describe, holds_rows, is_abandoned, merge
 from sr_assets.adapters.published.history import (
@@ -123,12 +123,12 @@ class HistoryCompaction:
             with self._store.transaction():
                 self._index.forget(list(map(relative_name, missing)))
             return
-        started = time.monotonic()
+        started = times.monotonic()
         merged = merge(planned, self._site.folder / "compaction" / self._stream.asset_prefix[1])
         with self._store.transaction():
             self._index.move(paths, merged)
         reach(Point.REPLACED_HISTORY)
-        seconds, rows = time.monotonic() - started, sum(file.rows for file in merged)
+        seconds, rows = times.monotonic() - started, sum(file.rows for file in merged)
         logger.log(
             level,
             "%s: compacted %d history files into %d of %d rows in %.1f s",

@@ -1,11 +1,11 @@
 """Stage `node_advisories`: publishing the outbox in order per sender, recording the acknowledgements, and the heartbeat."""
 
 import contextlib
-import time
 from collections import Counter as Tally
 from collections.abc import Sequence
 from typing import Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.jetstream import PermissionDeniedError
 from sr_assets.adapters.nats.cluster import Cluster
@@ -60,7 +60,7 @@ class AdvisoryStage:
             return False
         if not self._is_reliable(cluster):
             return self._publish_core(cluster)
-        if time.monotonic() >= self._retry_at:
+        if times.monotonic() >= self._retry_at:
             self._held_back.clear()
             self._all_refused = False
             if not self._takers(cluster):
@@ -68,7 +68,7 @@ class AdvisoryStage:
                     f"no stream on {cluster.settings.label} takes {advisory_pattern(self._advisory.subject)}:"
                     f" {self._outbox.size()} advisories wait; create such a stream"
                 )
-                self._retry_at = time.monotonic() + RETRY_SECONDS
+                self._retry_at = times.monotonic() + RETRY_SECONDS
                 return False
             self._report.undeliverable = None
         elif self._all_refused or (self._report.undeliverable and not self._held_back):
@@ -82,24 +82,24 @@ class AdvisoryStage:
         state = self._store.load_stream(self._stream.stream)
         if self._report.advisories_stored or state is None or state.advisories_stored:
             return True
-        deadline = time.monotonic() + _OLD_ANSWERS_SECONDS
+        deadline = times.monotonic() + _OLD_ANSWERS_SECONDS
         while not self._takers(cluster):
-            if time.monotonic() > deadline:
+            if times.monotonic() > deadline:
                 return False
-            time.sleep(0.5)
+            times.sleep(0.5)
         # Only the reading thread writes this row: two threads must not.
         self._report.advisories_stored = True
         return True
 
     def _publish_core(self, cluster: Cluster) -> bool:
         sent = 0
-        while time.monotonic() >= self._retry_at and (rows := self._known(self._outbox.unpublished(_CHUNK))):
+        while times.monotonic() >= self._retry_at and (rows := self._known(self._outbox.unpublished(_CHUNK))):
             try:
                 cluster.publish_core([(self._subject(row), advisory_body(self._stream, row)) for row in rows])
                 delivered, self._report.undeliverable = rows, None
             except PermissionDeniedError as error:
                 delivered, self._report.undeliverable = [], f"{error}; they will be sent again"
-                self._retry_at = time.monotonic() + RETRY_SECONDS
+                self._retry_at = times.monotonic() + RETRY_SECONDS
             self._mark(delivered, failed=[] if delivered else rows)
             sent += len(delivered)
         self._report.published += sent
@@ -148,7 +148,7 @@ class AdvisoryStage:
 
     def _hold_back(self, cluster: Cluster, refusals: dict[str, str]) -> None:
         if not self._held_back:
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._retry_at = times.monotonic() + RETRY_SECONDS
         self._held_back.update(refusals)
         node, refusal = next(iter(refusals.items()))
         self._report.undeliverable = (
@@ -244,11 +244,11 @@ class HeartbeatStage:
         self._failed |= state.last_error is not None
         waits = busy and not (self._overdue(state) and not state.lag_messages)
         before = report.alive_at or (report.began_at if waits else None)
-        if before is not None and time.monotonic() - before < _EVERY_SECONDS:
+        if before is not None and times.monotonic() - before < _EVERY_SECONDS:
             return
         now_ns, deadline_ns = self._clock.now_ns(), self._nodes.next_deadline()
         due_ns = None if deadline_ns is None else now_ns + max(0, deadline_ns - (state.watermark_ns or deadline_ns))
-        report.alive_at = time.monotonic()
+        report.alive_at = times.monotonic()
         if not self._failed and _still_holds(state, now_ns, due_ns):
             return
         self._failed = False

@@ -5,7 +5,6 @@ position.
 """
 
 import logging
-import time
 from dataclasses import replace
 from typing import Final
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.schemas import arrow_schema
@@ -148,7 +148,7 @@ class NodeStage(FoldStage):
             self._save_nodes(state, folded)
             store.nodes(stream.stream).save_blind_spans(blind.spans)
             save_gaps(store, stream, batch.gaps, report)
-            amounts = amounts_of(decisions, time.monotonic() - batch.began)
+            amounts = amounts_of(decisions, times.monotonic() - batch.began)
             store.counters(stream.stream).add({**amounts, Counter.REFUSED_SENDERS: refused})
             if left_open is not None:
                 store.save_intent(replace(left_open, folded=True, starts=state.starts))

@@ -1,11 +1,10 @@
 """The publication of a stream's site events and of its nodes' events, each once, also from an older state."""
 
-import time
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
-from sr_assets.adapters import wire
+from sr_assets.adapters import times, wire
 from sr_assets.adapters.jetstream import PermissionDeniedError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.store import SiteState
@@ -43,7 +42,7 @@ class EventStage:
 
         After a refusal, `report.undeliverable_event` says why they wait, and a later step tries again.
         """
-        if time.monotonic() < self._retry_at:
+        if times.monotonic() < self._retry_at:
             return False
         self._report.undeliverable_event = None
         store, stream = self._store, self._stream.stream
@@ -58,7 +57,7 @@ class EventStage:
                 published |= bool(sent)
                 if refusal:
                     self._report.undeliverable_event = f"{refusal}; it will be sent again"
-                    self._retry_at = time.monotonic() + RETRY_SECONDS
+                    self._retry_at = times.monotonic() + RETRY_SECONDS
                     break
         return published
 

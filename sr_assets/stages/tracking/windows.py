@@ -1,6 +1,5 @@
 """The maintenance windows of all sites, as people see them, and their commands."""
 
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
+from sr_assets.adapters import times
 from sr_assets.adapters.published.reading import Rows
 from sr_assets.adapters.published.status_queries import STEP, STEPS, RecentNodes
 from sr_assets.adapters.state.checkpoint_request import request_checkpoint
@@ -64,7 +64,7 @@ def maintenance_of(settings: Settings, columns: Sequence[str]) -> Callable[[tupl
     another `replicator` is about no window of this installation.
     """
     windows: dict[str, list[Window]] = {}
-    now_ns = time.time_ns()
+    now_ns = times.time_ns()
     for known in known_windows(settings):
         for label in known.labels if known.state(now_ns) == "active" else ():
             windows.setdefault(label, []).append(known.window)
@@ -127,7 +127,7 @@ def end_windows(settings: Settings, window_id: str) -> list[str]:
         raise ConfigurationError(f"window {window_id!r} is unknown; `sr-assets maintenance list` shows the ids")
     if not window.added:
         raise ConfigurationError(f"window {window_id!r} is configured; remove it from the key maintenance")
-    now_ns, ended = time.time_ns(), []
+    now_ns, ended = times.time_ns(), []
     for site in window.sites:
         folder = settings.home / "sites" / site
         if end_window(folder, window_id, now_ns):

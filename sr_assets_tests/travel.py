@@ -1,0 +1,58 @@
+"""Tests move time: the platform's clocks, and the times that servers report to this process."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from sr_assets.adapters import jetstream, times
+from sr_assets.adapters.copying import fetching
+from sr_assets.adapters.nats import cluster, stream_info
+from sr_assets.adapters.wire import frames
+from sr_assets.domain.messages import Message
+
+
+def report_times(monkeypatch: pytest.MonkeyPatch, reported: Callable[[int], int]) -> None:
+    """Let every server report `reported(ns)` instead of a time (unix ns) that it has reported so far, to this process."""
+    parse, make, read = stream_info._time_ns, frames.Message, jetstream.parse_rfc3339_ns
+
+    def time_ns(text: str | None) -> int | None:
+        before_ns = parse(text)
+        return None if before_ns is None else reported(before_ns)
+
+    class Reported(Message):
+        def __new__(cls, sequence: int, stored_ns: int, *rest: Any) -> Message:  # type: ignore[misc]
+            message = make(sequence, stored_ns, *rest)
+            return message._replace(stored_ns=reported(message.stored_ns))
+
+    def collect(parser: frames.DirectParser) -> None:
+        # The parser avoids the constructor.
+        parser.messages += [Reported(*message) for message in parser.take()]
+
+    monkeypatch.setattr(stream_info, "_time_ns", time_ns)
+    monkeypatch.setattr(frames, "Message", Reported)
+    monkeypatch.setattr(frames.DirectParser, "collect", collect)
+    for module in (cluster, fetching, jetstream):
+        monkeypatch.setattr(module, "parse_rfc3339_ns", lambda text: reported(read(text)))
+
+
+class Travel:
+    """The moves of a test's clocks: the platform's, and the servers' as this process sees them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        #: Since when (real unix ns) the clocks are moved by how much (ns).
+        self._moves: list[tuple[int, int]] = []
+
+    def forward(self, delta: timedelta) -> None:
+        """Move the clocks from now on; what the servers stored before keeps its time."""
+        if not self._moves:
+            report_times(self._monkeypatch, self._reported)
+        moved_ns = times.moved_ns + delta // timedelta(microseconds=1) * 1_000
+        self._moves.append((time.time_ns(), moved_ns))
+        self._monkeypatch.setattr(times, "moved_ns", moved_ns)
+
+    def _reported(self, real_ns: int) -> int:
+        return real_ns + max((moved_ns for since, moved_ns in self._moves if since <= real_ns), default=0)
