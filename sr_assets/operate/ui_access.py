@@ -19,8 +19,8 @@ import secrets
 import socket
 import stat
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -49,7 +49,12 @@ _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 #: Answers that wait at a time, and addresses whose wrong logins are counted.
 _MOST_WAITING: Final = 32
+#: Logins whose password is hashed or waits for it.
+_MOST_HASHING: Final = 8
 _MOST_ADDRESSES: Final = 1_000
+_MOST_PROVEN: Final = 1_000
+#: The line that the login of an unknown user is compared with; it has no digest, so no password fits.
+_NOBODYS: Final = _HASHED + b"00" * 16 + b"$"
 _ALLOW: Final = ((b"allow", b"POST"),)
 
 
@@ -60,6 +65,9 @@ class Refusal:
     status: int
     line: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+_TOO_MANY: Final = Refusal(429, "too many wrong logins; try again later", ((b"retry-after", b"5"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +156,15 @@ class AccessMiddleware:
         #: The wrong logins in a row of each address.
         self._wrong: dict[str, int] = {}
         self._waiting = 0
+        # One thread: a flood of wrong passwords takes one core, and the event loop answers the other requests.
+        self._hasher = ThreadPoolExecutor(1, "login")
+        self._hashing = 0
+        #: Logins of hashed lines that were right, which need no second hash.
+        self._proven: set[tuple[bytes, bytes]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse an HTTP request or web socket."""
-        refusal = self._refuse(scope) if scope["type"] in ("http", "websocket") else None
-        if scope["type"] in ("http", "websocket") and self._access.logins is not None:
-            refusal = await self._delayed(scope, refusal)
+        refusal = await self._refuse(scope) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
             await self._application(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -164,35 +175,57 @@ class AccessMiddleware:
             await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
             await send({"type": "http.response.body", "body": f"{refusal.line}\n".encode()})
 
-    async def _delayed(self, scope: Scope, refusal: Refusal | None) -> Refusal | None:
-        """Return the refusal, after a pause if the request has a wrong login; a right one never waits."""
+    async def _refuse(self, scope: Scope) -> Refusal | None:
+        access = self._access
+        if refusal := refuse_foreign_page(scope, any_host=access.any_host, public_hosts=access.public_hosts):
+            return refusal
+        if (access.logins is None or access.proxy_user is not None) and (
+            refusal := refuse_other_user(scope, access.proxy_user)
+        ):
+            return refusal
+        return None if access.logins is None else await self._refuse_login(scope, access.logins())
+
+    async def _refuse_login(self, scope: Scope, logins: tuple[bytes, ...]) -> Refusal | None:
+        """Refuse a request without one of the logins, after a pause; a right login waits at most once, for its hash."""
+        secret = sent_secret(scope)
         address = str((scope.get("client") or ("unknown",))[0])
-        if refusal is None:
+        hashed = [login for login in logins if _HASHED in login]
+        # Compare with every login, in constant time, so that timing reveals nothing.
+        same = [hmac.compare_digest(secret, login) for login in logins if _HASHED not in login]
+        is_right = any(same)
+        if not is_right and hashed and b":" in secret:
+            is_right = any((secret, login) in self._proven for login in hashed)
+            if not is_right:
+                if self._hashing >= _MOST_HASHING or (address in self._wrong and self._waiting >= _MOST_WAITING):
+                    return _TOO_MANY
+                self._hashing += 1
+                try:
+                    proven = await asyncio.get_running_loop().run_in_executor(self._hasher, _prove, secret, hashed)
+                finally:
+                    self._hashing -= 1
+                if is_right := proven is not None:
+                    if len(self._proven) >= _MOST_PROVEN:
+                        self._proven.clear()
+                    self._proven.add((secret, proven))
+        if is_right:
             self._wrong.pop(address, None)
-        elif refusal.status == 401 and _header(scope, b"authorization") is not None:
+            return None
+        if _header(scope, b"authorization") is not None:
             if len(self._wrong) >= _MOST_ADDRESSES:
                 self._wrong.clear()
             count = self._wrong[address] = self._wrong.get(address, 0) + 1
             if count.bit_count() == 1:  # 1, 2, 4, 8, …
                 logger.warning("UI: %d wrong logins in a row from %s", count, address)
             if self._waiting >= _MOST_WAITING:
-                return Refusal(429, "too many wrong logins; try again later", ((b"retry-after", b"5"),))
+                return _TOO_MANY
             self._waiting += 1
             try:
                 await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 10), _LONGEST_PAUSE_SECONDS))
             finally:
                 self._waiting -= 1
-        return refusal
-
-    def _refuse(self, scope: Scope) -> Refusal | None:
-        access = self._access
-        if refusal := refuse_foreign_page(scope, any_host=access.any_host, public_hosts=access.public_hosts):
-            return refusal
-        if access.logins is not None and (refusal := refuse_unknown(scope, access.logins())):
-            return refusal
-        if access.logins is not None and access.proxy_user is None:
-            return None
-        return refuse_other_user(scope, access.proxy_user)
+        challenge = b"Basic" if any(b":" in login for login in logins) else b"Bearer"
+        challenge += b' realm="sr-assets"'
+        return Refusal(401, "a login from the --auth-file is required", ((b"www-authenticate", challenge),))
 
 
 def refuse_foreign_page(scope: Scope, *, any_host: bool = False, public_hosts: Collection[str] = ()) -> Refusal | None:
@@ -228,45 +261,32 @@ def _header(scope: Scope, name: bytes) -> str | None:
     return ", ".join(values) if values else None
 
 
-def refuse_unknown(scope: Scope, logins: tuple[bytes, ...]) -> Refusal | None:
-    """Refuse requests without one of the logins: `user:password` as HTTP basic, or a bearer token."""
+def sent_secret(scope: Scope) -> bytes:
+    """Return what a request sends to log in: `user:password` as HTTP basic, or a bearer token; empty without one."""
     scheme, _, sent = (_header(scope, b"authorization") or "").partition(" ")
     secret = sent.strip().encode("latin-1")
     if scheme.lower() == "basic":
         try:
-            secret = base64.b64decode(secret, validate=True)
+            return base64.b64decode(secret, validate=True)
         except binascii.Error:
-            secret = b""
-    elif scheme.lower() != "bearer":
-        secret = b""
-    # Compare with every login, in constant time, so that timing reveals nothing.
-    same = [_is_login(secret, login) for login in logins]
-    if any(same):
-        return None
-    challenge = b"Basic" if any(b":" in login for login in logins) else b"Bearer"
-    challenge += b' realm="sr-assets"'
-    return Refusal(401, "a login from the --auth-file is required", ((b"www-authenticate", challenge),))
+            return b""
+    return secret if scheme.lower() == "bearer" else b""
 
 
-def _is_login(secret: bytes, login: bytes) -> bool:
-    user, hashed, stored = login.partition(_HASHED)
-    if not hashed:
-        return hmac.compare_digest(secret, login)
-    sent_user, _, password = secret.partition(b":")
-    return hmac.compare_digest(sent_user, user) and _is_password(password, stored)
-
-
-@lru_cache(maxsize=256)
-def _is_password(password: bytes, stored: bytes) -> bool:
-    salt, _, digest = stored.partition(b"$")
-    try:
-        return hmac.compare_digest(_scrypt(password, bytes.fromhex(salt.decode())).encode(), digest)
-    except ValueError:
-        return False
+def _prove(secret: bytes, hashed: list[bytes]) -> bytes | None:
+    """Return the line of `hashed_login` that a login belongs to, or None; an unknown user takes as long as a known one."""
+    user, _, password = secret.partition(b":")
+    lines = [line for line in hashed if hmac.compare_digest(line.partition(_HASHED)[0], user)]
+    for line in lines or (_NOBODYS,):
+        salt, _, digest = line.partition(_HASHED)[2].partition(b"$")
+        with contextlib.suppress(ValueError):
+            if hmac.compare_digest(_scrypt(password, bytes.fromhex(salt.decode())).encode(), digest):
+                return line
+    return None
 
 
 def _scrypt(password: bytes, salt: bytes) -> str:
-    # 16 MiB and some 30 ms: once for a right login, each time for another wrong password of a known user.
+    # 16 MiB and some 30 ms, in which other threads run.
     return hashlib.scrypt(password, salt=salt, n=1 << 14, r=8, p=1).hex()
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import itertools
 import os
 import socket
+import threading
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ from sr_assets.operate.ui_access import (
     read_logins,
     refuse_foreign_page,
     refuse_open_ui,
-    refuse_unknown,
     ui_sockets,
     weak_logins,
 )
@@ -106,9 +107,9 @@ def logins(tmp_path: Path) -> tuple[bytes, ...]:
 @pytest.mark.parametrize(
     ("sent", "status"),
     (
-        ("Basic " + base64.b64encode("me:söcret:1".encode()).decode(), None),
-        ("basic " + base64.b64encode("me:söcret:1".encode()).decode(), None),
-        ("Bearer 0123456789abcdef", None),
+        ("Basic " + base64.b64encode("me:söcret:1".encode()).decode(), 200),
+        ("basic " + base64.b64encode("me:söcret:1".encode()).decode(), 200),
+        ("Bearer 0123456789abcdef", 200),
         ("Basic " + base64.b64encode(b"me:").decode(), 401),
         ("Basic me:secret", 401),
         ("Bearer 0123456789abcde", 401),
@@ -117,10 +118,11 @@ def logins(tmp_path: Path) -> tuple[bytes, ...]:
         ("", 401),
     ),
 )
-def test_request_needs_a_login_from_the_file(logins: tuple[bytes, ...], sent: str, status: int | None) -> None:
-    refusal = refuse_unknown(scope(authorization=sent), logins)
-    assert (refusal.status if refusal else None) == status
-    assert refusal is None or refusal.headers == ((b"www-authenticate", b'Basic realm="sr-assets"'),)
+def test_request_needs_a_login_from_the_file(
+    logins: tuple[bytes, ...], sent: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sr_assets.operate.ui_access._FIRST_PAUSE_SECONDS", 0.0)
+    assert answer(scope(authorization=sent), logins) == [status]
 
 
 def test_unsafe_or_empty_auth_file_is_refused(tmp_path: Path) -> None:
@@ -146,13 +148,77 @@ def basic(login: str) -> str:
     return "Basic " + base64.b64encode(login.encode()).decode()
 
 
-def test_hashed_login_admits_its_password_alone() -> None:
+def test_hashed_login_admits_its_password_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sr_assets.operate.ui_access._FIRST_PAUSE_SECONDS", 0.0)
     line = hashed_login("me", "correct horse battery").encode()
     assert b"horse" not in line
-    assert refuse_unknown(scope(authorization=basic("me:correct horse battery")), (line,)) is None
-    for wrong in ("me:correct horse", "you:correct horse battery", line.decode(), "me:", ""):
-        assert refuse_unknown(scope(authorization=basic(wrong)), (line,)) is not None
-    assert refuse_unknown(scope(authorization=f"Bearer {line.decode()}"), (line,)) is not None
+    middleware = AccessMiddleware(served, Access(lambda: (line,)))
+    for _ in range(2):
+        assert asked(middleware, scope(authorization=basic("me:correct horse battery"))) == [200]
+        for wrong in ("me:correct horse", "you:correct horse battery", line.decode(), "me:", ":", ""):
+            assert asked(middleware, scope(authorization=basic(wrong))) == [401]
+        assert asked(middleware, scope(authorization=f"Bearer {line.decode()}")) == [401]
+    other = hashed_login("me", "another password").encode()
+    monkeypatch.setattr(middleware, "_access", Access(lambda: (other,)))
+    assert asked(middleware, scope(authorization=basic("me:correct horse battery"))) == [401]
+
+
+def test_every_wrong_login_costs_one_hash_for_unknown_users_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sr_assets.operate.ui_access._FIRST_PAUSE_SECONDS", 0.0)
+    lines = (hashed_login("me", "correct horse battery").encode(), b"you:plain", hashed_login("she", "x").encode())
+    hashed: list[bytes] = []
+
+    def scrypt(password: bytes, _salt: bytes) -> str:
+        hashed.append(password)
+        return "0"
+
+    monkeypatch.setattr("sr_assets.operate.ui_access._scrypt", scrypt)
+    middleware = AccessMiddleware(served, Access(lambda: lines))
+    for user in ("me", "you", "she", "nobody", ""):
+        assert asked(middleware, scope(authorization=basic(f"{user}:wrong"))) == [401]
+    assert hashed == [b"wrong"] * 5
+    assert asked(middleware, scope(authorization=basic("you:plain"))) == [200]
+    assert asked(middleware, scope(authorization="Bearer wrong")) == [401]
+    assert len(hashed) == 5
+
+
+def test_wrong_logins_hold_up_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, hashing, most = threading.Event(), [0], [0]
+
+    def scrypt(_password: bytes, _salt: bytes) -> str:
+        hashing[0] += 1
+        most[0] = max(most[0], hashing[0])
+        is_released = release.wait(30)
+        release.set()
+        assert is_released
+        hashing[0] -= 1
+        return "0"
+
+    line = hashed_login("me", "correct horse battery").encode()
+    middleware = AccessMiddleware(served, Access(lambda: (line, b"0123456789abcdef")))
+    right = scope(authorization=basic("me:correct horse battery"))
+    assert asked(middleware, right) == [200]
+    monkeypatch.setattr("sr_assets.operate.ui_access._scrypt", scrypt)
+    monkeypatch.setattr("sr_assets.operate.ui_access._FIRST_PAUSE_SECONDS", 0.0)
+
+    async def flood() -> list[list[int]]:
+        wrong = [
+            asyncio.ensure_future(statuses(middleware, scope(authorization=basic(f"me:wrong {each}"))))
+            for each in range(20)
+        ]
+        try:
+            # Twelve of them are refused although no password has been hashed yet.
+            for each in itertools.islice(asyncio.as_completed(wrong, timeout=30), 12):
+                assert await each == [429]
+            for other in (right, scope(authorization="Bearer 0123456789abcdef")):
+                assert await statuses(middleware, other) == [200]
+            assert await statuses(middleware, scope()) == [401]
+        finally:
+            release.set()
+        return await asyncio.gather(*wrong)
+
+    assert sorted(asyncio.run(flood())) == [[401]] * 8 + [[429]] * 12
+    assert most == [1]
 
 
 def test_logins_follow_their_file_and_outlive_a_bad_one(tmp_path: Path) -> None:
@@ -246,6 +312,11 @@ async def served(_scope: object, _receive: object, send: Any) -> None:
 
 def asked(middleware: AccessMiddleware, request: dict[str, Any]) -> list[int]:
     """Send a request; returns the statuses or close codes of the response."""
+    return asyncio.run(statuses(middleware, request))
+
+
+async def statuses(middleware: AccessMiddleware, request: dict[str, Any]) -> list[int]:
+    """Send a request; returns the statuses or close codes of the response."""
     said: list[int] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -254,7 +325,7 @@ def asked(middleware: AccessMiddleware, request: dict[str, Any]) -> list[int]:
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError("nothing is read of a refused request")
 
-    asyncio.run(middleware(request, receive, send))
+    await middleware(request, receive, send)
     return said
 
 
