@@ -8,7 +8,7 @@ from multiprocessing import context
 from typing import Final
 
 #: A socket's address has at most 107 bytes (unix(7)); the fork server's has up to 35 below the temporary folder.
-_LONGEST_FOLDER: Final = 107 - 35
+LONGEST_FOLDER: Final = 107 - 35
 #: The arguments of Dagster's command `dagster api grpc`, which is a code server.
 _CODE_SERVER: Final = ["api", "grpc"]
 
@@ -20,7 +20,7 @@ def share_run_imports() -> None:
     imports took 1.5 CPU seconds of each run. The first run starts the server. Python 3.11.0 stays with "spawn": any local
     user can command its fork server (CVE-2022-42919).
     """
-    short = len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_FOLDER
+    short = len(os.fsencode(tempfile.gettempdir())) <= LONGEST_FOLDER
     able = sys.platform == "linux" and sys.version_info >= (3, 11, 1) and short
     if able and sys.argv[1:3] == _CODE_SERVER:
         context.SpawnContext.Process = context.ForkServerProcess  # type: ignore[assignment]

@@ -3,12 +3,14 @@
 import contextlib
 import errno
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,7 +19,8 @@ from sr_assets.adapters import times
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import open_log, print_error, print_warning
-from sr_assets.adapters.private import open_private, write_private
+from sr_assets.adapters.private import open_private, refuse_foreign, write_private
+from sr_assets.automation.run_processes import LONGEST_FOLDER
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.health import Health, daemon_parts, watchdog_beside
 from sr_assets.operate.instance import mark_start, open_instance, prepare_instance, prepare_storage
@@ -35,6 +38,12 @@ _LOOPBACK: Final = "127.0.0.1"
 _START_SECONDS: Final = 180.0
 _CODE_SERVER: Final = "code server"
 _AGAIN_SECONDS: Final = 10.0
+_PREFIX: Final = "sr-"
+#: The length of a private folder's name in its parent: a slash, the prefix and eight letters.
+_NAME_BYTES: Final = 12
+_SHORT: Final = "/tmp"  # noqa: S108  the parent of a private folder
+#: The file in the home that names the folder.
+_RECORD: Final = "up.tmp"
 _LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}
 
 
@@ -150,10 +159,8 @@ class Services:
 
     def _start(self, folder: Path) -> None:
         level = _LOG_LEVELS[self._settings.loglevel]
-        sockets = self._stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="sr-assets-", ignore_cleanup_errors=True)
-        )
-        self._socket = Path(sockets) / "code"
+        self._temporary = self._stack.enter_context(_temporary_folder(self._settings.home))
+        self._socket = self._temporary / "code"
         self._folder = folder
         # Keep the module's name as the location: sensors and schedules store their state under it.
         workspace = folder / "workspace.yaml"
@@ -186,7 +193,7 @@ class Services:
                 # Dagster reads variables, even DAGSTER_HOME, from .env in the current folder; the code server does not,
                 # and it must resolve relative paths of the configuration.
                 cwd=None if name == _CODE_SERVER else self._folder,
-                env={**child_environment(), "PYTHONUNBUFFERED": "1"},
+                env={**child_environment(), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self._temporary)},
             )
 
     def _await(self, name: str, condition: Callable[[], bool]) -> None:
@@ -271,6 +278,30 @@ def serve(settings: Settings, ui: Ui | None) -> int:
             return 0
         finally:
             stop_engine(settings.home.resolve())
+
+
+@contextlib.contextmanager
+def _temporary_folder(home: Path) -> Iterator[Path]:
+    """Yield a private folder for the sockets and temporary files of Dagster's processes; in the end delete it.
+
+    In the folder of all users, another user could take a socket's name before it is bound. Not in the home, whose path may
+    be too long, or whose file system may have no sockets. A folder that a killed process left is deleted too: the home
+    names it.
+    """
+    record = home / _RECORD
+    with open_private(record) as file:
+        left = Path(file.read().strip())
+    if left.name.startswith(_PREFIX):
+        with contextlib.suppress(OSError):
+            refuse_foreign(left, left.lstat())
+            shutil.rmtree(left, ignore_errors=True)
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > LONGEST_FOLDER - _NAME_BYTES and os.access(_SHORT, os.W_OK):
+        parent = _SHORT
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True) as folder:
+        write_private(record, folder, durable=False)
+        yield Path(folder)
+    record.unlink(missing_ok=True)
 
 
 def _dagsters(name: str) -> tuple[str]:

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -100,16 +101,27 @@ def test_runs_end_with_their_fork_server_and_the_next_has_another(services: Serv
         assert following.pid != fork_server.pid
 
 
-def test_runs_start_with_a_temporary_folder_too_long_for_a_socket(
+def test_runs_share_imports_with_a_temporary_folder_too_long_for_a_socket(
     services: Services, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TemporaryDirectory() as parent:
-        # Short enough for the socket of Dagster's code server.
-        folder = Path(parent) / ("t" * (79 - len(parent)))
+        folder = Path(parent) / ("t" * 100)
         folder.mkdir()
-        monkeypatch.setenv("TMPDIR", str(folder))
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        # A process that was killed left this.
+        left = folder / "sr-left"
+        left.mkdir()
+        (rig.home / "up.tmp").write_text(str(left))
         with services:
-            assert FORK_SERVER not in parent_of(await_run(rig)).cmdline()[-1]
+            fork_server = parent_of(await_run(rig))
+            assert FORK_SERVER in fork_server.cmdline()[-1]
+            private = Path(fork_server.environ()["TMPDIR"])
+            assert private.stat().st_mode & 0o777 == 0o700
+            sockets = [each.laddr for each in fork_server.net_connections("unix") if each.status == psutil.CONN_LISTEN]
+            assert all(Path(str(socket)).is_relative_to(private) for socket in sockets)
+        assert not list(folder.iterdir())
+        assert not private.exists()
+        assert not (rig.home / "up.tmp").exists()
 
 
 @pytest.mark.process

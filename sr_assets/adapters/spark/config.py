@@ -29,6 +29,7 @@ _SCRUBBED: Final = (
 #: The engine works in short bursts, mostly in Python. The optimizing compiler and a parallel collector used two thirds of
 #: the JVM's processor time without a benefit.
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Unnecessary on our own engine; on a shared server it separates the files of sessions.
 _ISOLATION: Final = "spark.sql.artifact.isolation.enabled"
 #: Settings of every engine that we start; `spark.config` in the configuration overrides them.
@@ -39,7 +40,7 @@ _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "768m",
-    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    _JAVA_OPTIONS: JAVA_OPTIONS,
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
     # A larger relation would stay cached in the session, which outlives runs. Up to this size rows travel in the plan.
     "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
@@ -89,7 +90,7 @@ def engine_config(settings: SparkSettings, home: Path, **more: str) -> dict[str,
     scratch = home / "spark" / "scratch"
     # Spark creates a secret in memory, so that listeners on loopback accept only us. A cluster has its own.
     alone = _CLUSTER_DEFAULTS if is_cluster(settings.mode) else {"spark.authenticate": "true"}
-    return {
+    config = {
         **_DEFAULTS,
         **alone,
         "spark.local.dir": str(scratch),
@@ -97,6 +98,10 @@ def engine_config(settings: SparkSettings, home: Path, **more: str) -> dict[str,
         **more,
         **settings.config,
     }
+    # The JVM ignores TMPDIR: it would put artifacts and libraries that it executes into the folder of all users.
+    temporary = str(home / "spark").replace("\\", "\\\\").replace('"', '\\"')
+    config[_JAVA_OPTIONS] = f'"-Djava.io.tmpdir={temporary}" {config[_JAVA_OPTIONS]}'
+    return config
 
 
 def session_config(settings: SparkSettings) -> dict[str, str]:

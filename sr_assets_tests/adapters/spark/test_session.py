@@ -4,8 +4,10 @@ import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import struct
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -100,6 +102,24 @@ def test_driver_ports_refuse_clients_without_engine_secret(rig: Rig) -> None:
     refusals = [answer for answer in answers if b"Expected SaslMessage" in answer]
     assert len(refusals) == 2, "of the driver and of its block manager"
     assert not [answer for answer in answers if b"org.apache.spark" in answer and answer not in refusals]
+
+
+def test_engine_keeps_its_temporary_files_in_the_home(rig: Rig) -> None:
+    session = open_session(SparkSettings(), rig.home, SITE)
+    assert session.range(3).count() == 3
+    engine = engine_status(rig.home)
+    assert engine is not None
+    for process in descendants(engine.pid):
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            command = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+            if "org.apache.spark.deploy.SparkSubmit" in command:
+                assert f"-Djava.io.tmpdir={rig.home / 'spark'}" in command
+                loaded = re.findall(r"/\S+\.so\b", Path(f"/proc/{process.pid}/maps").read_text())
+                assert not [library for library in loaded if Path(library).parent == Path(tempfile.gettempdir())]
+                break
+    else:
+        pytest.fail("the engine has no JVM")
+    leave_session(session)
 
 
 def test_engine_secret_never_reaches_listener_on_ipv6_loopback(rig: Rig) -> None:
