@@ -22,7 +22,7 @@ from sr_assets.adapters.state.checkpoint import Stored, last_stored, note_stored
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.threads import BackgroundThread
-from sr_assets.domain.errors import SrAssetsError
+from sr_assets.domain.errors import SrAssetsError, cannot_write
 from sr_assets.stages.checkpointing import fetch_checkpoint, find_checkpoint, read_checkpoint
 from sr_assets.stages.leadership import standby_line
 from sr_assets.stages.site import published_sites, published_streams
@@ -92,8 +92,10 @@ class FollowedSite:
             return
         except (SrAssetsError, OSError) as error:
             problem = str(error)
+            if isinstance(error, OSError):
+                problem = cannot_write(error.filename or self._settings.home, error)
             if problem != self._problem:
-                logger.warning("%s: the newest checkpoint is not shown: %s", self._site, error)
+                logger.warning("%s: the newest checkpoint is not shown: %s", self._site, problem)
         self._problem, self._due_at = problem, times.monotonic() + self._interval_seconds
 
 

@@ -22,7 +22,7 @@ from sr_assets.adapters.state.lease import Lease, forget_lease, guard_of, lease_
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.durations import duration
-from sr_assets.domain.errors import RunError, StandbyError, TransientError
+from sr_assets.domain.errors import RunError, StandbyError, TransientError, cannot_write
 from sr_assets.stages.candidate import Candidate, Key, election_keys
 
 if TYPE_CHECKING:
@@ -206,9 +206,10 @@ class Leadership:
         self._failing_since = self._failing_since or times.time()
         # A connection that a server has dropped may look alive.
         candidate.close()
-        self._log(str(error))
+        problem = cannot_write(error.filename or self._folder, error) if isinstance(error, OSError) else str(error)
+        self._log(problem)
         if not self.lease.holds:
-            candidate.stop(str(error), self._failing_since)
+            candidate.stop(problem, self._failing_since)
             if isinstance(error, OSError):
                 # Other members may have space for a lease.
                 candidate.release()

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,8 +176,15 @@ def test_step_down_lets_the_other_lead_and_rests(rig: Rig, tmp_path: Path, strea
 
 
 def test_full_disk_ends_no_campaigns(
-    rig: Rig, tmp_path: Path, stream: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+    rig: Rig,
+    tmp_path: Path,
+    stream: str,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
+
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -186,6 +194,7 @@ def test_full_disk_ends_no_campaigns(
             wait_until(lambda: not leadership.leads, "the last lease to end")
             began = times.boot_seconds()
             wait_until(lambda: times.boot_seconds() > began + 1.0, "some failed campaigns")
+            assert "cannot be written (No space left on device); free some space" in caplog.text
         wait_until(lambda: leadership.leads, "a term after space was freed")
 
 

@@ -29,7 +29,7 @@ from sr_assets.adapters.jetstream import (
 )
 from sr_assets.adapters.nats.client import ANY, ClientThread
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.errors import RunError, TransientError, cannot_write
 from sr_assets.domain.messages import Message
 from sr_assets.domain.subjects import object_subject
 
@@ -68,7 +68,8 @@ class StoredObject(NamedTuple):
 class ObjectBucket:
     """One object store through its own connection; a context manager.
 
-    Every method raises TransientError, one line, if the server does not respond, and RunError if it refuses.
+    Every method raises TransientError, one line, if the server does not respond, and RunError if it refuses, or if a file of
+    this machine cannot be written.
     """
 
     def __init__(self, cluster: ClusterSettings, bucket: str) -> None:
@@ -96,7 +97,9 @@ class ObjectBucket:
         Then delete old chunks that no object names: of interrupted puts, and of a bucket with this name in another domain,
         whose subjects pass through leaf nodes.
         """
-        self._run(lambda: self._put(name, file.read_bytes(), json.dumps(description), check))
+        # Read here: the connection takes an OSError for one of the server.
+        content = file.read_bytes()
+        self._run(lambda: self._put(name, content, json.dumps(description), check))
         try:
             self._run(self._sweep)
         except (RunError, ValueError, KeyError) as error:
@@ -241,19 +244,25 @@ class ObjectBucket:
         if not left:
             raise RunError(f"{where}: is empty")
         chunks = await self._context().subscribe(f"$O.{self._bucket}.C.{nuid}", ordered_consumer=True)
-        with file.open("wb") as content:
-            while left > 0:
-                try:
-                    chunk = (await chunks.next_msg(timeout=_REPLACED_SECONDS)).data
-                except (nats.errors.TimeoutError, TimeoutError):
-                    # On a slow link the response waits behind the chunks.
-                    with contextlib.suppress(TransientError):
-                        if _nuid(await self._find(name) or {}) != nuid:
-                            return False
-                    continue
-                content.write(chunk[:left])
-                digest.update(chunk[:left])
-                left -= len(chunk)
+        try:
+            with file.open("wb") as content:
+                while left > 0:
+                    try:
+                        chunk = (await chunks.next_msg(timeout=_REPLACED_SECONDS)).data
+                    except (nats.errors.TimeoutError, TimeoutError):
+                        # On a slow link the response waits behind the chunks.
+                        with contextlib.suppress(TransientError):
+                            if _nuid(await self._find(name) or {}) != nuid:
+                                return False
+                        continue
+                    content.write(chunk[:left])
+                    digest.update(chunk[:left])
+                    left -= len(chunk)
+        except (ConnectionError, TimeoutError):
+            raise
+        except OSError as error:
+            # The connection would take it for an error of the server.
+            raise RunError(cannot_write(file, error)) from None
         await chunks.unsubscribe()
         if info.get("digest") != f"SHA-256={base64.urlsafe_b64encode(digest.digest()).decode()}":
             raise RunError(f"{where}: its content differs from its digest")

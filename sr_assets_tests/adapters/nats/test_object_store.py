@@ -11,7 +11,7 @@ import pytest
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.domain.errors import TransientError
+from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import address
 
@@ -50,3 +50,23 @@ def test_object_replaced_while_it_is_read_is_read_anew(
         assert reader.get("site", tmp_path / "read")
     assert (tmp_path / "read").read_bytes() == b"new" * 100_000
     assert len(set(nuids)) == 2
+
+
+@pytest.mark.process
+def test_full_local_disk_is_not_an_error_of_the_store(
+    nats_server: NatsServer, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    file, full = tmp_path / "checkpoint", Path("/dev/full")
+    file.write_bytes(b"0" * 300_000)
+    with ObjectBucket(address(nats_server), unique("STATE")) as bucket:
+        bucket.put("site", file, {})
+        for local, problem in ((full, "No space left on device"), (tmp_path / "none" / "a", "No such file")):
+            with pytest.raises(
+                RunError, match=rf"^{local} cannot be written \({problem}.*\); free some space"
+            ) as raised:
+                bucket.get("site", local)
+            assert not isinstance(raised.value, TransientError)
+        with pytest.raises(FileNotFoundError):
+            bucket.put("site", tmp_path / "none", {})
+        # The connection still works.
+        assert bucket.get("site", tmp_path / "read")

@@ -108,4 +108,4 @@ def test_request_without_a_run_for_an_hour_is_deleted(tmp_path: Path, monkeypatc
 
 def _age(monkeypatch: pytest.MonkeyPatch, request: Request, seconds: float) -> None:
     began = int(request.id.split("-")[2])
-    monkeypatch.setattr("sr_assets.adapters.state.operator_requests.boot_seconds", lambda: began + seconds)
+    monkeypatch.setattr("sr_assets.adapters.state.operator_requests.times.boot_seconds", lambda: began + seconds)
