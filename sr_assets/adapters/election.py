@@ -17,11 +17,25 @@ from sr_assets.adapters.jetstream import NAME_TAKEN, STREAM_NOT_FOUND, TOO_FEW_S
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.election import record_key
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.foreign_text import visible
 from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
 
 #: The TTL of a bucket that we create.
 BUCKET_TTL_NS: Final = 10 * SECOND_NS
+#: The characters of a text in a record that are kept; a host's name has at most 255.
+_LONGEST_TEXT: Final = 255
 _REPLICAS: Final = 3
+
+
+def sound_record(value: object) -> dict[str, Any] | None:
+    """Return the texts, made visible and short, and the numbers of a record; None if it is not a JSON object.
+
+    Whoever may write the bucket chooses them, and tables and leases store them.
+    """
+    if not isinstance(value, dict):
+        return None
+    texts = {key: visible(each[:_LONGEST_TEXT]) for key, each in value.items() if isinstance(each, str)}
+    return texts | {key: each for key, each in value.items() if type(each) is int and 0 <= each < 1 << 63}
 
 
 class ElectionBucket(KeyBucket):
@@ -72,9 +86,8 @@ class ElectionBucket(KeyBucket):
         entry = self.read(record_key(site, instance))
         if entry is None or entry.deleted:
             return None
-        with contextlib.suppress(ValueError):
-            record = json.loads(entry.value)
-            return record if isinstance(record, dict) else None
+        with contextlib.suppress(ValueError, RecursionError):
+            return sound_record(json.loads(entry.value))
         return None
 
     def _check(self, connection: wire.Connection) -> None:

@@ -92,16 +92,23 @@ def check_response(label: str, operation: str, response: dict[str, Any]) -> dict
 
 
 def parse_message(response: dict[str, Any]) -> Message:
-    """Return the message in the response of `STREAM.MSG.GET`, with headers byte for byte."""
-    stored = response["message"]
-    headers = base64.b64decode(stored.get("hdrs") or "", validate=True)
-    return Message(
-        sequence=int(stored["seq"]),
-        stored_ns=parse_rfc3339_ns(stored["time"]),
-        subject=stored["subject"],
-        headers=b"" if headers == EMPTY_HEADERS else headers,
-        payload=base64.b64decode(stored.get("data") or "", validate=True),
-    )
+    """Return the message in the response of `STREAM.MSG.GET`, with headers byte for byte; raises RunError if it has none."""
+    try:
+        stored = response["message"]
+        sequence, subject = stored["seq"], stored["subject"]
+        stored_ns = parse_rfc3339_ns(stored["time"])
+        headers = base64.b64decode(stored.get("hdrs") or "", validate=True)
+        if type(sequence) is int and 0 < sequence < 1 << 63 and abs(stored_ns) < 1 << 63 and isinstance(subject, str):
+            return Message(
+                sequence=sequence,
+                stored_ns=stored_ns,
+                subject=subject,
+                headers=b"" if headers == EMPTY_HEADERS else headers,
+                payload=base64.b64decode(stored.get("data") or "", validate=True),
+            )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise RunError(f"not a message of JetStream: {str(response)[:80]!r}")
 
 
 def temporary_consumer(name: str, first: int, filter_subject: str | None, inactive_ns: int) -> dict[str, Any]:

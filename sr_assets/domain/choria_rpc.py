@@ -196,7 +196,14 @@ def adapter_output(payload: bytes) -> tuple[str, bytes] | None:
             "requestid": envelope["requestid"],
         }
         return str(envelope["senderid"]), orjson.dumps(stored)
-    except (AssertionError, ValueError, KeyError, TypeError, OverflowError):
+    except (
+        AssertionError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        OSError,
+    ):  # OSError: a year that C cannot count
         return None
 
 

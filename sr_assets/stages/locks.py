@@ -20,6 +20,7 @@ from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.durations import duration
 from sr_assets.domain.election import lock_key
 from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.foreign_text import visible
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns, parse_rfc3339_ns
 from sr_assets.settings.data import split_label
 from sr_assets.stages.candidate import Candidate, Key
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
 _POLL_SECONDS: Final = 0.1
+#: The characters of a holder that are shown.
+_LONGEST_HOLDER: Final = 100
 
 
 def site_locks(settings: Settings, site: str) -> list[str]:
@@ -82,9 +85,12 @@ def read_holder(entry: Entry) -> tuple[str, int]:
     """Return the holder in the value of a lock, and since when it holds it (unix ns); another program's value is its name."""
     try:
         value = json.loads(entry.value)
-        return str(value["holder"]), parse_rfc3339_ns(value["since"])
-    except (ValueError, TypeError, KeyError):
-        return entry.value[:100] or "an unnamed holder", entry.stored_ns
+        name, since_ns = str(value["holder"]), parse_rfc3339_ns(value["since"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        name, since_ns = entry.value, entry.stored_ns
+    # Tables have no times after 2262.
+    since_ns = since_ns if 0 <= since_ns < 1 << 63 else entry.stored_ns
+    return visible(name[:_LONGEST_HOLDER]) or "an unnamed holder", since_ns
 
 
 class Locks(Leadership):

@@ -1,8 +1,11 @@
 """Choria's protocol without signatures: what a daemon answers, and what its adapter stores."""
 
+import base64
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sr_assets.domain.choria_rpc import (
     RpcRequest,
@@ -84,3 +87,40 @@ def test_adapter_stores_what_the_plan_publishes() -> None:
 def test_adapter_drops_other_messages(payload: bytes) -> None:
     assert adapter_output(payload) is None
     assert decode_request(payload) is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+def layered(inner: dict[str, object], headers: object) -> bytes:
+    """Return a transport message around any inner object."""
+    data = base64.b64encode(json.dumps({"message": json.dumps(inner)}).encode()).decode()
+    return json.dumps({"protocol": "choria:transport:1", "data": data, "headers": headers}).encode()
+
+
+ENVELOPES = st.fixed_dictionaries(
+    {key: VALUES | st.just("x") for key in ("agent", "requestid", "collective", "callerid", "senderid")},
+    optional={"time": VALUES | st.integers(-(10**20), 10**20), "filter": VALUES},
+)
+INNER = st.fixed_dictionaries({"envelope": ENVELOPES | VALUES, "message": VALUES | st.just("{}")})
+
+
+@given(
+    st.binary(max_size=60)
+    | VALUES.map(lambda value: json.dumps(value).encode())
+    | st.builds(layered, INNER, st.dictionaries(st.just("reply-to"), VALUES) | VALUES)
+    | st.just(b"[" * 100_000)
+)
+def test_any_message_is_decoded_or_none(payload: bytes) -> None:
+    request = decode_request(payload, "emulated0")
+    if request is not None:
+        request.concerns("web1", AGENTS)
+        said = answer(request, 100)
+        assert said is None or len(said) < 1_000 + 12 * len(payload)
+    reply, stored = decode_reply(payload), adapter_output(payload)
+    assert reply is None or isinstance(reply[1], bytes)
+    assert stored is None or isinstance(json.loads(stored[1]), dict)

@@ -163,6 +163,23 @@ def test_any_origin_of_a_checkpoint_is_read_or_refused(genuine: Path, tmp_path: 
     assert problem.isprintable()
 
 
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 1 << 20), junk=st.binary(max_size=8), cut=st.integers(0, 8), end=st.integers(0, 1 << 20))
+def test_any_bytes_of_a_checkpoint_are_read_or_refused(
+    genuine: Path, tmp_path: Path, at: int, junk: bytes, cut: int, end: int
+) -> None:
+    content, file = bytearray(genuine.read_bytes()), tmp_path / "checkpoint"
+    at %= len(content)
+    content[at : at + cut] = junk
+    # Mostly whole, else cut off somewhere.
+    file.write_bytes(content if end % 4 else content[: end % len(content)])
+    try:
+        read_about(file, SITE, SITE)
+    except RunError as error:
+        assert str(error).isprintable()  # noqa: PT017
+        assert len(str(error)) < 500 + len(str(file))  # noqa: PT017
+
+
 def test_checkpoint_without_an_identity_is_refused(forged: Path, tmp_path: Path) -> None:
     row = "SELECT NULL::BIGINT AS place, 'S' AS stream, 'n' AS node, 'new' AS event, 1::BIGINT AS event_ns"
     zeros = ", ".join(f"0::BIGINT AS {name}_ns" for name in ("seen", "detected", "published"))

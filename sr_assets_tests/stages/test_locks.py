@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sr_assets.adapters import times
-from sr_assets.adapters.bucket import KeyBucket
+from sr_assets.adapters.bucket import Entry, KeyBucket
+from sr_assets.adapters.election import sound_record
+from sr_assets.adapters.state.lease import boot_seconds
 from sr_assets.domain.errors import LeadershipLostError, RunError
 from sr_assets.settings import Settings
-from sr_assets.stages.locks import Locks
+from sr_assets.stages.locks import Locks, read_holder
 from sr_assets.stages.site import Site
 from sr_assets_tests.rig import SITE, Rig, Sent, address, wait_until
 from sr_assets_tests.sourced import kv, make_data_bucket
@@ -157,3 +160,35 @@ def test_entry_may_have_other_locks(rig: Rig, keys: KeyBucket, bucket: str, stre
     rig.entries[0]["locks"] = []
     with rig.open(**top(rig, bucket)) as site:
         assert site.leadership.locks is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=300) | st.just("\ud800\x1b[2J\n"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+SINCE = VALUES | st.just("0001-01-01T00:00:00+23:59") | st.just("9999-12-31T23:59:59-23:59")
+
+
+@given(
+    st.text(max_size=300)
+    | st.fixed_dictionaries({"holder": VALUES, "since": SINCE}).map(json.dumps)
+    | VALUES.map(json.dumps)
+    | st.just("[" * 100_000)
+)
+def test_any_value_of_a_lock_names_a_holder_in_one_short_line(value: str) -> None:
+    name, since_ns = read_holder(Entry(value, 1, 7, None, False))
+    assert name.isprintable()
+    assert 0 < len(name) <= 1_000
+    assert type(since_ns) is int
+    assert 0 <= since_ns < 1 << 63
+
+
+@given(VALUES | st.dictionaries(st.sampled_from(("member", "host", "role", "since_ns")), VALUES))
+def test_any_record_of_a_member_has_short_texts_and_numbers_of_a_table(value: object) -> None:
+    for each in (sound_record(value) or {}).values():
+        if isinstance(each, str):
+            assert each.isprintable()
+            assert len(each) <= 255 * 10
+        else:
+            assert 0 <= each < 1 << 63

@@ -54,10 +54,13 @@ class ConsulSource(Source):
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
         try:
-            keys = json.loads(self._request("GET", prefix, "keys")[0])
+            answer = self._request("GET", prefix, "keys")[0]
         except MissingValueError:
             return []
-        return sorted(key.removeprefix(self.settings.prefix) for key in keys)
+        try:
+            return sorted(key.removeprefix(self.settings.prefix) for key in json.loads(answer))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise RunError(f"{self.settings.label}: not a list of keys of Consul: {answer[:80]!r}") from None
 
     def put(self, key: str, value: Json) -> None:
         """Write a value."""

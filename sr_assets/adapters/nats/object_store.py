@@ -304,5 +304,5 @@ def _stored_object(info: dict[str, Any]) -> StoredObject | None:
     if info.get("deleted"):
         return None
     description, size = info.get("description"), info.get("size")
-    described = _read_info(description.encode()) if isinstance(description, str) else {}
+    described = _read_info(description.encode(errors="replace")) if isinstance(description, str) else {}
     return StoredObject(size if type(size) is int and size > 0 else 0, described)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import parse_rfc3339_ns
 
 Version = tuple[int, int, int]
@@ -53,7 +54,31 @@ class StreamInfo:
 
 
 def parse_stream_info(answer: dict[str, Any], server_version: Version) -> StreamInfo:
-    """Read the JSON of `STREAM.INFO` or `STREAM.CREATE`."""
+    """Read the JSON of `STREAM.INFO` or `STREAM.CREATE`; raises RunError if it is not one."""
+    try:
+        info = _parsed(answer, server_version)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        info = None
+    if info is None or not _is_sound(info):
+        raise RunError(f"not a stream info of JetStream: {str(answer)[:80]!r}")
+    return info
+
+
+def _is_sound(info: StreamInfo) -> bool:
+    """Return whether the values have their types, and numbers fit into tables."""
+    numbers = (info.first_sequence, info.last_sequence, info.messages, info.bytes, info.num_deleted, info.replicas)
+    texts = (info.stream, info.retention, info.leader, *info.subjects)
+    return (
+        all(type(number) is int and -1 <= number < 1 << 63 for number in (*numbers, info.max_msgs_per_subject))
+        and all(
+            time_ns is None or (type(time_ns) is int and abs(time_ns) < 1 << 63)
+            for time_ns in (info.created_ns, info.ts_ns, info.first_stored_ns, info.last_stored_ns)
+        )
+        and all(isinstance(text, str) for text in texts)
+    )
+
+
+def _parsed(answer: dict[str, Any], server_version: Version) -> StreamInfo:
     config, state = answer["config"], answer["state"]
     return StreamInfo(
         stream=config["name"],

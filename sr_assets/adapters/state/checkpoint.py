@@ -163,7 +163,7 @@ def is_signed(key: str, name: str, stored: Stored, description: Mapping[str, Any
     The signature covers the number of the last commit, which rises with each checkpoint.
     """
     expected = _signature(key, name, stored, str(description.get("sha256")))
-    return hmac.compare_digest(expected.encode(), str(description.get("hmac")).encode())
+    return hmac.compare_digest(expected.encode(), str(description.get("hmac")).encode(errors="replace"))
 
 
 def _signature(key: str, name: str, stored: Stored, digest: str) -> str:

@@ -9,11 +9,13 @@ from sr_assets.adapters.jetstream import NO_RESPONDERS, decode_response
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.adapters.wire.frames import FirstParser, Frame
 from sr_assets.adapters.wire.link import WireError
+from sr_assets.domain.foreign_text import visible
 
+_LONGEST_ERROR: Final = 500
 # A text in a server's JSON.
 _TEXT: Final = rb'[^"\r\n]*'
 # A stream's acknowledgement of a stored message, with placeholders for the names of stream and domain.
-_STORED: Final = rb'\{"stream":"%b",(?:"domain":"%b",)?"seq":(\d+)\}'
+_STORED: Final = rb'\{"stream":"%b",(?:"domain":"%b",)?"seq":(\d{1,18})\}'
 _STORED_BY_ANY: Final = re.compile(_STORED % (_TEXT, _TEXT))
 
 
@@ -105,7 +107,13 @@ def parse_ack(sequence: int, frame: Frame) -> Ack:
         answer = json.loads(frame.payload)
         error = answer.get("error")
         if error:
-            return Ack(sequence, error_code=error.get("err_code") or error.get("code"), error=error.get("description"))
-        return Ack(sequence, int(answer["seq"]), duplicate=bool(answer.get("duplicate")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Ack(sequence, error=f"not the answer of a stream: {frame.payload[:80]!r}")
+            code = error.get("err_code") or error.get("code")
+            # A core subscriber may answer, too: without a text it would count as stored.
+            text = visible(str(error.get("description") or "an error without a description")[:_LONGEST_ERROR])
+            return Ack(sequence, error_code=code if type(code) is int else None, error=text)
+        stored_at = answer["seq"]
+        if type(stored_at) is int and 0 <= stored_at < 1 << 63:
+            return Ack(sequence, stored_at, duplicate=answer.get("duplicate") is True)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    return Ack(sequence, error=f"not the answer of a stream: {frame.payload[:80]!r}")

@@ -1,11 +1,11 @@
 """The permissions that a user has at a server: by its own account of them, or by probes that deliver no message."""
 
-import json
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sr_assets.adapters import times
+from sr_assets.adapters.jetstream import decode_response
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection
 from sr_assets.domain.clusters import ClusterSettings
@@ -55,14 +55,16 @@ def _granted(probe: PermissionProbe) -> dict[Action, Granted] | None:
     while times.monotonic() < deadline and not probe.denied:
         for frame in probe.receive(_POLL_SECONDS):
             if frame.subject == inbox and frame.status is None:
-                answer = json.loads(frame.payload)
                 # A leaf node answers, too: with the permissions of its link.
-                if answer.get("server", {}).get("id") == probe.server_id:
-                    return _parse(answer)
+                with contextlib.suppress(ValueError, AttributeError, TypeError):
+                    answer = decode_response(frame.payload)
+                    if answer.get("server", {}).get("id") == probe.server_id:
+                        return parse_granted(answer)
     return None
 
 
-def _parse(answer: dict[str, Any]) -> dict[Action, Granted] | None:
+def parse_granted(answer: dict[str, Any]) -> dict[Action, Granted] | None:
+    """Return the permissions in a server's account of a user, or None if it has none; raises AttributeError or TypeError."""
     if "data" not in answer:
         return None
     rules = answer["data"].get("permissions") or {}

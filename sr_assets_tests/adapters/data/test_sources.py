@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.data import Source, open_source
+from sr_assets.adapters.data.consul import ConsulSource
 from sr_assets.adapters.data.source import Change
 from sr_assets.domain.errors import ConfigurationError, RunError, TransientError
 from sr_assets.embedded.nats_server import NatsServer
@@ -280,3 +281,13 @@ def test_environment_is_read_only(opened: Opened, monkeypatch: pytest.MonkeyPatc
     assert (source.get("CADENCE"), source.keys()) == ("1h", ["CADENCE"])
     with pytest.raises(ConfigurationError, match="ops/CADENCE: a source of type environment is read-only"):
         source.put("CADENCE", "2h")
+
+
+@pytest.mark.parametrize("answer", (b"[1]", b"{", b"null", b"[" * 100_000, b"\xff"))
+def test_list_of_another_program_than_consul_is_refused(
+    answer: bytes, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ConsulSource, "_request", lambda *_: (answer, 0))
+    source = opened(type="consul", url="http://127.0.0.1:1")
+    with pytest.raises(RunError, match=r"not a list of keys of Consul"):
+        source.keys()

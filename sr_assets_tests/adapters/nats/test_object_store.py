@@ -2,14 +2,18 @@
 
 import asyncio
 import gc
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from sr_assets.adapters.nats.object_store import ObjectBucket
+from sr_assets.adapters.nats.object_store import ObjectBucket, _nuid, _read_info, _stored_object
+from sr_assets.adapters.state.checkpoint import is_signed, read_description
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.embedded.nats_server import NatsServer
@@ -70,3 +74,34 @@ def test_full_local_disk_is_not_an_error_of_the_store(
             bucket.put("site", tmp_path / "none", {})
         # The connection still works.
         assert bucket.get("site", tmp_path / "read")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+DESCRIPTIONS = st.fixed_dictionaries(
+    {"at_ns": VALUES | st.just(1), "positions": VALUES | st.just({"S": 1})},
+    optional={"commit": VALUES | st.just(1), "markers": VALUES, "sha256": VALUES, "hmac": VALUES},
+)
+INFOS = st.fixed_dictionaries(
+    {"description": VALUES | DESCRIPTIONS.map(json.dumps) | st.text("\ud800ab{}", max_size=3)},
+    optional={"nuid": VALUES | st.just("a>"), "size": VALUES, "deleted": VALUES, "digest": VALUES},
+)
+
+
+@given(st.binary(max_size=60) | (INFOS | VALUES).map(lambda info: json.dumps(info).encode()) | st.just(b"[" * 100_000))
+@example(json.dumps({"description": "\ud800"}).encode())
+@example(json.dumps({"description": json.dumps({"at_ns": 1, "positions": {}, "hmac": "\ud800"})}).encode())
+def test_any_info_of_an_object_is_read_or_ignored(payload: bytes) -> None:
+    info = _read_info(payload)
+    nuid = _nuid(info)
+    assert len(nuid) <= 64
+    assert not set(nuid) & set(".*> ")
+    held = _stored_object(info)
+    if held is not None:
+        assert held.size_bytes >= 0
+        stored = read_description(held.description)
+        if stored is not None:
+            assert not is_signed("key", "site", stored, held.description)

@@ -2,17 +2,19 @@
 
 import base64
 import contextlib
+import copy
 import itertools
 import json
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.jetstream import parse_message
-from sr_assets.adapters.wire.acknowledgements import StoredParser
+from sr_assets.adapters.jetstream import decode_response, parse_message
+from sr_assets.adapters.nats.stream_info import StreamInfo, parse_stream_info
+from sr_assets.adapters.wire.acknowledgements import StoredParser, parse_ack
 from sr_assets.adapters.wire.frames import (
     DirectParser,
     FirstParser,
@@ -23,8 +25,52 @@ from sr_assets.adapters.wire.frames import (
     encode_pub,
     has_whole_headers,
 )
+from sr_assets.adapters.wire.permissions import parse_granted
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import Message
 
 T = TypeVar("T")
+
+#: Values of JSON, with numbers that fit into no table, and the answers of servers, in which any value may be any other.
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(("1", 1 << 63))
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+NESTED = st.just(b"[" * 100_000)
+ANSWERS: tuple[dict[str, Any], ...] = (
+    {"stream": "S", "seq": 7, "duplicate": True},
+    {"error": {"code": 500, "err_code": 10_071, "description": "wrong last sequence"}, "seq": 7},
+    {"message": {"subject": "a", "seq": 3, "hdrs": "TkFUUy8xLjANCg0K", "data": "eA==", "time": "2026-01-31T12:00:00Z"}},
+    {
+        "config": {"name": "S", "subjects": ["a"], "num_replicas": 1, "retention": "limits", "mirror": {"name": "M"}},
+        "created": "2026-01-31T12:00:00Z",
+        "ts": "2026-01-31T12:00:10Z",
+        "state": {"messages": 1, "bytes": 1, "first_seq": 1, "last_seq": 1, "first_ts": "2026-01-31T12:00:00Z"},
+        "cluster": {"leader": "a", "replicas": [{"name": "b", "active": 1}, {"name": "c", "active": 1}]},
+    },
+)
+
+
+@st.composite
+def changed_answers(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw an answer of a server in which a value, at any depth, is replaced or missing."""
+    answer: dict[str, Any] = copy.deepcopy(draw(st.sampled_from(ANSWERS)))
+    inner: Any = answer
+    while True:
+        key = draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+        if not (isinstance(inner[key], dict | list) and inner[key] and draw(st.booleans())):
+            break
+        inner = inner[key]
+    if draw(st.booleans()):
+        del inner[key]
+    else:
+        inner[key] = draw(VALUES)
+    return answer
+
 
 SERVER_BLOCK = (
     b"Nats-Stream: S\r\nNats-Subject: a.b\r\nNats-Sequence: 7\r\nNats-Time-Stamp: 2026-03-15T13:48:10.5Z\r\n"
@@ -357,3 +403,46 @@ def test_parse_message_keeps_headers_and_payload_unchanged() -> None:
     message = parse_message({"message": stored})
     assert (message.sequence, message.stored_ns) == (3, STORED_NS)
     assert (message.headers, message.payload) == (headers, payload)
+
+
+@given(
+    st.binary(max_size=60)
+    | VALUES.map(lambda value: json.dumps(value).encode())
+    | changed_answers().map(lambda answer: json.dumps(answer).encode())
+    | st.integers(0, 10**30).map(lambda number: b'{"stream":"S","seq":%d}' % number)
+    | NESTED
+)
+@example(b'{"error": {"code": 500}}')
+@example(b'{"seq": Infinity}')
+@example(b'{"stream":"S","seq":' + b"9" * 5_000 + b"}")
+def test_any_answer_to_a_publish_is_stored_or_an_error(payload: bytes) -> None:
+    ack = parse_ack(1, Frame(b"MSG", payload=payload))
+    if ack.error is None:
+        assert type(ack.target_sequence) is int
+        assert 0 <= ack.target_sequence < 1 << 63
+    else:
+        assert ack.target_sequence is None
+        assert type(ack.error_code) in (int, type(None))
+        assert len(ack.error) < 6_000
+        assert ack.error.isprintable()
+
+
+@given(st.binary(max_size=60) | changed_answers().map(lambda answer: json.dumps(answer).encode()) | NESTED)
+def test_any_response_is_parsed_or_refused_in_one_line(payload: bytes) -> None:
+    try:
+        response = decode_response(payload)
+    except ValueError as error:
+        assert len(str(error)) < 500  # noqa: PT017
+        return
+    with contextlib.suppress(AttributeError, TypeError):
+        parse_granted(response)
+    parsed: list[StreamInfo | Message] = []
+    for parse in (parse_message, lambda answer: parse_stream_info(answer, (2, 11, 0))):
+        try:
+            parsed.append(parse(response))
+        except RunError as error:
+            assert len(str(error)) < 500  # noqa: PT017
+            assert "\n" not in str(error)  # noqa: PT017
+    for each in parsed:
+        numbers = (each.last_sequence, each.bytes) if isinstance(each, StreamInfo) else (each.sequence, each.stored_ns)
+        assert all(type(number) is int and abs(number) < 1 << 63 for number in numbers)
