@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.security import exposed_secrets, forgeable_files
-from sr_assets.cli.warnings import _has_secret
+from sr_assets.cli.warnings import _exposed, _has_secret
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import ChoriaSettings, Settings, TlsSettings, load_settings
 
@@ -89,6 +89,20 @@ def test_exposed_secrets_are_files_that_everyone_can_read(tmp_path: Path) -> Non
     assert exposed_secrets(stream.source) == [str(seed)]
     key.chmod(0o604)
     assert exposed_secrets(stream.target) == [str(seed), str(key)]
+
+
+def test_exposed_key_of_consul_is_named_like_that_of_a_cluster(tmp_path: Path) -> None:
+    ca, key = tmp_path / "ca.pem", tmp_path / "key.pem"
+    for file, mode in ((ca, 0o646), (key, 0o644)):
+        file.write_text("")
+        file.chmod(mode)
+    tls = f"tls: {{ca: {ca}, cert: /cert, key: {key}}}"
+    settings = load(tmp_path, top=f"data: {{ops: {{type: consul, url: 'https://c.example', {tls}}}}}")
+    warnings = list(_exposed(settings))
+    assert [line.partition(":")[0] for line in warnings] == [str(key), str(ca)]
+    key.chmod(0o640)
+    ca.chmod(0o644)
+    assert not list(_exposed(settings))
 
 
 def test_forgeable_files_are_those_that_everyone_can_write(tmp_path: Path) -> None:

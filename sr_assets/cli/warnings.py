@@ -86,9 +86,16 @@ def _exposed(settings: "Settings") -> Iterator[str]:
     Also for each key and certificate that everybody can write.
     """
     from sr_assets.adapters.security import exposed_secrets, forgeable_files
+    from sr_assets.domain.clusters import ClusterSettings, TlsSettings
     from sr_assets.settings.permissions import used_clusters
 
     of_sources = [source.cluster for source in settings.data.values() if source.type == "kv"]
+    # Consul's files follow the same rule: a cluster that names nothing but them.
+    of_sources += [
+        ClusterSettings((), tls=TlsSettings(*source.tls.files))
+        for source in settings.data.values()
+        if source.type == "consul" and source.tls
+    ]
     clusters = dict.fromkeys((*used_clusters(settings), *of_sources))
     for file in dict.fromkeys(file for cluster in clusters for file in exposed_secrets(cluster)):
         yield f"{file}: every user of this machine can read this key; chmod it to 0600, or 0640 for a group"
