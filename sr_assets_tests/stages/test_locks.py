@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, KeyBucket
 from sr_assets.adapters.election import sound_record
-from sr_assets.adapters.state.lease import boot_seconds
 from sr_assets.domain.errors import LeadershipLostError, RunError
 from sr_assets.settings import Settings
 from sr_assets.stages.locks import Locks, read_holder

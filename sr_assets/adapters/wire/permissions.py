@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import decode_response
 from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection
