@@ -16,7 +16,8 @@ from sr_assets.domain.messages import Message
 
 def report_times(monkeypatch: pytest.MonkeyPatch, reported: Callable[[int], int]) -> None:
     """Let every server report `reported(ns)` instead of a time (unix ns) that it has reported so far, to this process."""
-    parse, make, read = stream_info._time_ns, frames.Message, jetstream.parse_rfc3339_ns
+    parse, read = stream_info._time_ns, vars(jetstream)["parse_rfc3339_ns"]
+    make: type[Message] = vars(frames)["Message"]
 
     def time_ns(text: str | None) -> int | None:
         before_ns = parse(text)

@@ -52,7 +52,7 @@ def test_first_matching_class_wins_with_its_own_durations(rig: Rig, spark: dict[
     rig.publish(stream, [message("web1", "db"), message("a", "db", "vip"), message("b", "x", "vip"), message("c", "x")])
     rig.drain(spark=spark)
     assert classes_of(rig) == {"web1": "web", "a": "db", "b": "vip", "c": None}
-    rig.travel(hours=5)
+    rig.travel(hours=4.5)
     rig.drain(spark=spark)
     assert events(rig) == [
         ("a", "new"),
@@ -213,8 +213,8 @@ def load(tmp_path: Path, *classes: dict[str, Any], top: bool = False, **entry: A
 
 def test_classes_of_the_top_level_are_the_default(tmp_path: Path) -> None:
     (stream,) = load(tmp_path, WEB, {"name": "all", "match": "*", "warn_duration": "1h"}, top=True).streams
-    assert [stream.policy_of(name).warning_ns // SECOND for name in ("web", "all", None)] == [2, 3600, 18000]
-    assert [stream.policy_of(name).interval_ns // SECOND for name in ("web", "all", None)] == [4, 36000, 36000]
+    assert [stream.policy_of(name).warning_ns // SECOND for name in ("web", "all", None)] == [7200, 3600, 18000]
+    assert [stream.policy_of(name).interval_ns // SECOND for name in ("web", "all", None)] == [14_400, 36_000, 36_000]
     (stream,) = load(tmp_path, WEB, top=True, classes=[]).streams
     assert stream.node_classes is None
 
