@@ -188,7 +188,7 @@ def test_dark_site_sends_one_event_and_only_lost_nodes(rig: Rig) -> None:
     ]
     notices = [event.text.split(" (")[0] for event in pending(configuration, configuration.notify[0], progress)]
     assert notices.count(f"{SITE}/{stream} reports again: 2 of 5 nodes are silent") == 1
-    assert "web0 is silent after 1 h" in notices
+    assert "web0 is silent after 3600 s" in notices
     bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
     web0 = [body for body in bodies if body.get("value") == "web0"]
     assert [body["event"] for body in web0] == ["new", "timeout"]
