@@ -15,13 +15,14 @@ from sr_assets.adapters.copying.fetching import ahead, fetch, fetch_lane
 from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.copying.sending import Sender, StopError
+from sr_assets.adapters.copying.target_copies import FoundCopy
 from sr_assets.adapters.published.history import StagedFiles
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.heartbeats import hops
 from sr_assets.domain.lanes import lane_check
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import CopyOf, is_copy_of, other_writer_text
+from sr_assets.domain.provenance import other_writer_text
 from sr_assets.domain.subjects import source_subject
 from sr_assets.domain.tracking.rules import ALL, untracked
 
@@ -114,7 +115,9 @@ class Copier:
         outside: list[int] = []
         # Read to the end first, because the contents are read on the same connection.
         copies = iter([*sender.copies.found()])
-        for target_sequence, copy in copies if source is None else self._genuine(copies, sender, source, first, after):
+        if source is not None:
+            copies = self._genuine(copies, sender, source, first, after)
+        for target_sequence, copy, *_ in copies:
             if not plan.first <= copy.sequence < plan.next:
                 if not first <= copy.sequence < after:
                     outside = [min([copy.sequence, *outside])]
@@ -125,32 +128,27 @@ class Copier:
         return outside
 
     def _genuine(
-        self, copies: Iterator[tuple[int, CopyOf]], sender: Sender, source: wire.Connection, first: int, after: int
-    ) -> Iterator[tuple[int, CopyOf]]:
+        self, copies: Iterator[FoundCopy], sender: Sender, source: wire.Connection, first: int, after: int
+    ) -> Iterator[FoundCopy]:
         """Yield the found copies without forged ones; `first` and `after` bound the batch."""
         plan = self._plan
         while portion := list(itertools.islice(copies, _CONFIRMED_AT_ONCE)):
-            wanted = sorted({copy.sequence for _, copy in portion})
+            wanted = sorted({copy.of.sequence for copy in portion})
             lists = wire.read_sequences(source, plan.source_stream, wanted, direct=plan.direct)
             originals = {message.sequence: message for messages in lists for message in messages}
-            small = [
-                at
-                for at, copy in portion
-                if copy.sequence in originals and not sender.is_large(originals[copy.sequence])
-            ]
-            contents = sender.copies.contents(small)
-            for at, copy in portion:
-                original, content = originals.get(copy.sequence), contents.get(at)
+            genuine = sender.copies.genuine([copy for copy in portion if copy.of.sequence in originals], originals)
+            for copy in portion:
+                original = originals.get(copy.of.sequence)
                 if original is None:
-                    forged = not first <= copy.sequence < after
-                elif copy.stored_ms != original.stored_ns // 1_000_000:
+                    forged = not first <= copy.of.sequence < after
+                elif copy.of.stored_ms != original.stored_ns // 1_000_000:
                     # The source has not changed since the plan, or a later state has made the copy.
-                    forged = plan.source_sequence is not None and at > plan.since
+                    forged = plan.source_sequence is not None and copy.at > plan.since
                 else:
-                    forged = content is not None and not is_copy_of(content, original)
+                    forged = copy.at not in genuine
                 self._receipt.forged += forged
                 if not forged:
-                    yield at, copy
+                    yield copy
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Generator[wire.Outgoing]:
         """Yield the messages to send; account for the others."""

@@ -18,7 +18,7 @@ from sr_assets.adapters.copying.target_copies import TargetCopies
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.heartbeats import is_heartbeat
 from sr_assets.domain.messages import Message, header_writer
-from sr_assets.domain.provenance import CopyOf, is_copy_of, other_writer_text
+from sr_assets.domain.provenance import CopyOf, other_writer_text
 from sr_assets.domain.refusals import Reaction, reaction
 from sr_assets.domain.subjects import matcher, printable, target_subject
 
@@ -58,8 +58,6 @@ class Sender:
         self._settled_as = 0
         self._settled_at = 0.0
         self._source_failure: wire.WireError | None = None
-        # The response with a copy is a third larger: base64 in JSON.
-        self._large_bytes = target.max_payload_bytes * 7 // 10
         self.copies = TargetCopies(plan, target)
         self._guard = plan.guard
         # A fleet's nodes publish on few subjects, again and again.
@@ -197,16 +195,15 @@ class Sender:
             # Read to the end first, because the contents are read on the same connection.
             added = iter([*self.copies.added()])
             while portion := list(itertools.islice(added, _CONFIRMED_AT_ONCE)):
-                ours = {at: copy.sequence for at, copy in portion if self._is_copy_of_window(copy)}
-                small = [at for at, sequence in ours.items() if not self.is_large(self._window[sequence])]
-                contents = self.copies.contents(small)
-                for at, sequence in ours.items():
-                    if sequence not in self._window:
+                ours = [copy for copy in portion if self._is_copy_of_window(copy.of)]
+                genuine = self.copies.genuine(ours, self._window)
+                for copy in ours:
+                    if copy.of.sequence not in self._window:
                         continue
-                    if at in contents and not is_copy_of(contents[at], self._window[sequence]):
-                        self._receipt.forged += 1
+                    if copy.at in genuine:
+                        self._settle([copy.of.sequence], copy.at)
                     else:
-                        self._settle([sequence], at)
+                        self._receipt.forged += 1
         self._receipt.batched += self._receipt.copied - count
         self._settled_at = times.monotonic()
         return clean and not self._window
@@ -234,14 +231,10 @@ class Sender:
             reach(Point.PUBLISHING)
         self._settled, self._settled_as = messages[-1], target_first + len(messages) - 1
 
-    def is_large(self, message: Message) -> bool:
-        """Return whether the copy of a message is too large to be read back."""
-        return len(message.payload) + len(message.headers) > self._large_bytes
-
     def note_stored(self, target_sequence: int, message: Message) -> None:
-        """Record whether a stored copy is too large to be read back, or a heartbeat."""
+        """Record whether a stored copy is too large to be read back for its latency, or a heartbeat."""
         receipt = self._receipt
-        if self.is_large(message):
+        if len(message.payload) + len(message.headers) > self.copies.large_bytes:
             receipt.large.append(target_sequence)
         elif message.headers and is_heartbeat(message.subject, message.headers):
             receipt.heartbeats = [*receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
@@ -278,7 +271,7 @@ class Sender:
             and copy
             and copy.sequence == ack.sequence
             and self._is_copy_of_window(copy)
-            and (stored.unread_bytes or is_copy_of(stored, self._window[ack.sequence]))
+            and self.copies.is_genuine(stored, self._window[ack.sequence])
         ):
             if at <= plan.since:
                 raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))

@@ -18,6 +18,7 @@ from sr_assets.adapters.wire.reading import (
     read_range,
     read_sequences,
     stored_headers,
+    stored_large,
 )
 
 __all__ = [
@@ -40,5 +41,6 @@ __all__ = [
     "read_range",
     "read_sequences",
     "stored_headers",
+    "stored_large",
     "stored_message",
 ]

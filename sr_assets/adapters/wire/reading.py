@@ -94,8 +94,17 @@ def stored_headers(connection: Connection, stream: str, sequence: int) -> Messag
 
     The response with a large message, base64 in JSON, would close a leaf node's link; this one is small.
     """
+    return _delivered(connection, stream, sequence, headers_only=True)
+
+
+def stored_large(connection: Connection, stream: str, sequence: int) -> Message | None:
+    """Return a message from the leader as a consumer delivers it: no larger than it was published, unlike base64 in JSON."""
+    return _delivered(connection, stream, sequence, headers_only=False)
+
+
+def _delivered(connection: Connection, stream: str, sequence: int, *, headers_only: bool) -> Message | None:
     read = StreamRead(connection, stream, None, 1, 0)
-    lists = read_consumer(read, SequenceRange(sequence, sequence + 1), headers_only=True)
+    lists = read_consumer(read, SequenceRange(sequence, sequence + 1), headers_only=headers_only)
     with contextlib.closing(lists):
         messages = next(lists, None)
     return messages[0] if messages and messages[0].sequence == sequence else None

@@ -136,24 +136,28 @@ def _copy(stream: StreamSettings, message: Message, claim: CopyOf) -> Copy:
 
 
 def first_genuine(
-    stream: StreamSettings, claims: Iterable[tuple[int, int]], *, lost_until: int = 0
+    stream: StreamSettings, claims: Iterable[tuple[Message, CopyOf]], *, lost_until: int = 0
 ) -> tuple[int, int] | None:
     """Return the first claimed copy with the content of its original: its target sequence and source sequence.
 
+    The messages of the claims may lack their payloads.
     Whoever publishes to the target may write the headers of a copy. A copy whose original the source lost counts up to
     the source sequence `lost_until`.
     """
     with wire.Connection(stream.source, _CLIENT) as source, wire.Connection(stream.target, _CLIENT) as target:
-        for at, sequence in claims:
+        for message, claim in claims:
+            at, sequence = message.sequence, claim.sequence
             original = wire.stored_message(source, stream.stream, sequence)
             if original is None:
                 if sequence <= lost_until:
                     return at, sequence
                 continue
-            # A leaf node closes its link on the response with a large copy.
-            read = wire.stored_headers if stream.target.api_owner else wire.stored_message
-            copy = read(target, stream.target_stream, at)
-            if copy and (copy.unread_bytes or is_copy_of(copy, original)):
+            # What no connection of ours could publish is not read: a link may not carry it.
+            size = len(message.headers) + message.payload_bytes
+            if size > target.max_payload_bytes or not is_copy_of(message, original):
+                continue
+            copy = wire.stored_large(target, stream.target_stream, at)
+            if copy and is_copy_of(copy, original):
                 return at, sequence
     return None
 

@@ -96,18 +96,15 @@ def _scan(stream: StreamSettings, store: SiteState, copying: CopyState, source: 
     forged = 0
     with LongWork(looking, len(held)) as progress, wire.Connection(stream.target, "sr-assets review") as connection:
         for messages in wire.read_headers(connection, stream.target_stream, held):
-            claims = [
-                (message.sequence, copy) for message in messages if (copy := find_copy(message.headers, identity))
-            ]
+            claims = [(message, copy) for message in messages if (copy := find_copy(message.headers, identity))]
             genuine = None
-            for at, copy in claims:
+            for message, copy in claims:
                 if copy.created_ns not in (None, source.created_ns):
-                    genuine = at, copy.sequence
+                    genuine = message.sequence, copy.sequence
                     break
             if claims and genuine is None:
                 # A run cannot copy again what the source never held.
-                pairs = [(at, copy.sequence) for at, copy in claims]
-                genuine = first_genuine(stream, pairs, lost_until=source.last_sequence)
+                genuine = first_genuine(stream, claims, lost_until=source.last_sequence)
             if genuine is not None:
                 at, sequence = genuine
                 raise RunError(

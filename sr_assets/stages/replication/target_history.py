@@ -24,8 +24,9 @@ from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import Identity, find_copy, forged_text, other_writer_text
+from sr_assets.domain.provenance import CopyOf, Identity, find_copy, forged_text, other_writer_text
 from sr_assets.stages.replication.copies import first_genuine
 from sr_assets.stages.replication.target import copies_pattern, create_target, prepare_target
 from sr_assets.stages.source.reading import save_gaps
@@ -118,7 +119,7 @@ class TargetReview:
         behind = SequenceRange(checked + 1, max(checked, target.last_sequence) + 1)
         if not self._stream.ephemeral and copying.target_created_ns and len(behind):
             forged = 0
-            copies = self._read_copies(behind, copies_pattern(self._stream, target))
+            copies = self._read_claims(behind, copies_pattern(self._stream, target))
             while portion := list(itertools.islice(copies, _CONFIRMED_AT_ONCE)):
                 # Another writer copies what the source holds, so a copy without an original proves none.
                 if (genuine := first_genuine(self._stream, portion)) is not None:
@@ -137,13 +138,13 @@ class TargetReview:
                 if intent is not None and (resend or not self._stream.tracked):
                     self._store.clear_intent(self._stream.stream, resend=resend)
 
-    def _read_copies(self, held: SequenceRange, subjects: str | None = None) -> Iterator[tuple[int, int]]:
-        """Yield this entry's copies in a range of the target: target sequence and source sequence."""
+    def _read_claims(self, held: SequenceRange, subjects: str | None = None) -> Iterator[tuple[Message, CopyOf]]:
+        """Yield the messages with the headers of this entry's copies in a range of the target, without payloads."""
         with wire.Connection(self._stream.target, _CLIENT) as connection:
             lists = wire.read_headers(connection, self._stream.target_stream, held, subjects)
             for message in itertools.chain.from_iterable(lists):
                 if copy := find_copy(message.headers, self._identity, self._copying.created_ns):
-                    yield message.sequence, copy.sequence
+                    yield message, copy
 
     # ------------------------------------------------------------------------------------------ replaced or recreated
 
@@ -229,7 +230,7 @@ class TargetReview:
         """
         held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
         with CopyComparison(self._store.connection, self._stream.stream, self._context.folder) as comparison:
-            copies = self._read_copies(held)
+            copies = ((message.sequence, copy.sequence) for message, copy in self._read_claims(held))
             while portion := list(itertools.islice(copies, PORTION)):
                 comparison.add_held(portion)
             self._follow_rollback(target, held, comparison)

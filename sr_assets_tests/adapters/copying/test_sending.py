@@ -357,6 +357,29 @@ def test_forged_copy_neither_stops_nor_replaces_a_message(rig: Rig, forgery: str
     assert rig.copy(since=int(before), **known).found == 6
 
 
+#: More than 70 % of `max_payload`, so that its copy is not read back by the API.
+LARGE = b"m" * 800_000
+
+
+@pytest.mark.parametrize("forged", (b"forged", b"f" * len(LARGE), b""), ids=("short", "same size", "empty"))
+def test_forged_copy_of_a_large_message_replaces_none(rig: Rig, forged: bytes) -> None:
+    rig.fill(sent=())
+    publish(rig.connection, [Outgoing(n, "FROM.1", b"", LARGE + b"%d" % n) for n in range(1, 3)])
+    with Cluster(rig.cluster) as admin:
+        info = admin.stream_info("FROM")
+    known: dict[str, Any] = {"source_sequence": 2, "source_ns": info.last_stored_ns, "created_ns": info.created_ns}
+    plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", next=3, **known)
+    write = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
+    (original, _) = flat(read_range(rig.connection, "FROM", SequenceRange(1, 3), direct=True))
+    headers = write(b"", 1, original.stored_ns, 0)
+    publish(rig.connection, [Outgoing(1, "to.FROM.1", headers, forged and forged + b"1"[: len(forged) // len(LARGE)])])
+    receipt = rig.copy(2, since=0, **known)
+    assert (receipt.failure, receipt.copied, receipt.found, receipt.forged) == (None, 2, 0, 1)
+    stored = flat(read_range(rig.connection, "TO", SequenceRange(2, 5), direct=True))
+    assert sorted(message.payload for message in stored) == [LARGE + b"1", LARGE + b"2"]
+    assert rig.copy(2, since=0, **known).found == 2
+
+
 def test_many_batches_copy_all_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = partial(wire.BatchPublisher, max_messages=100)
     monkeypatch.setattr(wire, "BatchPublisher", publisher)
