@@ -427,6 +427,23 @@ def test_forged_object_reaches_no_other_object(rig: Rig, tmp_path: Path, forge: 
             assert (tmp_path / "read").read_bytes() == b"genuine"
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("chunks", (0, 1))
+def test_object_without_all_of_its_chunks_is_refused(rig: Rig, tmp_path: Path, chunks: int) -> None:
+    bucket, file = rig.unique("STATE"), tmp_path / "file"
+    file.write_bytes(b"genuine")
+    put(rig, bucket, file, {}, NAME)
+    for _ in range(chunks):
+        asyncio.run(_publish(rig, f"$O.{bucket}.C.forged", b"half"))
+    forged = json.dumps({"name": NAME, "bucket": bucket, "nuid": "forged", "size": 8, "chunks": 2}).encode()
+    asyncio.run(_publish(rig, object_subject(bucket, NAME), forged))
+    with ObjectBucket(address(rig.source), bucket) as opened_bucket:
+        with pytest.raises(RunError, match=f"{NAME}: lacks {8 - 4 * chunks} of its 8 bytes; store another checkpoint"):
+            opened_bucket.get(NAME, tmp_path / "read")
+        opened_bucket.put(NAME, file, {})
+        assert opened_bucket.get(NAME, tmp_path / "read") is not None
+
+
 async def _publish(rig: Rig, subject: str, payload: bytes) -> None:
     client = await nats.connect(rig.source.url)
     try:

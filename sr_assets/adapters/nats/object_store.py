@@ -240,10 +240,11 @@ class ObjectBucket:
         nuid, where = _nuid(info), f"{self._where}: {name}"
         if not nuid or held.size_bytes > LARGEST_BYTES:
             raise RunError(f"{where}: is not an object of at most {LARGEST_BYTES >> 30} GiB")
-        digest, left = hashlib.sha256(), held.size_bytes
+        digest, left, received = hashlib.sha256(), held.size_bytes, 0
         if not left:
             raise RunError(f"{where}: is empty")
-        chunks = await self._context().subscribe(f"$O.{self._bucket}.C.{nuid}", ordered_consumer=True)
+        subject = f"$O.{self._bucket}.C.{nuid}"
+        chunks = await self._context().subscribe(subject, ordered_consumer=True)
         try:
             with file.open("wb") as content:
                 while left > 0:
@@ -252,12 +253,19 @@ class ObjectBucket:
                     except (nats.errors.TimeoutError, TimeoutError):
                         # On a slow link the response waits behind the chunks.
                         with contextlib.suppress(TransientError):
+                            # In this order: chunks are only deleted after another object has replaced theirs.
+                            count = await self._count(subject)
                             if _nuid(await self._find(name) or {}) != nuid:
                                 return False
+                            if count <= received:
+                                raise RunError(
+                                    f"{where}: lacks {left:,} of its {held.size_bytes:,} bytes; store another"
+                                    " checkpoint, or restore a file"
+                                ) from None
                         continue
                     content.write(chunk[:left])
                     digest.update(chunk[:left])
-                    left -= len(chunk)
+                    left, received = left - len(chunk), received + 1
         except (ConnectionError, TimeoutError):
             raise
         except OSError as error:
