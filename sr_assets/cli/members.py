@@ -51,10 +51,12 @@ def members(settings: "Settings", form: Format) -> int:
 
 
 def _position(positions: dict[str, int]) -> int | str | None:
-    """Return the next sequence of the only stream, or of each stream as text."""
+    """Return the next sequence of the only stream, or of the first ones as text."""
+    from sr_assets.stages.checkpointing import described_positions
+
     if len(positions) == 1:
         return next(iter(positions.values()))
-    return ", ".join(f"{stream} {sequence}" for stream, sequence in sorted(positions.items())) or None
+    return described_positions(positions, " ") or None
 
 
 @cli.command()

@@ -41,6 +41,7 @@ from sr_assets.adapters.state.status_file import outdate_status, read_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.errors import LeadershipLostError, RunError, SrAssetsError, cannot_write
+from sr_assets.domain.foreign_text import visible
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.settings.election import CheckpointSettings
 from sr_assets.stages.clock import Clock
@@ -50,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
 _LOCK_SECONDS: Final = 10.0
+#: A line about a checkpoint names so many streams, each by so many letters.
+_NAMES: Final = 3
+_NAME_LETTERS: Final = 80
 _UNSIGNED_REMEDY: Final = (
     "if you know who wrote it, run `sr-assets restore --unsigned`; else delete it, and the next run of a member with a state"
     " stores another one"
@@ -408,7 +412,17 @@ def _restore(settings: Settings, site: str, file: Path, *, unsigned: bool = Fals
 def described(about: About | Stored) -> str:
     """Return the time and the positions of a checkpoint."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(about.at_ns / 1e9))
-    return f"{at} ({', '.join(f'{stream} at {next_}' for stream, next_ in about.positions.items())})"
+    return f"{at} ({described_positions(about.positions, ' at ')})"
+
+
+def described_positions(positions: Mapping[str, int], is_at: str) -> str:
+    """Return the first positions of a checkpoint as one short line: whoever may write to the store chooses their number and
+    names.
+    """
+    names = sorted(positions)
+    shown = [f"{visible(name[:_NAME_LETTERS])}{is_at}{positions[name]}" for name in names[:_NAMES]]
+    more = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
+    return ", ".join(shown) + more
 
 
 def open_store(store: CheckpointSettings) -> ObjectBucket:

@@ -17,11 +17,18 @@ from hypothesis import strategies as st
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.published.history import stream_folder
 from sr_assets.adapters.state import checkpoint
-from sr_assets.adapters.state.checkpoint import About, last_stored, read_about, restore_checkpoint, write_checkpoint
+from sr_assets.adapters.state.checkpoint import (
+    About,
+    Stored,
+    last_stored,
+    read_about,
+    restore_checkpoint,
+    write_checkpoint,
+)
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.subjects import object_subject
-from sr_assets.stages.checkpointing import find_checkpoint, restore_site
+from sr_assets.stages.checkpointing import described, find_checkpoint, restore_site
 from sr_assets.stages.following import show_checkpoint
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.saving import save_site
@@ -425,6 +432,16 @@ def test_forged_object_reaches_no_other_object(rig: Rig, tmp_path: Path, forge: 
         for name in (NAME, "R/other"):
             assert opened_bucket.get(name, tmp_path / "read") is not None
             assert (tmp_path / "read").read_bytes() == b"genuine"
+
+
+@given(st.dictionaries(st.text(), st.integers(0, 2**63 - 1), max_size=8), st.integers(0, 5_000))
+@settings(max_examples=50, deadline=None)
+def test_positions_of_a_checkpoint_are_one_short_line(positions: dict[str, int], more: int) -> None:
+    positions = {f"\x1b[2J{n}": n for n in range(more)} | positions
+    line = described(Stored(1, positions))
+    assert line.isprintable()
+    assert len(line) < 3_000
+    assert (f"and {len(positions) - 3:,} more)" in line) == (len(positions) > 3)
 
 
 @pytest.mark.process
