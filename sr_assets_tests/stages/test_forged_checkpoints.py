@@ -235,6 +235,12 @@ def test_checkpoint_with_huge_rows_is_refused(
     assert problem in refusal(forged, tmp_path / "home")
 
 
+def test_small_checkpoint_with_many_equal_rows_is_refused(forged: Path, tmp_path: Path) -> None:
+    change_part(forged, "gaps.parquet", parquet(tmp_path, "SELECT 'S' AS stream FROM range(1_000_000)"))
+    assert forged.stat().st_size < 100_000
+    assert "gaps.parquet has more than" in refusal(forged, tmp_path / "home")
+
+
 @pytest.mark.process
 def test_replaced_file_outside_the_history_is_not_deleted(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
