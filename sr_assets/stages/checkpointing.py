@@ -369,8 +369,12 @@ def fetch_checkpoint(
     settings: Settings, store: CheckpointSettings, site: str, file: Path, *, unsigned: bool = False
 ) -> None:
     """Write a site's newest checkpoint into a file; raises RunError if the store holds no usable one or does not respond."""
+    name = settings.checkpoint_name(site)
     with open_store(store) as bucket:
-        held = bucket.get(settings.checkpoint_name(site), file)
+        # Before the content, which a forger may make large.
+        if (held := bucket.find(name)) is not None:
+            _accepted(settings, store, site, held, unsigned=unsigned)
+            held = bucket.get(name, file)
     if held is None:
         raise RunError(f"{site}: object store {store.bucket} holds no checkpoint of it")
     stored = _accepted(settings, store, site, held, unsigned=unsigned)

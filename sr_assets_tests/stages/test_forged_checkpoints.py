@@ -467,6 +467,27 @@ def test_object_without_all_of_its_chunks_is_refused(rig: Rig, tmp_path: Path, c
         assert opened_bucket.get(NAME, tmp_path / "read") is not None
 
 
+@pytest.mark.process
+def test_unsigned_checkpoint_is_refused_before_its_content_is_read(rig: Rig, tmp_path: Path) -> None:
+    add(rig)
+    bucket, file = rig.unique("STATE"), tmp_path / "file"
+    file.write_bytes(b"genuine")
+    put(rig, bucket, file, {}, NAME)
+    described_as = json.dumps({"at_ns": 1, "positions": {}, "commit": 1, "sha256": "", "hmac": ""})
+    # Whoever reads the content finds no chunk of it.
+    forged = {
+        "name": NAME,
+        "bucket": bucket,
+        "nuid": "forged",
+        "size": 1 << 30,
+        "chunks": 1,
+        "description": described_as,
+    }
+    asyncio.run(_publish(rig, object_subject(bucket, NAME), json.dumps(forged).encode()))
+    with pytest.raises(RunError, match="has no signature"):
+        restore_site(rig.settings(checkpoint={"bucket": bucket, "key": KEY}), SITE, None)
+
+
 async def _publish(rig: Rig, subject: str, payload: bytes) -> None:
     client = await nats.connect(rig.source.url)
     try:
