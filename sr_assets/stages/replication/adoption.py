@@ -49,7 +49,7 @@ def adopt_copies(context: CopyContext, state: StreamState, copying: CopyState, t
     copies.sort_by_sequence()
     newer = copies.part(copies.before(pending), len(copies))
     if len(newer):
-        made = f"holds {len(newer)} copies that were made after this state; they are not copied again"
+        made = f"holds {len(newer)} copies that were made after this state; those that equal their originals are not copied again"
         logger.warning("%s: target stream %s %s", stream.label, stream.target_stream, made)
     copying.target_adopted = held.first if len(newer) else 0
     copying.target_checked = max(copying.target_checked, target.last_sequence)
