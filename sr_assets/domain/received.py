@@ -16,13 +16,13 @@ from sr_assets.domain.advisories import NODE_PROTOCOL, OBSERVER_EVENT, PROTOCOL,
 from sr_assets.domain.messages import SOURCE_HEADER, Message, header_values, parse_origin
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, DAY_NS, SECOND_NS, parse_rfc3339_ns
 from sr_assets.domain.received_fields import (
-    END_OF_TIME_NS,
     Reject,
     UnfitError,
     count_of,
     epoch_of,
     event_time_ns,
     identity_of,
+    refuse_ahead,
     seconds_of,
     seen_ns_of,
     text_of,
@@ -148,7 +148,7 @@ def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | N
         return Rejected(Reject.NO_ADVISORY)
     try:
         if document.get("event") == OBSERVER_EVENT:
-            return _observation(document)
+            return _observation(document, received_ns)
         if document.get("protocol") in (SITE_PROTOCOL, NODE_PROTOCOL):
             return _node_notice(document, received_ns) if "state" in document else _site_notice(document)
         return _advisory(document, received_ns)
@@ -277,17 +277,19 @@ def _format(document: dict[str, Any]) -> AdvisoryFormat:
     raise UnfitError(Reject.NO_ADVISORY, "protocol")
 
 
-def _observation(document: dict[str, Any]) -> Observation:
+def _observation(document: dict[str, Any], received_ns: int) -> Observation:
     names = text_of(document, "replicator"), text_of(document, "name", ""), text_of(document, "stream", "")
     text = document.get("watermark")
     try:
         watermark_ns = None if text is None else parse_rfc3339_ns(text)
     except (TypeError, ValueError):
         raise UnfitError(Reject.BAD_TIME, "watermark") from None
+    if watermark_ns is not None:
+        refuse_ahead(watermark_ns, received_ns, "watermark")
     within = seconds_of(document.get("next_within_seconds"))
     return Observation(
         *names,
-        watermark_ns if watermark_ns is not None and 0 <= watermark_ns < END_OF_TIME_NS else None,
+        watermark_ns if watermark_ns is not None and watermark_ns >= 0 else None,
         count_of(document.get("position")),
         count_of(document.get("lag_messages")),
         count_of(document.get("nodes")),

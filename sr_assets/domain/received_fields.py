@@ -60,9 +60,14 @@ def epoch_of(document: dict[str, Any], received_ns: int) -> int:
     An epoch far ahead of the stored time would outrank every correct one.
     """
     epoch_ns = _counter(document, "epoch", 0, END_OF_TIME_NS)
-    if epoch_ns - received_ns > CLOCK_TOLERANCE_NS:
-        raise UnfitError(Reject.CLOCK_AHEAD, "epoch")
+    refuse_ahead(epoch_ns, received_ns, "epoch")
     return epoch_ns
+
+
+def refuse_ahead(time_ns: int, received_ns: int, field: str) -> None:
+    """Raise UnfitError for a time far ahead of the stored time: it would hide all later ones."""
+    if time_ns - received_ns > CLOCK_TOLERANCE_NS:
+        raise UnfitError(Reject.CLOCK_AHEAD, field)
 
 
 def _counter(document: dict[str, Any], field: str, least: int, end: int) -> int:

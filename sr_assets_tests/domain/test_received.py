@@ -199,6 +199,9 @@ def test_heartbeat_is_read_as_an_observation_of_a_site() -> None:
         )
 
     site = ("EAST", "london", "NODES")
+    latest_ns = NOW_NS + CLOCK_TOLERANCE_NS
+    assert read(body(latest_ns + 1, None)) == Rejected(Reject.CLOCK_AHEAD, "watermark")
+    assert read(body(latest_ns, None)) == Observation(*site, latest_ns, 41, 2, 7, None)
     assert read(body(5, SECOND_NS)) == Observation(*site, 5, 41, 2, 7, SECOND_NS)
     assert read(body(None, None)) == Observation(*site, None, 41, 2, 7, None)
     assert json.loads(body(None, None))["epoch"] == 6

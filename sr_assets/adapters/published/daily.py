@@ -105,7 +105,7 @@ AVAILABILITY: Final = DailyTable(
     """,
     """
     SELECT name, stream, watermark AS known_until FROM replication
-    UNION ALL SELECT name, stream, coalesce(watermark, as_of) FROM global_summary
+    UNION ALL SELECT name, stream, least(watermark, as_of) FROM global_summary
     """,
 )
 # Copies follow source order: queued messages are later than copied ones.

@@ -28,13 +28,17 @@ _BEFORE: Final = f"""
     """
 # Sites of this installation come from their own tables, others from their advisories. A forgotten node appears in
 # transitions only; it was retired.
+# A heartbeat's watermark is another site's word: it ends that stream's history, and never sets the clock, which is the
+# feed's own.
 _STREAMS: Final = """
     CREATE TEMP TABLE streams AS
     WITH own AS (
-        SELECT $replicator::VARCHAR AS replicator, name, stream, epoch_ns(watermark) AS until_ns, true AS own
+        SELECT $replicator::VARCHAR AS replicator, name, stream, epoch_ns(watermark) AS until_ns,
+            until_ns AS clock_ns, true AS own
         FROM replication JOIN site_summary USING (name, stream) WHERE watermark IS NOT NULL
     ), reported AS (
-        SELECT g.replicator, g.name, g.stream, max(epoch_ns(coalesce(g.watermark, r.watermark))), false
+        SELECT g.replicator, g.name, g.stream, max(epoch_ns(least(g.watermark, r.watermark))), max(epoch_ns(r.watermark)),
+            false
         FROM global_summary AS g LEFT JOIN replication AS r ON r.name || '/' || r.stream = g.feed
         WHERE NOT EXISTS (
             FROM own WHERE own.replicator = g.replicator AND own.name = g.name AND own.stream = g.stream)
@@ -163,8 +167,8 @@ class Histories:
         return self.connection.execute(query, [name, stream]).fetchall()
 
     def watermark_ns(self) -> int | None:
-        """Return the latest watermark of any stream, or None without a stream."""
-        latest: int | None = self.connection.execute("SELECT max(until_ns) FROM streams").fetchall()[0][0]
+        """Return the latest watermark of a stream of this installation or of a feed, or None without one."""
+        latest: int | None = self.connection.execute("SELECT max(clock_ns) FROM streams").fetchall()[0][0]
         return latest
 
     def histories(self, days: Sequence[Day], most_rows: int) -> Iterator[History]:

@@ -10,7 +10,8 @@ from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.days import day_of
-from sr_assets_tests.histories import BEGIN_NS, FIRST, HOUR, SITE, STREAM, Change, publish
+from sr_assets.domain.received import Observation
+from sr_assets_tests.histories import BEGIN_NS, FIRST, HOUR, SITE, STREAM, Change, publish, publish_centre
 
 NEW, EXPIRE = Change(BEGIN_NS, "new", None), Change(BEGIN_NS + HOUR, "expire", "up")
 UNDONE_NS = BEGIN_NS + 2 * HOUR
@@ -39,3 +40,17 @@ def test_undone_retirement_ends_with_the_status_after_it(tmp_path: Path, later: 
     assert first["after"] == after
     assert first["at_ns"] == [BEGIN_NS, BEGIN_NS + HOUR, UNDONE_NS, *(change.at_ns for change in later)]
     assert second["after"] == [UP, RETIRED]
+
+
+def test_watermark_that_a_site_reports_never_sets_the_clock(tmp_path: Path) -> None:
+    """A heartbeat of an invented stream is a century ahead, as a home of yesterday may have stored it."""
+    ahead_ns, now_ns = BEGIN_NS + 36_500 * 24 * HOUR, BEGIN_NS + 4 * HOUR
+    publish_centre(tmp_path, {"a": [NEW]}, now_ns)
+    with SiteState(tmp_path / "sites" / "centre") as state:
+        with state.transaction():
+            state.global_tables.observe("ADVISORIES", Observation("EU", "x", "X", ahead_ns, 1, 0, 1, None), now_ns)
+        streams = [PublishedStream("ADVISORIES", None, tracked=False)]
+        publish_site(tmp_path, "centre", state, streams, sites=["centre"], run=Run(now_ns, "again"))
+    with Histories(tmp_path, "EU").opened() as histories:
+        assert histories.watermark_ns() == now_ns
+        assert histories.connection.execute("SELECT DISTINCT until_ns FROM streams").fetchall() == [(now_ns,)]
