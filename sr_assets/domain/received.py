@@ -150,7 +150,7 @@ def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | N
         if document.get("event") == OBSERVER_EVENT:
             return _observation(document, received_ns)
         if document.get("protocol") in (SITE_PROTOCOL, NODE_PROTOCOL):
-            return _node_notice(document, received_ns) if "state" in document else _site_notice(document)
+            return _node_notice(document, received_ns) if "state" in document else _site_notice(document, received_ns)
         return _advisory(document, received_ns)
     except UnfitError as unfit:
         return Rejected(*unfit.args)
@@ -184,13 +184,20 @@ class SitePaths:
         return cls(SitePath(*row) for row in rows)
 
     def read(self, message: Message) -> Advisory | Observation | NodeNotice | SiteNotice | Rejected:
-        """Interpret a message as `read_message`; one about a site that may not send it is rejected."""
+        """Interpret a message as `read_message`; one about a site that may not send it is rejected.
+
+        Times of a node far ahead of the stored time become the stored time.
+        """
         content = read_message(message.payload, message.stored_ns)
         if isinstance(content, Rejected):
             return content
         said = content.state if isinstance(content, NodeNotice) else content
         allowed = self._allows(message, said.replicator, said.name) if self._paths else self._is_own(message, said)
-        return content if allowed else Rejected(Reject.FOREIGN_SITE, "name")
+        if not allowed:
+            return Rejected(Reject.FOREIGN_SITE, "name")
+        if isinstance(content, NodeNotice):
+            return NodeNotice(_credible(content.state, message.stored_ns))
+        return _credible(content, message.stored_ns) if isinstance(content, Advisory) else content
 
     def told_state(self, message: Message) -> Advisory | None:
         """Return the state of a node in a message: of an advisory, or of a node's event that tells it; None without one."""
@@ -221,6 +228,13 @@ class SitePaths:
         own = observer_subject(None, said.replicator, said.name, said.stream).split(".")[2:]
         named = message.subject[root.end() :].split(".")
         return len(own) != len(named) or own == named
+
+
+def _credible(state: Advisory, received_ns: int) -> Advisory:
+    latest_ns = received_ns + CLOCK_TOLERANCE_NS
+    if state.event_ns > latest_ns:
+        state = state._replace(event_ns=received_ns, warning=Reject.CLOCK_AHEAD)
+    return state if (state.seen_ns or 0) <= latest_ns else state._replace(seen_ns=received_ns)
 
 
 def encode_paths(paths: Iterable[SitePath]) -> str:
@@ -297,11 +311,14 @@ def _observation(document: dict[str, Any], received_ns: int) -> Observation:
     )
 
 
-def _site_notice(document: dict[str, Any]) -> SiteNotice:
+def _site_notice(document: dict[str, Any], received_ns: int) -> SiteNotice:
     if document.get("event") not in (*SiteEvent, *NodeEvent):
         raise UnfitError(Reject.UNKNOWN_EVENT, "event")
     names = text_of(document, "replicator"), text_of(document, "name", ""), text_of(document, "stream", "")
-    return SiteNotice(*names, document["event"], event_time_ns(document))
+    event_ns = event_time_ns(document)
+    # The latest event counts, so one far ahead would hide every later outage.
+    refuse_ahead(event_ns, received_ns, "event_time")
+    return SiteNotice(*names, document["event"], event_ns)
 
 
 def _node_notice(document: dict[str, Any], received_ns: int) -> NodeNotice:

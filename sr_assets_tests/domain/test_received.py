@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.advisories import NODE_PROTOCOL, PROTOCOL, observer_alive
+from sr_assets.domain.advisories import NODE_PROTOCOL, PROTOCOL, SITE_PROTOCOL, observer_alive
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, DAY_NS, SECOND_NS
 from sr_assets.domain.received import (
@@ -299,7 +299,7 @@ def sent(document: dict[str, Any], subject: str, *hops: str) -> Message:
 
 
 HEARTBEAT = {"protocol": "x", "event": "observer_alive", "replicator": "EAST", "name": "paris", "stream": "ADV"}
-NODE_EVENT = {
+NODE_EVENT: dict[str, Any] = {
     "protocol": NODE_PROTOCOL,
     "event": "unretired",
     "replicator": "EAST",
@@ -351,6 +351,31 @@ def test_default_subjects_name_their_site(
         assert isinstance(content, Observation)
     # A subject that was rewritten on the way says nothing either.
     assert isinstance(SitePaths(()).read(sent(spoken, "beats.all")), Observation)
+
+
+SITE_EVENT = {"protocol": SITE_PROTOCOL, "event": "restored", "replicator": "EAST", "name": "paris", "stream": "ADV"}
+
+
+@given(st.integers(NOW_NS // SECOND_NS - 10**6, 9 * 10**9))
+def test_site_event_ahead_of_its_stored_time_is_rejected(seconds: int) -> None:
+    """The latest event counts: `restored` of the year 2255 would hide every later outage."""
+    content = SitePaths(()).read(sent(SITE_EVENT | {"timestamp": seconds}, "paris.events"))
+    if seconds * SECOND_NS > NOW_NS + CLOCK_TOLERANCE_NS:
+        assert content == Rejected(Reject.CLOCK_AHEAD, "event_time")
+    else:
+        assert content == SiteNotice("EAST", "paris", "ADV", "restored", seconds * SECOND_NS)
+
+
+@given(st.integers(0, 9 * 10**9), st.integers(1, 9 * 10**9))
+def test_times_of_a_node_at_the_centre_are_bounded(event: int, seen: int) -> None:
+    times = {"timestamp": event, "event_time": None, "seen": seen}
+    for document in (FIELDS | times, NODE_EVENT | {"state": NODE_EVENT["state"] | times}):
+        state = SitePaths(()).told_state(sent(document, "paris.adv"))
+        assert state is not None
+        early = event * SECOND_NS <= NOW_NS + CLOCK_TOLERANCE_NS
+        assert state.event_ns == (event * SECOND_NS if early else NOW_NS)
+        assert state.warning is (None if early else Reject.CLOCK_AHEAD)
+        assert state.seen_ns == (seen * SECOND_NS if seen * SECOND_NS <= NOW_NS + CLOCK_TOLERANCE_NS else NOW_NS)
 
 
 @given(st.integers(0, 2**80), st.integers(1, 2**80), st.integers(0, 10**15))
