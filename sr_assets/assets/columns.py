@@ -233,7 +233,7 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "sequence": "Sequence of the message in the feed's stream.",
         "reason": "Reason of the rejection.",
         "field": "Field that is wrong, or NULL.",
-        "excerpt": "Start of the payload.",
+        "excerpt": "Start of the payload; beyond a limit, the site, stream and node.",
     },
     "topology_streams": {
         "stream": "Name of the stream; NULL if the cluster cannot be queried.",

@@ -27,6 +27,8 @@ class Reject(StrEnum):
     IMPOSSIBLE = "impossible_transition"
     CLOCK_AHEAD = "clock_ahead"
     FOREIGN_SITE = "foreign_site"
+    TOO_MANY_STREAMS = "too_many_streams"
+    TOO_MANY_NODES = "too_many_nodes"
 
 
 class UnfitError(Exception):

@@ -227,6 +227,14 @@ class FeedSettings(CommonKeys):
     retired_retention_ns: Duration = file_key(
         "retention of retired nodes in the global view", "1Y", name="retired_retention"
     )
+    max_streams: Positive = file_key(
+        "the most streams of each site; messages about further ones are rejected as `too_many_streams`", 1_000
+    )
+    max_nodes: Positive = file_key(
+        "the most nodes of each site, retired ones included; advisories of further ones are rejected as"
+        " `too_many_nodes`",
+        5_000_000,
+    )
 
     sites: tuple[FeedSite, ...] = file_key(
         "[who may speak](#block-sites) for which site; all other messages are rejected as `foreign_site`",

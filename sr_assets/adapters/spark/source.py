@@ -45,8 +45,8 @@ SIGHTING_SCHEMA = "sequence long, stored_ns long, sender string, payload_bytes l
 #: The same of a stream with classes; `class` is null if the message has none.
 CLASSED_SCHEMA = f"{SIGHTING_SCHEMA}, class string"
 #: One row per message of an advisory stream: an `advisory` with the columns of `domain.received.Advisory`, an
-#: `observation`, a `site_event` or `nothing`. `reason`, `field`, `subject` and `excerpt` (the whole payload of an
-#: observation or a site event) belong to rejected messages.
+#: `observation` or a `site_event` with the site's, or `nothing`. `reason`, `field`, `subject` and `excerpt` (the whole
+#: payload of an observation or a site event) belong to rejected messages.
 ADVISORY_SCHEMA = (
     "sequence long, stored_ns long, kind string, payload_bytes long, replicator string, name string, stream string,"
     " node string, epoch_ns long, transition long, event_ns long, event_code byte, seen_ns long, origin string, event_id string,"
@@ -292,7 +292,8 @@ def read_advisories(messages: list[Message], paths: SitePaths | None = None) -> 
             kind, body = "advisory", content[:count]
             rest = _rejected(message, content.warning, "event_time") if content.warning else (None,) * 4
         elif isinstance(content, Observation | SiteNotice):
-            kind, body = "observation" if isinstance(content, Observation) else "site_event", unset
+            kind = "observation" if isinstance(content, Observation) else "site_event"
+            body = (*content[:3], *unset[3:])
             rest = (None, None, None, message.payload.decode())
         else:
             kind, body = "nothing", unset

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.domain.received import BLIND_AFTER, RANK, Observation, SiteNotice
+from sr_assets.domain.received_fields import Reject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,6 +123,41 @@ _LIMIT_REJECTS: Final = """
 DELETE FROM global_rejects WHERE feed = $feed AND sequence < (
     SELECT sequence FROM global_rejects WHERE feed = $feed ORDER BY sequence DESC LIMIT 1 OFFSET $last)
 """
+
+
+def _beyond(key: tuple[str, ...], table: str, most: str) -> str:
+    """Return the query of a batch's new keys beyond the limit of their site; the first ones of the batch have the room."""
+    columns = ", ".join(key)
+    return f"""
+        SELECT {columns} FROM (SELECT {columns}, min(sequence) AS first FROM spoken GROUP BY ALL)
+        ANTI JOIN {table} USING ({columns})
+        LEFT JOIN (SELECT replicator, name, count(*) AS known FROM {table} GROUP BY ALL) USING (replicator, name)
+        QUALIFY row_number() OVER (PARTITION BY replicator, name ORDER BY first) + coalesce(known, 0) > {most}
+        """
+
+
+# A site names its streams and nodes, and each is a row for ever.
+_BEYOND_LIMITS: Final = f"""
+WITH spoken AS (FROM advisories WHERE replicator IS NOT NULL),
+    streams_beyond AS MATERIALIZED ({_beyond(_KEY[:3], "global_sites", "$most_streams")}),
+    nodes_beyond AS MATERIALIZED ({{nodes}})
+SELECT sequence, '{Reject.TOO_MANY_STREAMS}' AS cause, 'stream' AS wrong
+FROM spoken SEMI JOIN streams_beyond USING ({", ".join(_KEY[:3])})
+UNION ALL
+SELECT sequence, '{Reject.TOO_MANY_NODES}', 'value'
+FROM spoken SEMI JOIN nodes_beyond USING ({", ".join(_KEY)})
+"""
+_LIMITED: Final = f"""
+SELECT advisories.* REPLACE (
+    if(cause IS NULL, kind, 'nothing') AS kind, if(cause IS NULL, event_code, NULL) AS event_code,
+    coalesce(cause, reason) AS reason, coalesce(wrong, field) AS field,
+    if(cause IS NULL, excerpt, concat_ws('/', {", ".join(_KEY)})) AS excerpt)
+FROM advisories LEFT JOIN beyond USING (sequence) ORDER BY sequence
+"""
+_NODES_BEYOND: Final = f"""
+    WITH spoken AS (FROM advisories ANTI JOIN streams_beyond USING ({", ".join(_KEY[:3])}) WHERE kind = 'advisory')
+    {_beyond(_KEY, "global_nodes", "$most_nodes")}
+"""
 _NEXT_SILENCE: Final = f"SELECT min({_DUE}) FROM global_sites WHERE feed = ? AND {_DUE} >= ?"
 _BLIND_SITES: Final = f"""
 SELECT coalesce(nullif(name, ''), replicator) || coalesce('/' || nullif(stream, ''), ''), observed_ns
@@ -164,6 +200,26 @@ class GlobalTables:
             self._connection.execute(_ADD_REJECTS, {"feed": feed, "most": MAX_REJECTS})
         finally:
             self._connection.unregister("advisories")
+
+    def limited(self, advisories: pa.Table, most_streams: int, most_nodes: int) -> pa.Table:
+        """Return a batch in which the messages about more streams and nodes of a site than these are rejected."""
+        self._connection.register("advisories", advisories)
+        try:
+            # Counting the nodes of each site reads all of them, which only a table near the limit needs.
+            ((nodes,),) = self._connection.execute("SELECT count(*) FROM global_nodes").fetchall()
+            near = nodes + advisories.num_rows > most_nodes
+            query = _BEYOND_LIMITS.format(
+                nodes=_NODES_BEYOND if near else f"SELECT {', '.join(_KEY)} FROM spoken LIMIT 0"
+            )
+            limits = {"most_streams": most_streams} | ({"most_nodes": most_nodes} if near else {})
+            beyond = self._connection.sql(query, params=limits).to_arrow_table()
+            if not beyond.num_rows:
+                return advisories
+            self._connection.register("beyond", beyond)
+            return self._connection.sql(_LIMITED).to_arrow_table()
+        finally:
+            self._connection.unregister("advisories")
+            self._connection.unregister("beyond")
 
     def observe(self, feed: str, observation: Observation, received_ns: int) -> None:
         """Record a site's heartbeat; the one received last counts."""

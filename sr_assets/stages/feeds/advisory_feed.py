@@ -55,7 +55,8 @@ class FeedStage(FoldStage):
 
     def _commit(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
         """Commit a batch's advisories and heartbeats, and the new position, in one transaction."""
-        store, report, feed, received = self._store, self._report, self._feed, batch.rows
+        store, report, feed = self._store, self._report, self._feed
+        received = store.global_tables.limited(batch.rows, feed.max_streams, feed.max_nodes)
         nothing = pc.sum(pc.equal(received["kind"], "nothing")).as_py() or 0
         rejected = received.num_rows - received["reason"].null_count
         state.seen_messages += received.num_rows

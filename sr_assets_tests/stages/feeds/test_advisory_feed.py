@@ -356,3 +356,24 @@ def test_other_site_changes_no_node_and_no_heartbeat(rig: Rig) -> None:
     reasons = sorted(row["reason"] for row in rig.rows("SELECT reason FROM global_rejects"))
     assert reasons == ["bad_field", "foreign_site", "foreign_site", "foreign_site"]
     assert rig.rows("SELECT name FROM site_summary WHERE name = 'rome'") == []
+
+
+def test_streams_and_nodes_of_a_site_at_the_centre_are_bounded(rig: Rig, feed: str) -> None:
+    """A site invents streams, by heartbeats too, and nodes; the rows of another site and its own known ones go on."""
+    rig.feeds[0] |= {"max_streams": 2, "max_nodes": 3, "batch_messages": 7}
+    alive = {"event": "observer_alive", "replicator": "EAST", "name": "london", "next_within_seconds": 5}
+    ours = [own_advisory(f"n{number}", "new", 1, number) for number in range(2)]
+    paris = [own_advisory(f"p{number}", "new", 1, number, name="paris") for number in range(2)]
+    invented = [{**alive, "stream": f"S{number}"} for number in range(5)]
+    invented += [own_advisory("x", "new", 1, 0, stream=f"T{number}") for number in range(3)]
+    invented += [own_advisory(f"m{number}", "new", 1, number) for number in range(5)]
+    publish(rig, feed, [*ours, *invented, *paris, own_advisory("n0", "timeout", 2, 100)])
+    rig.drain()
+    streams = rig.rows("SELECT name, stream FROM global_summary ORDER BY ALL")
+    assert [tuple(row.values()) for row in streams] == [("london", "NODES"), ("london", "S0"), ("paris", "NODES")]
+    nodes = [(row[3], row[4]) for row in sorted(global_rows(rig))]
+    assert nodes == [("m0", "up"), ("n0", "timeout"), ("n1", "up"), ("p0", "up"), ("p1", "up")]
+    rejects = rig.rows("SELECT reason, field, excerpt FROM global_rejects ORDER BY sequence")
+    assert [row["reason"] for row in rejects] == ["too_many_streams"] * 7 + ["too_many_nodes"] * 4
+    assert [row["excerpt"] for row in rejects[-5:-3]] == ["EAST/london/T2/x", "EAST/london/NODES/m1"]
+    assert rig.row("replication")["parked_messages"] == 11
