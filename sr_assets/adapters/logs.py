@@ -57,11 +57,19 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """One line per record; those of a traceback are indented. Foreign text forges no line and controls no terminal."""
+    """One line per record; those of a traceback are indented. Foreign text forges no line and controls no terminal.
+
+    A `bare` line has no time and no level.
+    """
+
+    def __init__(self, *, bare: bool = False) -> None:
+        super().__init__()
+        self._bare = bare
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as text."""
-        line = f"{self.formatTime(record)} {record.levelname} {visible(record.getMessage())}"
+        begin = "" if self._bare else f"{self.formatTime(record)} {record.levelname} "
+        line = f"{begin}{visible(record.getMessage())}"
         traceback = self.formatException(record.exc_info).splitlines() if record.exc_info else []
         return "\n".join([line, *(f"  {visible(each)}" for each in traceback)])
 
@@ -106,6 +114,12 @@ class LogFile(WatchedFileHandler):
             super().emit(record)
         except OSError:
             self.handleError(record)
+
+
+def escape_warnings() -> None:
+    """Make foreign text harmless in the warnings of a process that opens no log, which Python prints as they are."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(TextLines(bare=True))
 
 
 def open_log(level: str, form: Literal["text", "json"], file: Path | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.logs import escape_warnings, print_error
 from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 
@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; every error is one line on stderr."""
+    escape_warnings()
     try:
         return int(cli.main(arguments, prog_name="sr-assets", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,18 @@ def test_log_file_that_cannot_be_reopened_ends_no_work(tmp_path: Path, capsys: p
     log.warning("after")
     assert (folder / "sr.log").read_text().endswith("WARNING after\n")
     assert "FileNotFoundError" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_warning_of_a_command_without_a_log_is_escaped() -> None:
+    """A node's name in a line of `retire` or `checkpoint`, which open no log."""
+    code = """
+import logging, sys
+from sr_assets.cli import run_command
+run_command(["--version"])
+logging.getLogger("sr_assets.stages").warning("%s", sys.argv[1])
+logging.getLogger("sr_assets.stages").info("unseen")
+"""
+    name = "\x1b]0;OWNED\x07\x1b[2J\r\n2026-11-27 07:00:00,000 ERROR forged \u202eline"
+    shown = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=True).stderr
+    assert shown == f"{ascii(name)[1:-1]}\n"
