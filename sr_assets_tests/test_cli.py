@@ -22,6 +22,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from sr_assets.adapters.nats.cluster import Cluster
@@ -32,6 +34,8 @@ from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.cli.base import echo
+from sr_assets.cli.render import json_line
 from sr_assets.cli.warnings import _in_clear_text
 from sr_assets.domain.durations import duration
 from sr_assets.embedded.nats_server import NatsServer
@@ -620,7 +624,20 @@ def test_long_table_is_printed_in_blocks(published: Path, command: Command) -> N
 
 
 def test_csv_neutralises_formulas_and_keeps_rows(home: Path, command: Command) -> None:
-    nodes = ("=1+1", "+1", "-1", "@SUM(1)", "\uff1d1", "\r\n=1", "\tx", "a\rb", "a\nb", "\x1b[2J\x00\x9b", "o'k=1")
+    nodes = (
+        "=1+1",
+        "+1",
+        "-1",
+        "@SUM(1)",
+        "\uff1d1",
+        "\r\n=1",
+        "\tx",
+        "a\rb",
+        "a\nb",
+        "\x1b[2J\x00\x9b",
+        "o'k=1",
+        "\u202egnp",
+    )
     publish(home, [node_row(node, "up", 0) for node in nodes], [])
     shown = (
         "'=1+1",
@@ -634,12 +651,28 @@ def test_csv_neutralises_formulas_and_keeps_rows(home: Path, command: Command) -
         "a\nb",
         r"\x1b[2J\x00\x9b",
         "o'k=1",
+        r"\u202egnp",
     )
     output = command("nodes", "--format", "csv")[1]
     rows = list(csv.DictReader(io.StringIO(output, newline="")))
     assert sorted(row["node"] for row in rows) == sorted(shown)
     assert '"a\rb"' in output
     assert command("query", 'SELECT -1 AS "=a", -0.5 AS b', "--format", "csv")[1] == "'=a,b\n-1,-0.5\n"
+
+
+@given(st.text())
+def test_json_line_has_any_text_unchanged_and_controls_no_terminal(text: str) -> None:
+    line = json_line({"node": text})
+    assert json.loads(line) == {"node": text}
+    assert not set(line) & {chr(letter) for letter in (*range(32), *range(0x7F, 0xA0), 0x200E, *range(0x2028, 0x202F))}
+
+
+@given(st.text(st.characters(categories=("Cc", "Cf", "Zl", "Zp", "L")), min_size=1))
+def test_line_of_a_command_is_one_line_and_controls_no_terminal(text: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        echo(f"ops/key: {text}")
+    (line,) = shown.getvalue().split("\n")[:-1]
+    assert line.isprintable()
 
 
 def test_query_works_with_symlinked_home(

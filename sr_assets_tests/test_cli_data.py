@@ -134,7 +134,7 @@ def test_watch_prints_each_change(
         if len(printed) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("sr_assets.cli.data.click.echo", echo)
+    monkeypatch.setattr("sr_assets.cli.data.echo", echo)
     watching = threading.Thread(target=command, args=("data", "watch", "ops/cadence"))
     watching.start()
     wait_until(lambda: len(printed) == 1, "the first value")

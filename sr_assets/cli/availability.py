@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters import times
-from sr_assets.cli.base import SECONDS, cli, configured, form_option
+from sr_assets.cli.base import SECONDS, cli, configured, echo, form_option
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def availability(
     rows = queries.availability(settings.home, by=by, site=site, node=node, since=first)
     show(rows.columns, rows.values, form, first=(*_KEYS[by], *_FIGURES))
     if not rows.values:
-        click.echo(
+        echo(
             f"no day since {first} has been computed yet; `sr-assets up` computes days every hour, or materialise"
             " fleet/availability_daily in the UI",
             err=True,

@@ -16,6 +16,7 @@ import click
 from sr_assets.adapters.logs import escape_warnings, print_error
 from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
+from sr_assets.domain.foreign_text import visible
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings, StreamSettings
@@ -91,7 +92,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(cli.main(arguments, prog_name="sr-assets", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
+        echo_document(error.format_message())
         return 0
     except click.ClickException as error:
         return fail(error.format_message(), error.exit_code)
@@ -105,6 +106,16 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has ended. With stdout on /dev/null, closing it at exit raises no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def echo(line: str, *, err: bool = False) -> None:
+    """Print one line, in which foreign text forges no other line and controls no terminal."""
+    click.echo(visible(line), err=err)  # noqa: TID251  escaped
+
+
+def echo_document(text: str) -> None:
+    """Print a document of several lines as it is: a configuration, JSON, or metrics, whose form escapes foreign text."""
+    click.echo(text, nl=not text.endswith("\n"))  # noqa: TID251  a document
 
 
 def fail(message: str, code: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import cli, form_option, note_action
+from sr_assets.cli.base import cli, echo, form_option, note_action
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError, TransientError
 from sr_assets.domain.secrets import as_text, masked
@@ -35,7 +35,8 @@ def get(label: str, history: bool, reveal: bool, form: Format) -> None:
     source, key = _opened(label)
     with _naming(label), source:
         if not history:
-            click.echo(_shown(label, source.get(key), reveal=reveal))
+            for line in _shown(label, source.get(key), reveal=reveal).split("\n"):
+                echo(line)
             return
         _show(label, source.history(key), form, reveal=reveal)
 
@@ -70,7 +71,7 @@ def watch(label: str, reveal: bool) -> None:
     with _naming(label), source:
         for change in source.watch(key):
             text = "deleted" if change.deleted else _shown(label, change.value, reveal=reveal)
-            click.echo(f"{_time(change).isoformat(timespec='milliseconds')} {label} {text}")
+            echo(f"{_time(change).isoformat(timespec='milliseconds')} {label} {text}")
             sys.stdout.flush()
 
 
@@ -90,7 +91,7 @@ def put(label: str, value: str, yes: bool) -> None:
         _confirm(f"{label}: write {new!r}?" if before is None else f"{label}: replace {before!r} by {new!r}?", yes=yes)
         source.put(key, value)
     _note("data put", label, new if before is None else f"{before} -> {new}")
-    click.echo(f"{label}: {new}")
+    echo(f"{label}: {new}")
 
 
 @data.command("delete")
@@ -105,7 +106,7 @@ def delete(label: str, yes: bool) -> None:
         _confirm(f"{label}: delete {before!r}?", yes=yes)
         source.delete(key)
     _note("data delete", label, before)
-    click.echo(f"{label}: deleted")
+    echo(f"{label}: deleted")
 
 
 def _opened(label: str) -> "tuple[Source, str]":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import FILE, SECONDS, cli
+from sr_assets.cli.base import FILE, SECONDS, cli, echo
 
 if TYPE_CHECKING:
     from sr_assets.domain.clusters import ClusterSettings
@@ -155,7 +155,7 @@ def _share(plan: "FleetPlan", cluster: "ClusterSettings", subject: str, for_seco
         fleet.run()
     finally:
         if fleet.published:
-            click.echo(f"published {fleet.published} messages of {plan.nodes} nodes", err=True)
+            echo(f"published {fleet.published} messages of {plan.nodes} nodes", err=True)
 
 
 def _run_daemons(job: "Job", port: int | None, *, told: bool) -> None:
@@ -167,15 +167,15 @@ def _run_daemons(job: "Job", port: int | None, *, told: bool) -> None:
     fleet = DaemonFleet(job)
     with contextlib.ExitStack() as stack:
         if told:
-            click.echo(needs, err=True)
+            echo(needs, err=True)
         if port is not None:
             url = stack.enter_context(StatusServer(job, fleet.counters, port))
-            click.echo(f"Counters: {url}/debug/vars, {url}/metrics", err=True)
+            echo(f"Counters: {url}/debug/vars, {url}/metrics", err=True)
         try:
             fleet.run()
         finally:
             for line in describe(fleet.counters(), job):
-                click.echo(line, err=True)
+                echo(line, err=True)
 
 
 def _churn(text: str | None, interval: float) -> "Churn | None":

@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-import click
-
 from sr_assets.adapters import times
-from sr_assets.cli.base import cli, configured
+from sr_assets.cli.base import cli, configured, echo
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
 
@@ -29,7 +27,7 @@ def spark_start(settings: "Settings") -> None:
             f"spark.mode is {settings.spark.mode.partition(':')[0]}; only connect-local has a warm engine"
         )
     engine = start_engine(settings.spark, settings.home.resolve())
-    click.echo(f"running: pid {engine.pid}, port {engine.port}")
+    echo(f"running: pid {engine.pid}, port {engine.port}")
 
 
 @spark.command("status")
@@ -39,7 +37,7 @@ def spark_status(settings: "Settings") -> int:
     from sr_assets.adapters.spark.engine import engine_status
 
     engine = engine_status(settings.home.resolve())
-    click.echo(
+    echo(
         f"running: pid {engine.pid}, port {engine.port}, for {duration(int(times.time() - engine.started_at))}"
         if engine
         else "not running"
@@ -53,4 +51,4 @@ def spark_stop(settings: "Settings") -> None:
     """Stop the engine; the next run starts a new one."""
     from sr_assets.adapters.spark.engine import stop_engine
 
-    click.echo("stopped" if stop_engine(settings.home.resolve()) else "was not running")
+    echo("stopped" if stop_engine(settings.home.resolve()) else "was not running")

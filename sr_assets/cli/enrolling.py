@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from sr_assets.cli.base import SECONDS, cli
+from sr_assets.cli.base import SECONDS, cli, echo
 
 
 def _identity(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -61,4 +61,4 @@ def enroll(
     """
     from sr_assets.adapters.puppet_ca import Enrolment
 
-    Enrolment(identity, folder.absolute(), ca, ca_fingerprint, trust_first).enrol(timeout_seconds, click.echo)
+    Enrolment(identity, folder.absolute(), ca, ca_fingerprint, trust_first).enrol(timeout_seconds, echo)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import FILE, cli
+from sr_assets.cli.base import FILE, cli, echo, echo_document
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ def import_file(file: Path, output: Path | None, name: str | None, connect: bool
     comment = "".join(f"# {' '.join(line.split())}".rstrip() + "\n" for line in lines)
     text = f"{comment}\n{yaml.safe_dump(made.document, sort_keys=False, allow_unicode=True, width=120)}"
     if output is None:
-        click.echo(text, nl=False)
+        echo_document(text)
     else:
         _write_new(output, text)
     for question in made.questions:
-        click.echo(f"open: {' '.join(question.split())}", err=True)
+        echo(f"open: {' '.join(question.split())}", err=True)
 
 
 def _write_new(file: Path, text: str) -> None:

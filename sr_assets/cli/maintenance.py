@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sr_assets.adapters import times
-from sr_assets.cli.base import SECONDS, cli, configured, form_option, note_action
+from sr_assets.cli.base import SECONDS, cli, configured, echo, form_option, note_action
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
@@ -74,7 +74,7 @@ def add(
     span = f"{_text(begin_ns)} to {_text(end_ns)}"
     about = ", ".join((*globs, *(f"class {name}" for name in classes)))
     note_action(settings, "maintenance add", ", ".join(sites), f"{window_id}: {about}, {span}: {reason}")
-    click.echo(window_id)
+    echo(window_id)
 
 
 @maintenance.command("list")
@@ -99,7 +99,7 @@ def end(settings: "Settings", window_id: str) -> None:
 
     sites = end_windows(settings, window_id)
     note_action(settings, "maintenance end", ", ".join(sites), window_id)
-    click.echo(f"{window_id}: ended; the next run announces the nodes that are not up")
+    echo(f"{window_id}: ended; the next run announces the nodes that are not up")
 
 
 def _row(known: "KnownWindow", now_ns: int) -> tuple[Any, ...]:

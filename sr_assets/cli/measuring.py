@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sr_assets.cli.base import FILE, SECONDS, cli, form_option
+from sr_assets.cli.base import FILE, SECONDS, cli, echo, form_option
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
@@ -95,12 +95,12 @@ def measure(suite: str, nodes: tuple[int, ...], out: Path, **options: "str | flo
         results.complete(lambda: render_report([(suite, about, results.tests)]))
     for test in results.tests:
         p50, p95, most = test.percentiles_ms()
-        click.echo(
+        echo(
             f"{test.nodes} nodes: {test.found} of {test.expected}, p50 {p50:.1f} ms, p95 {p95:.1f} ms, max {most:.1f} ms"
             f" ({test.description})"
         )
     for line in lines:
-        click.echo(line)
+        echo(line)
 
 
 def _refuse_options(suite: str, options: "dict[str, Any]") -> None:

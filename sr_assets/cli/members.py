@@ -8,7 +8,7 @@ import click
 
 from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_error
-from sr_assets.cli.base import cli, configured, form_option, note_action
+from sr_assets.cli.base import cli, configured, echo, form_option, note_action
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 
@@ -71,7 +71,7 @@ def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int
     if file is not None and len(sites) > 1:
         raise ConfigurationError(f"-o {file}: holds one site; name it with --site: {', '.join(sites)}")
     for name in sites:
-        click.echo(save_site(settings, name, file))
+        echo(save_site(settings, name, file))
     return 0
 
 
@@ -94,7 +94,7 @@ def restore(settings: "Settings", site: str | None, file: Path | None, *, unsign
     for name in sites:
         done = restore_site(settings, name, file, unsigned=unsigned)
         note_action(settings, "restore", name, done)
-        click.echo(done)
+        echo(done)
     return 0
 
 
@@ -121,7 +121,7 @@ def step_down(settings: "Settings", site: str | None) -> int:
     for name in _sites(settings, site):
         if give_up(settings, name, _STEP_DOWN_SECONDS):
             note_action(settings, "step-down", name)
-            click.echo(f"{name}: stepped down")
+            echo(f"{name}: stepped down")
             left += 1
         elif site:
             print_error(f"{name}: this member does not lead: {Lease.read(settings.home / 'sites' / name).line}")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import cli, configured
+from sr_assets.cli.base import cli, configured, echo_document
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -23,6 +23,6 @@ def metrics(settings: "Settings", once: bool) -> None:
     if once:
         exposition = Exposition(settings)
         exposition.renew()
-        click.echo(exposition.text(), nl=False)
+        echo_document(exposition.text())
     else:
         serve_metrics(settings)

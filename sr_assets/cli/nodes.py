@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sr_assets.adapters.logs import print_error, print_warning
-from sr_assets.cli.base import SECONDS, cli, configured, need_feeds, table_or_json
+from sr_assets.cli.base import SECONDS, cli, configured, echo, need_feeds, table_or_json
 from sr_assets.cli.render import Format, print_json, show
 from sr_assets.cli.views import print_node, print_summary
 from sr_assets.cli.warnings import note_age
@@ -63,9 +63,7 @@ def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> None:
     show(columns, shown[:MOST_SHOWN], form, first=_FIRST)
     note_age(settings)
     if len(shown) > MOST_SHOWN:
-        click.echo(
-            f"only the first {MOST_SHOWN} nodes are shown; add filters, or use --format json or csv for all", err=True
-        )
+        echo(f"only the first {MOST_SHOWN} nodes are shown; add filters, or use --format json or csv for all", err=True)
 
 
 def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[str] | None:
@@ -175,7 +173,7 @@ def _act(settings: "Settings", action: "Action", node: str, site: str | None, re
         configure_logging(settings)
     answers = act_on_node(settings, action, node, site, reason)
     for answer in answers:
-        (click.echo if answer.done else print_error)(answer.line)
+        (echo if answer.done else print_error)(answer.line)
     return int(not any(answer.done for answer in answers))
 
 
@@ -196,4 +194,4 @@ def summary(settings: "Settings", form: Format) -> None:
     elif rows.values:
         print_summary(rows, form)
     else:
-        click.echo("no site has reported yet; a site appears with its first advisory (`sr-assets lag` shows the feeds)")
+        echo("no site has reported yet; a site appears with its first advisory (`sr-assets lag` shows the feeds)")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import FILE, cli, configured
+from sr_assets.cli.base import FILE, cli, configured, echo
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -22,4 +22,4 @@ def status_page(settings: "Settings", file: Path) -> None:
     from sr_assets.operate.page import write_page
 
     write_page(settings, file)
-    click.echo(f"written: {file}")
+    echo(f"written: {file}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import print_error, print_warning
-from sr_assets.cli.base import cli, configured
+from sr_assets.cli.base import cli, configured, echo, echo_document
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -43,9 +43,9 @@ def permissions(settings: "Settings", name: str | None, form: str, check: bool) 
     if check:
         return _check(all_users(clusters), form)
     if form == "json":
-        click.echo(json.dumps([row(user, need) for user in all_users(clusters) for need in user.needs], indent=1))
+        echo_document(json.dumps([row(user, need) for user in all_users(clusters) for need in user.needs], indent=1))
     else:
-        click.echo({"nats": nats_blocks, "nsc": nsc_commands}[form](clusters), nl=False)
+        echo_document({"nats": nats_blocks, "nsc": nsc_commands}[form](clusters))
     return 0
 
 
@@ -58,11 +58,11 @@ def _check(users: "list[User]", form: str) -> int:
     problems = [problem for comparison in comparisons for problem in comparison.problems]
     if form == "json":
         checked = [(comparison, need) for comparison in comparisons for need in comparison.user.needs]
-        click.echo(
+        echo_document(
             json.dumps([row(each.user, need) | {"granted": each.granted(need)} for each, need in checked], indent=1)
         )
     elif not problems:
-        click.echo(f"{len(users)} users have all permissions")
+        echo(f"{len(users)} users have all permissions")
     for need in (need for user in users for need in user.unknown):
         print_warning(f"{need.role} {need.about}: not checked: {unknown_text(need)}")
     for problem in problems:

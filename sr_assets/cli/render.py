@@ -40,8 +40,12 @@ _STYLES: Final = {
 }
 #: A spreadsheet takes text with these first characters for a formula; the second half are full-width forms.
 _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-#: Control characters except line breaks, which CSV can quote.
-_CONTROL: Final = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+#: Characters that control a terminal, or the direction of the text after them.
+_HIDDEN: Final = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+#: All that CSV escapes: not line breaks, which it can quote.
+_CONTROL: Final = re.compile(rf"[\x00-\x09\x0b\x0c\x0e-\x1f{_HIDDEN}]")
+#: All that JSON need not escape, and may.
+_BARE: Final = re.compile(f"[{_HIDDEN}]")
 #: Rows per block of a long table; each block has its own column widths.
 _BLOCK_ROWS: Final = 10_000
 #: Assumed widths of columns whose rows have not arrived yet.
@@ -94,7 +98,8 @@ def print_json(elements: Iterable[Any]) -> None:
 
 def json_line(value: object) -> str:
     """Return a value as JSON on one line."""
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+    return _BARE.sub(lambda letter: f"\\u{ord(letter[0]):04x}", text)
 
 
 def csv_lines(rows: Iterable[Sequence[Any]]) -> Iterator[str]:

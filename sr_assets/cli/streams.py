@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import print_error, print_warning
-from sr_assets.cli.base import cli, configured, form_option, note_action, stream_named, stream_option
+from sr_assets.cli.base import cli, configured, echo, form_option, note_action, stream_named, stream_option
 from sr_assets.cli.render import Format, print_note, show
 from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
@@ -183,7 +183,7 @@ def pause(settings: "Settings", name: str) -> None:
         note_action(settings, "pause", stream.label)
         request_checkpoint(settings, stream.name)
     effect = "its nodes are still tracked" if stream.tracked else "no messages are read"
-    click.echo(f"{stream.label}: {'paused' if changed else 'already paused'}; {effect}")
+    echo(f"{stream.label}: {'paused' if changed else 'already paused'}; {effect}")
 
 
 @cli.command()
@@ -199,6 +199,6 @@ def resume(settings: "Settings", name: str) -> None:
     if changed:
         note_action(settings, "resume", stream.label)
         request_checkpoint(settings, stream.name)
-    click.echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'not paused'}")
+    echo(f"{stream.label}: {'resumed; the next run copies' if changed else 'not paused'}")
     if stream.paused:
-        click.echo(f"{stream.label}: stays paused: `paused` of the configuration is true")
+        echo(f"{stream.label}: stays paused: `paused` of the configuration is true")

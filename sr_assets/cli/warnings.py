@@ -8,9 +8,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-import click
-
 from sr_assets.adapters.logs import print_warning
+from sr_assets.cli.base import echo
 from sr_assets.cli.render import age_seconds, age_text, print_note
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import SrAssetsError
@@ -38,7 +37,7 @@ def hint(settings: "Settings") -> None:
     """Print a hint for each entry that a native mirror could replace: a full, unchanged copy between linked clusters."""
     for stream in settings.streams:
         if stream.copies_all_unchanged and settings.linked(stream.source, stream.target):
-            click.echo(
+            echo(
                 f"hint: {stream.label}: copies all messages unchanged between linked clusters; a native mirror is faster,"
                 " but adds no headers and no exactly-once checks in the target (docs/choosing.md)",
                 err=True,

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sr_assets.adapters import times
-from sr_assets.cli.base import SECONDS, configured, form_option
+from sr_assets.cli.base import SECONDS, configured, echo_document, form_option
 from sr_assets.cli.layout import note
 from sr_assets.cli.render import Format
 from sr_assets.domain.durations import duration
@@ -109,7 +109,7 @@ def _refreshing_screen() -> Iterator[Callable[[str], None]]:
     """
     console = Console()
     if not console.is_interactive:
-        yield lambda shown: click.echo(f"{shown}\n", nl=False)
+        yield lambda shown: echo_document(f"{shown}\n")
         return
     last = ""
 

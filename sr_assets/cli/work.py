@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import print_warning, set_print_format
-from sr_assets.cli.base import FILE, SECONDS, cli, configured, note_action, stream_named, stream_option, ui_port_option
+from sr_assets.cli.base import (
+    FILE,
+    SECONDS,
+    cli,
+    configured,
+    echo,
+    note_action,
+    stream_named,
+    stream_option,
+    ui_port_option,
+)
 from sr_assets.cli.warnings import warn
 
 if TYPE_CHECKING:
@@ -120,7 +130,7 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
     _outlive_rotation(settings)
     chosen = {stream.label: stream for name in names for stream in settings.find(name)}
     if not settings.entries and settings.heartbeats is None and not settings.topology:
-        click.echo("nothing to run: no streams, feeds, native streams or heartbeats are configured")
+        echo("nothing to run: no streams, feeds, native streams or heartbeats are configured")
         return 0
     with reporting_missing(settings, print_warning):
         return run_sites(settings, list(chosen.values()) or settings.entries, once=not follow)
@@ -156,7 +166,8 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
         stream = stream_named(settings, name, refusal)
         done = recover_stream(settings, stream, force=force)
     note_action(settings, "recover", stream.label, done)
-    click.echo(done)
+    for line in done.split("\n"):
+        echo(line)
 
 
 @cli.command()
@@ -168,7 +179,7 @@ def login(user: str, password: str) -> None:
 
     if not user or ":" in user or not user.isprintable() or not password:
         raise click.UsageError("USER needs a name without ':', and a password")
-    click.echo(hashed_login(user, password))
+    echo(hashed_login(user, password))
 
 
 @cli.command("retry-parked")
@@ -186,11 +197,11 @@ def retry_parked(settings: "Settings", name: str) -> int:
     stream = stream_named(settings, name, "a feed copies no messages")
     again, gone = request_parked(settings, stream)
     if gone:
-        click.echo(f"{stream.label}: {gone} parked messages stay parked: the source no longer holds them")
+        echo(f"{stream.label}: {gone} parked messages stay parked: the source no longer holds them")
     if not again:
-        click.echo(f"{stream.label}: no message to copy again")
+        echo(f"{stream.label}: no message to copy again")
         return 0
-    click.echo(f"{stream.label}: copying {again} parked messages again")
+    echo(f"{stream.label}: copying {again} parked messages again")
     return run_sites(settings, [stream], once=True)
 
 
@@ -210,4 +221,4 @@ def forget(settings: "Settings", site: str, stream: str | None, replicator: str 
     configure_logging(settings)
     for line in forget_site(settings, site, stream, replicator):
         note_action(settings, "forget", f"{site}/{stream}" if stream else site, line)
-        click.echo(line)
+        echo(line)
