@@ -66,9 +66,17 @@ def test_write_needs_yes_without_a_terminal(rig: Rig, bucket: str, command: Comm
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), (("db_password", "secret-word"), ("url", "nats://user:secret-word@host:4222"))
+    ("key", "value"),
+    (
+        ("db_password", "secret-word"),
+        ("url", "nats://user:secret-word@host:4222"),
+        ("json", '{"password": "secret-word"}'),
+        ("signs", "secret-word"),
+    ),
 )
 def test_secret_is_masked_unless_revealed(rig: Rig, bucket: str, command: Command, key: str, value: str) -> None:
+    with (rig.home / "replication.yaml").open("a") as file:
+        file.write("checkpoint: {key: {data: ops/signs}}\n")
     shown = command("data", "put", f"ops/{key}", value, "--yes")[1]
     shown += command("data", "get", f"ops/{key}")[1] + command("data", "list", "ops")[1]
     shown += command("data", "get", f"ops/{key}", "--history")[1] + str(actions(rig))

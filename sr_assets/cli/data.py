@@ -11,7 +11,7 @@ import click
 from sr_assets.cli.base import cli, echo, form_option, note_action
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError, TransientError
-from sr_assets.domain.secrets import as_text, masked
+from sr_assets.domain.secrets import MASK, as_text, masked
 
 if TYPE_CHECKING:
     from sr_assets.adapters.data import Change, Source
@@ -32,13 +32,13 @@ def data() -> None:
 @form_option
 def get(label: str, history: bool, reveal: bool, form: Format) -> None:
     """Print a value."""
-    source, key = _opened(label)
+    source, key, secret = _opened(label)
     with _naming(label), source:
         if not history:
-            for line in _shown(label, source.get(key), reveal=reveal).split("\n"):
+            for line in _shown(label, source.get(key), secret, reveal=reveal).split("\n"):
                 echo(line)
             return
-        _show(label, source.history(key), form, reveal=reveal)
+        _show(label, source.history(key), form, secret, reveal=reveal)
 
 
 @data.command("list")
@@ -52,11 +52,12 @@ def list_keys(label: str, reveal: bool, form: Format) -> None:
     from sr_assets.settings.references import MissingValueError
 
     name, _, prefix = label.partition("/")
-    rows = []
-    with _naming(label), source_named(load_sources().data, name) as source:
+    rows, sources = [], load_sources()
+    with _naming(label), source_named(sources.data, name) as source:
         for key in source.keys(prefix):
+            each = f"{name}/{key}"
             try:
-                rows.append((f"{name}/{key}", _shown(f"{name}/{key}", source.get(key), reveal=reveal)))
+                rows.append((each, _shown(each, source.get(key), each in sources.secrets, reveal=reveal)))
             except MissingValueError:  # deleted since it was listed
                 continue
     show(("key", "value"), rows, form)
@@ -67,10 +68,10 @@ def list_keys(label: str, reveal: bool, form: Format) -> None:
 @_reveal_option
 def watch(label: str, reveal: bool) -> None:
     """Print a value and each change of it, until Ctrl-C."""
-    source, key = _opened(label)
+    source, key, secret = _opened(label)
     with _naming(label), source:
         for change in source.watch(key):
-            text = "deleted" if change.deleted else _shown(label, change.value, reveal=reveal)
+            text = "deleted" if change.deleted else _shown(label, change.value, secret, reveal=reveal)
             echo(f"{_time(change).isoformat(timespec='milliseconds')} {label} {text}")
             sys.stdout.flush()
 
@@ -81,13 +82,13 @@ def watch(label: str, reveal: bool) -> None:
 @_yes_option
 def put(label: str, value: str, yes: bool) -> None:
     """Write a value."""
-    source, key = _opened(label)
+    source, key, secret = _opened(label)
     _refuse_memory(source, label)
     if value != value.encode(errors="replace").decode():
         raise click.UsageError(f"{label}: the value is not UTF-8 text")
     with _naming(label), source:
-        present, new = source.get(key, None), _shown(label, value)
-        before = None if present is None else _shown(label, present)
+        present, new = source.get(key, None), _shown(label, value, secret)
+        before = None if present is None else _shown(label, present, secret)
         _confirm(f"{label}: write {new!r}?" if before is None else f"{label}: replace {before!r} by {new!r}?", yes=yes)
         source.put(key, value)
     _note("data put", label, new if before is None else f"{before} -> {new}")
@@ -99,18 +100,21 @@ def put(label: str, value: str, yes: bool) -> None:
 @_yes_option
 def delete(label: str, yes: bool) -> None:
     """Delete a key."""
-    source, key = _opened(label)
+    source, key, secret = _opened(label)
     _refuse_memory(source, label)
     with _naming(label), source:
-        before = _shown(label, source.get(key))
+        before = _shown(label, source.get(key), secret)
         _confirm(f"{label}: delete {before!r}?", yes=yes)
         source.delete(key)
     _note("data delete", label, before)
     echo(f"{label}: deleted")
 
 
-def _opened(label: str) -> "tuple[Source, str]":
-    """Return the source and the key of `SOURCE/KEY`; raises ConfigurationError for a malformed or unknown one."""
+def _opened(label: str) -> "tuple[Source, str, bool]":
+    """Return the source and the key of `SOURCE/KEY`, and whether it fills a secret key.
+
+    Raises ConfigurationError for a malformed or unknown one.
+    """
     from sr_assets.adapters.data import source_named
     from sr_assets.settings import load_sources
     from sr_assets.settings.data import split_label
@@ -119,7 +123,8 @@ def _opened(label: str) -> "tuple[Source, str]":
         name, key = split_label(label)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    return source_named(load_sources().data, name), key
+    sources = load_sources()
+    return source_named(sources.data, name), key, label in sources.secrets
 
 
 @contextlib.contextmanager
@@ -160,20 +165,22 @@ def _confirm(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _shown(label: str, value: object, *, reveal: bool = False) -> str:
+def _shown(label: str, value: object, secret: bool, *, reveal: bool = False) -> str:
     """Return a value as text; a secret is masked unless `reveal`."""
-    return as_text(value) if reveal else masked(label, value)
+    if reveal:
+        return as_text(value)
+    return MASK if secret else masked(label, value)
 
 
 def _time(change: "Change") -> datetime:
     return datetime.fromtimestamp(change.at_ns / 1e9, UTC)
 
 
-def _show(label: str, changes: "list[Change]", form: Format, *, reveal: bool) -> None:
+def _show(label: str, changes: "list[Change]", form: Format, secret: bool, *, reveal: bool) -> None:
     rows = [
         (change.revision, _time(change), "delete", None)
         if change.deleted
-        else (change.revision, _time(change), "put", _shown(label, change.value, reveal=reveal))
+        else (change.revision, _time(change), "put", _shown(label, change.value, secret, reveal=reveal))
         for change in changes
     ]
     show(("revision", "at", "operation", "value"), rows, form)

@@ -7,12 +7,13 @@ from typing import Final
 
 MASK: Final = "***"
 _QUOTED_CHARACTERS: Final = 80
-_SECRET_KEY: Final = re.compile(
-    r"secret|passw|passphrase|token|credential|seed|(?:private|api|access|signing)[_.-]?key", re.IGNORECASE
-)
+_KEY_WORD: Final = r"(?:secret|passw|passphrase|token|credential|seed|(?:private|api|access|signing)[_.-]?key)"
+_SECRET_KEY: Final = re.compile(_KEY_WORD, re.IGNORECASE)
 _SECRET_FORM: Final = re.compile(
-    # A login in a URL, a PEM file, a JSON Web Token, and the seed of an nkey; each in linear time for a long value.
-    r"://[^/\s@]+@|-----BEGIN |(?<![\w-])eyJ[\w-]+\.[\w-]+\.[\w-]+|\bS[AUOCNX][A-Z2-7]{56}\b",
+    # A login in a URL, a PEM file, a JSON Web Token, and the seed of an nkey; a secret key inside the value, and a webhook,
+    # whose path is a secret. Each in linear time for a long value.
+    r"://[^/\s@]+@|-----BEGIN |(?<![\w-])eyJ[\w-]+\.[\w-]+\.[\w-]+|\bS[AUOCNX][A-Z2-7]{56}\b"
+    rf"|{_KEY_WORD}[\w.-]{{0,40}}[\\\"']{{0,4}}\s{{0,9}}[:=]|https?://\S{{0,200}}hook",
     re.IGNORECASE,
 )
 

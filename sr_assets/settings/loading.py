@@ -21,7 +21,7 @@ from sr_assets.settings.document import Location, foreign_writer, read_tree, ref
 from sr_assets.settings.links import TlsBlock, with_security
 from sr_assets.settings.mapping import Key
 from sr_assets.settings.problems import problem_of
-from sr_assets.settings.references import Fixed, Loaded, Origin, Reader, Resolver, sources_of
+from sr_assets.settings.references import Fixed, Loaded, Origin, Reader, Resolver, references_in, sources_of
 from sr_assets.settings.values import shown
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")
@@ -69,10 +69,14 @@ def configured_path(path: Path | None, environ: Mapping[str, str]) -> Path:
 
 
 class Sources(NamedTuple):
-    """The home and the sources of a configuration whose other values are not read."""
+    """The home and the sources of a configuration whose other values are not read.
+
+    `secrets` are the `source/key` to which a secret key refers, or a block with one.
+    """
 
     home: Path
     data: Mapping[str, SourceSettings]
+    secrets: frozenset[str]
 
 
 def load_sources(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Sources:
@@ -83,7 +87,11 @@ def load_sources(path: Path | None = None, environ: Mapping[str, str] = os.envir
     tree = with_environment(written, environ, refuse_at)
     resolver = Resolver(sources_of(tree, refuse_at), _reader(), refuse_at, handed_down(environ), _SCHEMA)
     resolver.home = _home(resolver, tree, environ.get("SR_ASSETS_HOME"))
-    return Sources(resolver.home, {name: resolver.source(name, ("data", name)) for name in resolver.sources})
+    sources = {name: resolver.source(name, ("data", name)) for name in resolver.sources}
+    references = references_in(tree)
+    return Sources(
+        resolver.home, sources, frozenset(label for loc, label in references if _SCHEMA.at(*loc).holds_secret)
+    )
 
 
 def reload_dynamic(settings: Settings) -> Settings:

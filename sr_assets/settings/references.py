@@ -3,8 +3,9 @@
 The sources are read through a `Reader`, so this module needs no connection.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
@@ -284,6 +285,17 @@ class Resolver:
             self.refuse(loc, f"data {link}: refers to itself ({circle}); replace one of these references by a value")
         if len(chain) > _DEEPEST:
             self.refuse(loc, f"data {link}: more than {_DEEPEST} references lead to it; replace one of them by a value")
+
+
+def references_in(value: Any, loc: Location = ()) -> Iterator[tuple[Location, str]]:
+    """Yield the location and the `source/key` of each valid reference of a tree."""
+    if is_reference(value):
+        with contextlib.suppress(ValueError):
+            yield loc, parse_reference(value).label
+    elif len(loc) <= _DEEPEST and isinstance(value, (dict, list)):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in inner:
+            yield from references_in(item, (*loc, key if isinstance(value, list) else str(key).lower()))
 
 
 def parsed(source: SourceSettings, value: Any, key: Key) -> Any:
