@@ -78,3 +78,39 @@ def stranger_listens(*addresses: str) -> Iterator[Listener]:
             yield listener
         finally:
             listener.received = process.communicate(timeout=30)[0]
+
+
+@contextlib.contextmanager
+def connected_stranger(port: int, count: int, sent: bytes = b"") -> Iterator[None]:
+    """Let another user hold connections to a port of 127.0.0.1, each after the first bytes of a request or of none."""
+    need_root()
+    connect = """
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held = []
+for _ in range(int(sys.argv[2])):
+    client = socket.socket()
+    client.connect(("127.0.0.1", int(sys.argv[1])))
+    try:
+        client.sendall(bytes.fromhex(sys.argv[3]))
+    except ConnectionError:  # the server has closed it already
+        pass
+    held.append(client)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        f"import resource; {BECOME_STRANGER}{connect}",
+        str(port),
+        str(count),
+        sent.hex(),
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield
+        process.communicate(timeout=30)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from types import FrameType
 from typing import Final
 
 from sr_assets.adapters import times
+from sr_assets.domain.backoff import backoff_seconds
 
 # The exit code of shells after Ctrl-C.
 INTERRUPTED: Final = 130
@@ -19,6 +21,46 @@ _STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 # The pause before an interrupt without effect is raised again.
 _AGAIN_SECONDS: Final = 0.05
+#: The pause before an ended process is started again doubles with each end, unless the process has run for a while.
+_FIRST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+_HEALTHY_SECONDS: Final = 60.0
+#: More descriptors than anything here needs; a container may allow a billion, which some programs close one by one.
+_MOST_DESCRIPTORS: Final = 65_536
+
+
+class Restarts:
+    """When to start a process again that should run for ever."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self.note_start()
+
+    def note_start(self) -> None:
+        """Note that the process starts now."""
+        self._began = times.monotonic()
+
+    def pause_seconds(self) -> float:
+        """Note that the process has ended, and return the pause before its next start."""
+        self._failures = 1 if times.monotonic() - self._began > _HEALTHY_SECONDS else self._failures + 1
+        return backoff_seconds(
+            self._failures, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
+        )
+
+
+def end_of(code: int) -> str:
+    """Say how a process ended."""
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def allow_descriptors() -> None:
+    """Let this process and its children open as many files and connections as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # A system may allow less than its hard limit says.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def child_environment() -> dict[str, str]:

@@ -13,7 +13,6 @@ from typing import Final
 from sr_assets.adapters import times
 from sr_assets.adapters.logs import open_log, print_error
 from sr_assets.automation.idle import is_idle
-from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.operate.due_work import command as due_work_command
 from sr_assets.operate.due_work import is_due
 from sr_assets.operate.health import Health, site_parts, watchdog_beside
@@ -23,6 +22,8 @@ from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_o
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import (
     INTERRUPTED,
+    Restarts,
+    end_of,
     signal_group,
     signals_as_interrupt,
     start_child,
@@ -33,10 +34,6 @@ from sr_assets.operate.static_values import static_values_watched
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.heartbeat_publisher import publisher_of
 
-#: The pause before an ended process is started again doubles with each end, unless the process has run for a while.
-_FIRST_PAUSE_SECONDS: Final = 1.0
-_LONGEST_PAUSE_SECONDS: Final = 60.0
-_HEALTHY_SECONDS: Final = 60.0
 #: The exit code of a wrong configuration: another process would end likewise.
 _MISCONFIGURED: Final = 2
 
@@ -136,24 +133,21 @@ class _Children:
 
     def _keep(self, name: str, run: Callable[[], int]) -> int:
         """Run a child until `stop`, and another whenever it ends; return 0, or 2 if the configuration is wrong."""
-        failures = 0
+        restarts = Restarts()
         while True:
-            began = times.monotonic()
+            restarts.note_start()
             try:
                 code = run()
             except OSError as error:
                 code, ended = 1, f"cannot be started: {error.strerror}"
             else:
-                ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                ended = end_of(code)
             if self._stopped.is_set():
                 return 0
             if code == _MISCONFIGURED:
                 print_error(f"the process of {name} {ended}; correct the configuration and restart this command")
                 return code
-            failures = 1 if times.monotonic() - began > _HEALTHY_SECONDS else failures + 1
-            pause_seconds = backoff_seconds(
-                failures, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
-            )
+            pause_seconds = restarts.pause_seconds()
             print_error(f"the process of {name} {ended}; restarting it in {pause_seconds:g} s")
             self._stopped.wait(pause_seconds)
 

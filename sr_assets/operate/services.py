@@ -27,7 +27,14 @@ from sr_assets.operate.instance import mark_start, open_instance, prepare_instan
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url
 from sr_assets.operate.notify import notify_beside
-from sr_assets.operate.processes import child_environment, signals_as_interrupt, stop_groups
+from sr_assets.operate.processes import (
+    Restarts,
+    allow_descriptors,
+    child_environment,
+    end_of,
+    signals_as_interrupt,
+    stop_groups,
+)
 from sr_assets.operate.report import print_line
 from sr_assets.operate.static_values import static_values_watched
 from sr_assets.operate.ui_access import read_logins, refuse_open_ui, ui_sockets, weak_logins
@@ -37,6 +44,7 @@ _MODULE: Final = "sr_assets.definitions"
 _LOOPBACK: Final = "127.0.0.1"
 _START_SECONDS: Final = 180.0
 _CODE_SERVER: Final = "code server"
+_WEBSERVER: Final = "webserver"
 _AGAIN_SECONDS: Final = 10.0
 _PREFIX: Final = "sr-"
 #: The length of a private folder's name in its parent: a slash, the prefix and eight letters.
@@ -119,9 +127,10 @@ class Ui:
 class Services:
     """The code server, daemon and webserver as child processes, as a context manager; no webserver if `ui` is None.
 
-    The code server executes any request, so it listens on a socket that only this user can open; it is restarted if it
-    ends. Each process leads its own group, so Ctrl-C reaches only their parent. It stops the daemon first, which starts
-    runs, then the code server with the runs, then the webserver. Raises RunError if a process does not start.
+    The code server executes any request, so it listens on a socket that only this user can open. It is restarted if it
+    ends; the webserver, which serves strangers, after a pause. Each process leads its own group, so Ctrl-C reaches only
+    their parent. It stops the daemon first, which starts runs, then the code server with the runs, then the webserver.
+    Raises RunError if a process does not start.
     """
 
     def __init__(self, settings: Settings, ui: Ui | None) -> None:
@@ -131,6 +140,10 @@ class Services:
         self._logs = ChildLogs(settings, to_file=True)
         self._stack = contextlib.ExitStack()
         self._code_answered = False
+        self._ui_answered = False
+        self._ui_restarts = Restarts()
+        #: When to start a webserver that has ended.
+        self._ui_start_at: float | None = None
         #: The time of the last check, in unix seconds.
         self.checked_at = 0.0
 
@@ -170,9 +183,15 @@ class Services:
         self._await(_CODE_SERVER, lambda: self._code_answered)
         self._launch("daemon", _dagsters("dagster-daemon"), "run", "-w", str(workspace), "--log-level", level)
         if self._ui:
-            options = [*self._ui.options, "--log-level", level]
-            self._launch("webserver", ("-m", "sr_assets.operate.webserver"), str(workspace), *options)
-            self._await("webserver", self._ui.listens)
+            self._start_webserver(self._ui)
+            self._await(_WEBSERVER, self._ui.listens)
+            self._ui_answered = True
+
+    def _start_webserver(self, ui: Ui) -> None:
+        self._ui_start_at = None
+        self._ui_restarts.note_start()
+        options = [*ui.options, "--log-level", _LOG_LEVELS[self._settings.loglevel]]
+        self._launch(_WEBSERVER, ("-m", "sr_assets.operate.webserver"), str(self._folder / "workspace.yaml"), *options)
 
     def _start_code_server(self) -> None:
         self._code_answered = False
@@ -206,12 +225,23 @@ class Services:
         raise RunError(f"the Dagster {name} did not respond within {_START_SECONDS:.0f} s")
 
     def check(self) -> None:
-        """Restart the code server if it ended; raise RunError if another process ended or the restart failed."""
+        """Restart the code server and the webserver if they ended; raise RunError for the daemon or a failed restart.
+
+        A webserver that cannot be started is tried again: the platform works without it.
+        """
         self.checked_at = times.time()
+        if self._ui and self._ui_start_at is not None and times.monotonic() >= self._ui_start_at:
+            self._start_webserver(self._ui)
         for name, child in list(self._children.items()):
             if child.poll() is None:
                 continue
-            ended = f"the Dagster {name} ended with exit code {child.returncode}"
+            ended = f"the Dagster {name} {end_of(child.returncode)}"
+            if name == _WEBSERVER and self._ui_answered:
+                stop_groups([self._children.pop(name)])
+                pause_seconds = self._ui_restarts.pause_seconds()
+                print_error(f"{ended}; restarting it in {pause_seconds:g} s")
+                self._ui_start_at = times.monotonic() + pause_seconds
+                continue
             if name != _CODE_SERVER or not self._code_answered:
                 raise RunError(f"{ended}; see its last lines")
             print_error(f"{ended}; restarting it")
@@ -222,7 +252,9 @@ class Services:
 
     def stop(self, *names: str) -> None:
         """Stop the named processes, by default all, the daemon first; kill a process that takes over a minute."""
-        for name in names or ("daemon", _CODE_SERVER, "webserver"):
+        for name in names or ("daemon", _CODE_SERVER, _WEBSERVER):
+            if name == _WEBSERVER:
+                self._ui_start_at = None
             child = self._children.pop(name, None)
             if child is not None:
                 stop_groups([child], again_seconds=_AGAIN_SECONDS)
@@ -235,13 +267,14 @@ def serve(settings: Settings, ui: Ui | None) -> int:
     """Run Dagster's services until Ctrl-C or SIGTERM, then stop them and the Spark engine; returns the exit code.
 
     Without `ui` there is no webserver. Raises ConfigurationError if the file of logins is unusable. Raises RunError if the
-    port is in use, another `up` uses this home, or a process ends by itself.
+    port is in use, another `up` uses this home, or the daemon ends by itself.
     """
     from sr_assets.adapters.spark.engine import stop_engine
     from sr_assets.stages.following import follow_checkpoints
     from sr_assets.stages.heartbeat_publisher import publisher_of
     from sr_assets.stages.leadership import lead_all
 
+    allow_descriptors()
     if ui and ui.auth_file:
         read_logins(ui.auth_file)
         for warning in weak_logins(ui.auth_file):

@@ -1,11 +1,13 @@
 """`python -m sr_assets.operate.webserver`: Dagster's UI with access control, a child process of `services`."""
 
 import argparse
+import asyncio
 import contextlib
 import logging
+import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sr_assets.domain.clusters import is_loopback
 from sr_assets.operate.documents import DocumentsMiddleware
@@ -14,6 +16,14 @@ from sr_assets.operate.ui_access import Access, AccessMiddleware, Logins, ui_soc
 #: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
 _DATABASE = (15_000, 3_600, 20)
 _POLL_MS = 2_000
+#: The most connections; fewer if the process may open few files, because Dagster's gRPC aborts it without a descriptor.
+_MOST_CONNECTIONS: Final = 256
+_SHARE_OF_DESCRIPTORS: Final = 4
+#: Connections that the event loop may accept at once, before it can close any.
+_MOST_ACCEPTED: Final = 64
+#: The longest wait for the head of a request; after a response, uvicorn's shorter limit holds for a silent client.
+_HEAD_SECONDS: Final = 10
+_CHECK_SECONDS: Final = 1.0
 
 
 def _main() -> None:
@@ -39,8 +49,70 @@ def _main() -> None:
     with _dagster_ui(arguments.workspace, read_only=arguments.read_only) as application:
         # Access control needs the connection's own addresses, not those in a client's headers.
         guarded = AccessMiddleware(DocumentsMiddleware(application), access)
-        config = uvicorn.Config(guarded, log_level="warning", proxy_headers=False)
+        protocol = bounded_protocol(most_connections())
+        config = uvicorn.Config(
+            guarded, http=protocol, log_level="warning", proxy_headers=False, backlog=_MOST_ACCEPTED
+        )
         uvicorn.Server(config).run(sockets=ui_sockets(arguments.host, arguments.port))
+
+
+def most_connections() -> int:
+    """Return how many connections this process may hold."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_CONNECTIONS if soft < 0 else max(1, min(_MOST_CONNECTIONS, soft // _SHARE_OF_DESCRIPTORS))
+
+
+def bounded_protocol(most: int) -> type[asyncio.Protocol]:
+    """Return uvicorn's HTTP protocol with at most this many connections, each for seconds without a complete head.
+
+    A further connection takes the place of the oldest one without a request, or is closed if all others have one. Only a
+    client with access keeps a request for long.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    # In the order of their arrival; those that became web sockets are only in uvicorn's set.
+    opened: dict[Any, None] = {}
+    aborted: set[Any] = set()
+
+    class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        @property
+        def waits(self) -> bool:
+            """Whether no request is being answered."""
+            return self.cycle is None or bool(self.cycle.response_complete)
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            opened[self] = None
+            self._seen, self._waited_seconds = self.cycle, 0.0
+            self._check = self.loop.call_later(_CHECK_SECONDS, self._limit)
+            if len(self.connections) - len(aborted) > most:
+                next((each for each in opened if each.waits), self).give_way()
+
+        def give_way(self) -> None:
+            """Close the connection now."""
+            opened.pop(self, None)
+            aborted.add(self)
+            self.transport.abort()
+
+        def _limit(self) -> None:
+            if self not in self.connections:  # a web socket now
+                opened.pop(self, None)
+                return
+            is_waiting = self.waits and self.cycle is self._seen
+            self._waited_seconds = self._waited_seconds + _CHECK_SECONDS if is_waiting else 0.0
+            self._seen = self.cycle
+            if self._waited_seconds >= _HEAD_SECONDS:
+                self.give_way()
+            else:
+                self._check = self.loop.call_later(_CHECK_SECONDS, self._limit)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            opened.pop(self, None)
+            aborted.discard(self)
+            self._check.cancel()
+            super().connection_lost(error)
+
+    return Bounded
 
 
 @contextlib.contextmanager

@@ -7,13 +7,10 @@ import json
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +26,7 @@ from sr_assets_tests.exposed import SITES, STREAM, configured, expose_tables, wr
 from sr_assets_tests.faults.rig import await_marker, kill_run, start_run
 from sr_assets_tests.operate.rig import unused_port
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
-from sr_assets_tests.strangers import BECOME_STRANGER, need_root
+from sr_assets_tests.strangers import connected_stranger
 
 # The Stream Replicator's metrics: type, then labels.
 _WORKER = {"stream", "replicator", "worker"}
@@ -371,7 +368,7 @@ def test_stranger_holds_only_a_few_connections(tmp_path: Path, monkeypatch: pyte
     with MetricsServer(Exposition(configured(tmp_path)), "127.0.0.1", 0) as url:
         address, before = ("127.0.0.1", int(url.split(":")[2].partition("/")[0])), open_descriptors()
         # The server accepts in order: it has seen all others before this one.
-        with connected_stranger(str(address[1]), 200), socket.create_connection(address, timeout=30) as late:
+        with connected_stranger(address[1], 200), socket.create_connection(address, timeout=30) as late:
             with contextlib.suppress(ConnectionError):
                 assert late.recv(1) == b""
             assert open_descriptors() - before < 40
@@ -396,24 +393,6 @@ def test_searches_for_users_take_a_share_of_a_core(monkeypatch: pytest.MonkeyPat
     assert [server._server.is_owner(*ends) for _ in range(3)] == [False, False, False]
     assert now[0] - 100.0 == 3 * 0.25 + 2 * 2.5
     server._server.server_close()
-
-
-@contextlib.contextmanager
-def connected_stranger(port: str, count: int) -> Iterator[None]:
-    """Let another user hold connections to a port that send nothing."""
-    need_root()
-    connect = (
-        f"{BECOME_STRANGER}"
-        "held = [socket.socket() for _ in range(int(sys.argv[2]))]\n"
-        "[client.connect(('127.0.0.1', int(sys.argv[1]))) for client in held]\n"
-        "print('held', flush=True)\nsys.stdin.read()\n"
-    )
-    command = [sys.executable, "-I", "-S", "-c", connect, port, str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        yield
-        process.communicate(timeout=30)
 
 
 def open_descriptors() -> int:

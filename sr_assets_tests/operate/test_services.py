@@ -14,6 +14,7 @@ import pytest
 from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import REPOSITORY, Up, imported_from, log_in_json
 from sr_assets_tests.rig import wait_until
+from sr_assets_tests.strangers import connected_stranger
 
 SENSORS = {"london_lag", "paris_lag", "run_failures"}
 LOCATION = '"sr_assets.definitions"'
@@ -116,6 +117,33 @@ def test_ui_open_to_everybody_is_refused_in_one_line(platform: Settings, options
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert "everybody who reaches the port could start and stop runs" in ended.stderr
+
+
+@pytest.mark.process
+def test_up_outlives_half_open_connections_and_its_webserver(platform: Settings, tmp_path: Path) -> None:
+    file, errors = tmp_path / "logins", tmp_path / "errors"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o600)
+    up = Up("--auth-file", str(file), errors=errors)
+    # A usual shell's limit.
+    up.command = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *up.command]
+    with up, connected_stranger(up.port, 1_500, b"GET / HT"):
+        token = "Bearer 0123456789abcdef"
+        assert up.sensors(authorization=token) == SENSORS
+        webserver = next(each for each in up.processes() if "sr_assets.operate.webserver" in each.cmdline())
+        assert len(webserver.net_connections("inet")) <= 256 + 2
+        webserver.kill()
+        line = "the Dagster webserver was ended by signal 9; restarting it in 1 s"
+        wait_until(lambda: line in errors.read_text(), "the end of the webserver")
+        wait_until(lambda: is_served(up, token), "the webserver that was started again")
+        assert "Too many open files" not in errors.read_text()
+
+
+def is_served(up: Up, token: str) -> bool:
+    try:
+        return up.send("GET", "/server_info", authorization=token)[0] == 200
+    except OSError:
+        return False
 
 
 def test_ui_with_login_listens_on_every_address(platform: Settings, tmp_path: Path) -> None:
