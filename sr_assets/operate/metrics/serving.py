@@ -6,10 +6,11 @@ A problem with either never stops replication: a busy port or a missing folder l
 import contextlib
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import AF_INET6, getaddrinfo, socket
+from socket import AF_INET6, SHUT_RDWR, getaddrinfo, socket
 from types import MappingProxyType
 from typing import Final
 
@@ -119,24 +120,47 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        #: The connections without a complete request, in the order of their arrival.
+        self._waiting: OrderedDict[_Request, None] = OrderedDict()
         self._guard, self._next_lookup = threading.Lock(), 0.0
         super().__init__(address, handler)
 
     def process_request(self, request: _Request, client_address: _Address) -> None:
-        """Serve a connection in a thread, or close it if there are too many: descriptors are for the work."""
-        if not self._free.acquire(blocking=False):
+        """Serve a connection in a thread, if need be instead of the oldest that has sent no complete request.
+
+        Descriptors are for the work, so with a request from each of the others it is closed.
+        """
+        if not self._free.acquire(blocking=False) and not self._take_oldest():
             self.shutdown_request(request)
             return
         try:
+            self._waiting[request] = None
             super().process_request(request, client_address)
         except BaseException:  # no thread serves it
+            self._waiting.pop(request, None)
             self._free.release()
             raise
+
+    def _take_oldest(self) -> bool:
+        """End the oldest connection without a complete request; return whether its place is free."""
+        try:
+            oldest, _ = self._waiting.popitem(last=False)
+        except KeyError:
+            return False
+        with contextlib.suppress(OSError):
+            assert isinstance(oldest, socket)
+            oldest.shutdown(SHUT_RDWR)
+        return self._free.acquire(timeout=_TURN_SECONDS)
+
+    def note_request(self, request: _Request) -> None:
+        """Note that a connection has sent a complete request."""
+        self._waiting.pop(request, None)
 
     def process_request_thread(self, request: _Request, client_address: _Address) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._waiting.pop(request, None)
             self._free.release()
 
     def is_owner(self, client: tuple[str, int], server: tuple[str, int]) -> bool:
@@ -171,6 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Serve the configured parts; other paths get a 404 that names them."""
         self._limit.cancel()
+        self.server.note_request(self.connection)
         path, page = self.path.partition("?")[0], self.server.page
         exposition, health = self.server.exposition, self.server.health
         if health and path in HEALTH_PATHS:
