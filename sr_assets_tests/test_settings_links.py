@@ -1,5 +1,6 @@
 """The keys of links and targets: domains, TLS, Choria, heartbeats; and the errors about them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from sr_assets.adapters.security import exposed_secrets, forgeable_files
 from sr_assets.cli.warnings import _exposed, _has_secret
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import ChoriaSettings, Settings, TlsSettings, load_settings
+from sr_assets_tests.strangers import STRANGER, need_root
 
 STREAM = "{stream: REG, source_url: city, target_url: centre%s}"
 
@@ -105,15 +107,26 @@ def test_exposed_key_of_consul_is_named_like_that_of_a_cluster(tmp_path: Path) -
     assert not list(_exposed(settings))
 
 
-def test_forgeable_files_are_those_that_everyone_can_write(tmp_path: Path) -> None:
+def test_forgeable_files_are_those_that_others_can_write(tmp_path: Path) -> None:
     ca, key = tmp_path / "ca.pem", tmp_path / "key.pem"
     for file, mode in ((ca, 0o644), (key, 0o602)):
         file.write_text("")
         file.chmod(mode)
     (stream,) = load(tmp_path, f"tls: {{ca: {ca}, cert: /cert, key: {key}}}").streams
-    assert forgeable_files(stream.source) == [str(key)]
+    assert list(forgeable_files(stream.source)) == [str(key)]
     ca.chmod(0o666)
-    assert forgeable_files(stream.target) == [str(key), str(ca)]
+    assert list(forgeable_files(stream.target)) == [str(key), str(ca)]
+    need_root()
+    for file, mode, owner in ((ca, 0o664, (0, STRANGER)), (key, 0o600, (STRANGER, 0))):
+        os.chown(file, *owner)
+        file.chmod(mode)
+    writers = forgeable_files(stream.source)
+    assert writers[str(ca)].startswith("group ")
+    assert writers[str(key)].startswith(f"{key} belongs to ")
+    # A group may read.
+    os.chown(key, 0, STRANGER)
+    key.chmod(0o640)
+    assert list(forgeable_files(stream.source)) == [str(ca)]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,18 @@ def test_mounted_config_map_is_accepted(placed: Path, monkeypatch: pytest.Monkey
     assert foreign_writer(*with_folders(placed)) is None
 
 
+def test_link_of_another_user_in_a_shared_folder_is_named(placed: Path, tmp_path: Path) -> None:
+    need_root()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = shared / "replication.yaml"
+    link.symlink_to(placed)
+    assert foreign_writer(*with_folders(link)) is None
+    os.lchown(link, STRANGER, STRANGER)
+    assert str(foreign_writer(*with_folders(link))).startswith(f"the link {link} belongs to ")
+
+
 def test_link_into_a_folder_of_another_user_is_refused(placed: Path, tmp_path: Path) -> None:
     need_root()
     elsewhere = tmp_path / "elsewhere"

@@ -10,10 +10,13 @@ import os
 import re
 import sys
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from sr_assets.adapters.private import open_to_append
+from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.foreign_text import visible
 
 #: The attributes of every record; all others were passed as `extra`.
@@ -108,11 +111,14 @@ class LogFile(WatchedFileHandler):
     def __init__(self, file: Path, *, delay: bool = False) -> None:
         super().__init__(file, encoding="utf-8", delay=delay)
 
+    def _open(self) -> TextIOWrapper:
+        return os.fdopen(open_to_append(Path(self.baseFilename)), "a", encoding=self.encoding, errors=self.errors)
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
         try:
             super().emit(record)
-        except OSError:
+        except (OSError, ConfigurationError):
             self.handleError(record)
 
 

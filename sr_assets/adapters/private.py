@@ -94,6 +94,35 @@ def open_private(file: Path) -> TextIO:
         raise
 
 
+def open_to_append(file: Path) -> int:
+    """Return a descriptor that appends to a file outside the home, which is created if need be.
+
+    In a folder in which everybody may create files, raises ConfigurationError for another user's file or link.
+    """
+    flags, shared = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, file.parent.stat().st_mode & stat.S_IWOTH
+    if shared:
+        with contextlib.suppress(FileNotFoundError):
+            _refuse_planted(file, file.lstat())
+        if not file.is_symlink():
+            flags |= os.O_NOFOLLOW  # somebody may make one now
+    descriptor = os.open(file, flags, 0o666)
+    try:
+        if shared:
+            _refuse_planted(file, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refuse_planted(file: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"{file} belongs to {_user(status.st_uid)}, in a folder in which everybody can create files; choose another"
+            " folder, or remove it"
+        )
+
+
 def write_private(file: Path, text: str, mode: int = 0o600, *, durable: bool = True) -> None:
     """Replace a file atomically, by default by one of its owner alone; concurrent threads and processes may do so.
 

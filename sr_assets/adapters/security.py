@@ -14,6 +14,7 @@ from sr_assets.adapters.login import Login, read_text
 from sr_assets.adapters.signing import UserKey
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
+from sr_assets.settings.document import foreign_writer
 
 NO_TLS: Final = "the server has no TLS, which tls or tls:// requires; give it a certificate, or remove that setting"
 
@@ -119,11 +120,12 @@ def exposed_secrets(cluster: ClusterSettings) -> list[str]:
     return [file for file in _secret_files(cluster) if _mode(file) & stat.S_IROTH]
 
 
-def forgeable_files(cluster: ClusterSettings) -> list[str]:
-    """Return the configured keys and certificates that every user of this machine may change: a CA decides whom we trust."""
+def forgeable_files(cluster: ClusterSettings) -> dict[str, str]:
+    """Return who else may change the configured keys and certificates, by file: a CA decides whom we trust."""
     tls = cluster.tls
     files = [*_secret_files(cluster), *filter(None, (tls.ca, tls.cert) if tls else ())]
-    return [file for file in files if _mode(file) & stat.S_IWOTH]
+    writers = {file: foreign_writer(Path(file), Path(file).resolve()) for file in files}
+    return {file: writer for file, writer in writers.items() if writer}
 
 
 def _secret_files(cluster: ClusterSettings) -> list[str]:

@@ -82,7 +82,7 @@ def _foreign_configuration(settings: "Settings") -> list[str]:
 def _exposed(settings: "Settings") -> Iterator[str]:
     """Yield a warning for each key file, and for a configuration with secrets, that every user of this machine can read.
 
-    Also for each key and certificate that everybody can write.
+    Also for each key and certificate that others can write.
     """
     from sr_assets.adapters.security import exposed_secrets, forgeable_files
     from sr_assets.domain.clusters import ClusterSettings, TlsSettings
@@ -98,8 +98,10 @@ def _exposed(settings: "Settings") -> Iterator[str]:
     clusters = dict.fromkeys((*used_clusters(settings), *of_sources))
     for file in dict.fromkeys(file for cluster in clusters for file in exposed_secrets(cluster)):
         yield f"{file}: every user of this machine can read this key; chmod it to 0600, or 0640 for a group"
-    for file in dict.fromkeys(file for cluster in clusters for file in forgeable_files(cluster)):
-        yield f"{file}: every user of this machine can replace this key or certificate; chmod it to 0600 or 0644"
+    for file, writer in {
+        file: writer for cluster in clusters for file, writer in forgeable_files(cluster).items()
+    }.items():
+        yield f"{file}: others can replace this key or certificate ({writer}); own it, and chmod it to 0600 or 0644"
     loaded = settings.loaded
     if loaded and _has_secret(loaded.written) and loaded.path.stat().st_mode & stat.S_IROTH:
         yield (

@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sr_assets.adapters.logs import TAG_VARIABLE, JsonLines, LogFile
+from sr_assets.adapters.private import open_to_append
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.settings import Settings
 
@@ -63,7 +64,7 @@ class ChildLogs:
     def output(self, source: str) -> Iterator[int | None]:
         """Yield a descriptor to start the child with inside the block, or None if it inherits stderr."""
         if not self._json:
-            with self._file.open("ab") if self._file else contextlib.nullcontext() as file:
+            with os.fdopen(open_to_append(self._file), "ab") if self._file else contextlib.nullcontext() as file:
                 yield None if file is None else file.fileno()
             return
         reader, writer = os.pipe()

@@ -75,6 +75,9 @@ def foreign_writer(*paths: Path) -> str | None:
         ours.add(int(caller))
     for path in paths:
         try:
+            link = path.lstat()
+            if stat.S_ISLNK(link.st_mode) and link.st_uid not in ours and path.parent.stat().st_mode & stat.S_IWOTH:
+                return f"the link {path} belongs to {_user_name(link.st_uid) or f'user {link.st_uid}'}"
             status = path.stat()
             is_fixed = os.statvfs(path).f_flag & os.ST_RDONLY
         except OSError:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.logs import TAG_VARIABLE
+from sr_assets.adapters.logs import TAG_VARIABLE, LogFile
+from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.log_lines import ChildLogs, as_event
 from sr_assets.settings import Settings
 from sr_assets_tests.exposed import SITES, STREAM, configured
 from sr_assets_tests.operate.rig import run
+from sr_assets_tests.strangers import STRANGER, need_root
 
 RUN = "0c5d9d2f-6a2e-4f5b-8a6d-0d3c2b1a0f9e"
 OWN_LINE = (
@@ -96,3 +98,25 @@ def test_failing_run_logs_only_json(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (failed["level"], failed["stream"]) == ("error", f"{SITES[0]}/{STREAM}")
     (logged,) = (json.loads(line) for line in file.read_text().splitlines())
     assert (logged["stream"], len(logged["run"])) == (f"{SITES[0]}/{STREAM}", 36)
+
+
+@pytest.mark.parametrize("planted", ("link", "file"))
+def test_logfile_of_another_user_in_a_shared_folder_is_refused(planted: str, tmp_path: Path) -> None:
+    need_root()
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    log = shared / "log"
+    own = LogFile(log)
+    own.close()
+    log.unlink()
+    log.symlink_to(victim) if planted == "link" else log.touch()
+    os.lchown(log, STRANGER, STRANGER)
+    with pytest.raises(ConfigurationError, match=r"log belongs to user .*; choose another folder, or remove it"):
+        LogFile(log)
+    assert not victim.exists()
+    # This user's own link is followed.
+    log.unlink()
+    log.symlink_to(victim)
+    LogFile(log).close()
+    assert victim.exists()
