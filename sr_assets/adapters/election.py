@@ -27,6 +27,11 @@ _LONGEST_TEXT: Final = 255
 _REPLICAS: Final = 3
 
 
+def sound_name(value: str) -> str:
+    """Return the holder's name in a key's value, made visible and short: who may write the bucket chooses it."""
+    return visible(value[:_LONGEST_TEXT])
+
+
 def sound_record(value: object) -> dict[str, Any] | None:
     """Return the texts, made visible and short, and the numbers of a record; None if it is not a JSON object.
 

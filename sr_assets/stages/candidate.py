@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, close_all
-from sr_assets.adapters.election import ElectionBucket
+from sr_assets.adapters.election import ElectionBucket, sound_name
 from sr_assets.adapters.state.lease import Lease, forget_lease, instance_of
 from sr_assets.domain.election import election_key
 from sr_assets.domain.errors import RunError
@@ -271,16 +271,17 @@ class Candidate:
         self._record("follower")
         if holder.deleted:
             return self._made(Lease(problem="no member leads yet"))
+        name = sound_name(holder.value)
         record = (holder.instance and self._records.record(self._site, holder.instance)) or {}
         if holder.instance and record.get("role") != _LEADER:
-            return self._made(Lease(problem=f"{holder.value} will lead when its predecessor's lease has expired"))
+            return self._made(Lease(problem=f"{name} will lead when its predecessor's lease has expired"))
         host, since_ns = record.get("host"), record.get("since_ns")
         before = self._lease
         if since_ns is None:
             # A Stream Replicator's term is known only since we first saw it.
-            same = (before.leader, before.leader_host) == (holder.value, host)
+            same = (before.leader, before.leader_host) == (name, host)
             since_ns = before.since_ns if same and before.since_ns else holder.stored_ns
-        return self._made(Lease(leader=holder.value, leader_host=host, since_ns=since_ns))
+        return self._made(Lease(leader=name, leader_host=host, since_ns=since_ns))
 
     def _record(self, role: str) -> None:
         """Keep our record alive, unless it is new enough."""

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.election import ElectionBucket
+from sr_assets.adapters.election import ElectionBucket, sound_name
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.domain.errors import RunError
 from sr_assets.stages.candidate import election_keys
@@ -54,14 +54,15 @@ def _members(settings: Settings, site: str) -> SiteMembers:
     followers = tuple(sorted(str(record.get("member")) for record in records.values() if not _leads(record)))
     if entry is None or entry.deleted:
         return SiteMembers(site, followers=followers)
+    name = sound_name(entry.value)
     if entry.instance is None:
         lease = Lease.read(settings.home / "sites" / site)
-        since_ns = lease.since_ns if (lease.leader, lease.leader_host) == (entry.value, None) else entry.stored_ns
-        return SiteMembers(site, entry.value, None, since_ns, followers)
+        since_ns = lease.since_ns if (lease.leader, lease.leader_host) == (name, None) else entry.stored_ns
+        return SiteMembers(site, name, None, since_ns, followers)
     record = records.get(entry.instance, {})
     if not _leads(record):
         return SiteMembers(site, followers=followers)
-    return SiteMembers(site, entry.value, record.get("host"), record.get("since_ns"), followers)
+    return SiteMembers(site, name, record.get("host"), record.get("since_ns"), followers)
 
 
 def _leads(record: dict[str, Any]) -> bool:

@@ -6,6 +6,8 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sr_assets.domain.topology.dot import dot
 from sr_assets.domain.topology.drift import Remedy, compare
@@ -218,3 +220,9 @@ def test_graphviz_renders_hostile_names_literally() -> None:
     texts = [text.text for text in ET.fromstring(drawn.stdout).iter("{http://www.w3.org/2000/svg}text")]
     assert 'a"b\\N"; x -> y; //&lt;' in texts
     assert texts.count("<b>]}") >= 1
+
+
+@given(st.text() | st.from_regex(r"[ :C=0-9a-zA-Z\x00-\x1f]*"))
+def test_any_mark_of_a_stream_is_read_or_ignored(value: str) -> None:
+    mark = read_mark(value)
+    assert mark is None or (0 <= mark.sequence < 10**20 and len(mark.stream) <= len(value))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, KeyBucket
-from sr_assets.adapters.election import sound_record
+from sr_assets.adapters.election import sound_name, sound_record
 from sr_assets.domain.errors import LeadershipLostError, RunError
 from sr_assets.settings import Settings
 from sr_assets.stages.locks import Locks, read_holder
@@ -182,6 +182,12 @@ def test_any_value_of_a_lock_names_a_holder_in_one_short_line(value: str) -> Non
     assert 0 < len(name) <= 1_000
     assert type(since_ns) is int
     assert 0 <= since_ns < 1 << 63
+
+
+@given(st.text(max_size=2_000))
+def test_any_value_of_an_election_key_is_one_short_name(value: str) -> None:
+    assert sound_name(value).isprintable()
+    assert len(sound_name(value)) <= 255 * 10
 
 
 @given(VALUES | st.dictionaries(st.sampled_from(("member", "host", "role", "since_ns")), VALUES))

@@ -27,6 +27,8 @@ _SECONDS: Final = 5.0
 #: How long Consul holds a request for a change.
 _WAIT_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 0.5
+#: Consul's own limit for a value is 512 KiB; a list of keys may be longer.
+_MOST_BYTES: Final = 16 << 20
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -105,7 +107,14 @@ class ConsulSource(Source):
         request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310  the settings allow http and https
         try:
             with self._opener.open(request, timeout=seconds) as response:
-                return response.read(), int(response.headers.get("X-Consul-Index") or 0)
+                content = response.read(_MOST_BYTES + 1)
+                if len(content) > _MOST_BYTES:
+                    raise RunError(
+                        f"{settings.label}{key}: the response has more than {_MOST_BYTES >> 20} MiB; correct the URL"
+                    )
+                if response.length:  # a limited read takes a lost connection for the end
+                    raise http.client.IncompleteRead(content)
+                return content, int(response.headers.get("X-Consul-Index") or 0)
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(key, error) from None
@@ -123,6 +132,6 @@ class ConsulSource(Source):
                 return RunError(f"{self.settings.label}{key}: Consul denies it ({error.code}); set a token that may")
         lines: list[str] = []
         with contextlib.suppress(OSError, http.client.HTTPException):
-            lines = error.read().decode("utf-8", "replace").strip().splitlines()
+            lines = error.read(_MOST_BYTES).decode("utf-8", "replace").strip().splitlines()
         lines = lines or [error.reason]
         return TransientError(f"{self.settings.label}{key}: Consul answered {error.code}: {lines[0]}")

@@ -232,6 +232,26 @@ def test_broken_response_of_consul_is_one_line(opened: Opened, response: bytes) 
     assert "\n" not in str(raised.value)
 
 
+def test_endless_response_of_consul_is_one_line(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sr_assets.adapters.data.consul._MOST_BYTES", 1 << 20)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as client, contextlib.suppress(ConnectionError):
+                client.recv(65536)
+                client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    client.sendall(bytes(65536))
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        source = opened(type="consul", url=f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(RunError, match=r"budget: the response has more than 1 MiB; correct the URL"):
+            source.read("budget")
+        answering.join(30)
+        assert not answering.is_alive()
+
+
 def test_unavailable_consul_is_one_line(opened: Opened) -> None:
     source = opened(type="consul", url="http://127.0.0.1:1")
     with pytest.raises(RunError, match=r"consul http://127.0.0.1:1/v1/kv/ is unavailable: .*refused"):
