@@ -1,26 +1,34 @@
 """The metrics endpoint: names, types, labels and values, counters after a killed run, invalid configuration."""
 
+import contextlib
 import http.client
 import itertools
 import json
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.state.status_file import record_idle_poll
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.operate.health import Health
 from sr_assets.operate.metrics import Exposition, metrics_beside, write_textfile_once
 from sr_assets.operate.metrics.serving import MetricsServer
+from sr_assets.operate.page import PagePublisher
 from sr_assets_tests.exposed import SITES, STREAM, configured, expose_tables, write_stream
 from sr_assets_tests.faults.rig import await_marker, kill_run, start_run
 from sr_assets_tests.operate.rig import unused_port
@@ -372,6 +380,38 @@ def test_stranger_holds_only_a_few_connections(tmp_path: Path, monkeypatch: pyte
         # One that sends something is no better.
         with connected_stranger(address[1], 200, b"GET / HT"):
             assert scrape(url) == ""
+
+
+def test_any_request_to_the_metrics_port_is_answered_or_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[BaseException | None] = []
+    monkeypatch.setattr(
+        "sr_assets.operate.metrics.serving._Server.handle_error", lambda *_: errors.append(sys.exc_info()[1])
+    )
+    with metrics_port(tmp_path) as address:
+
+        @hypothesis.settings(max_examples=60, deadline=None)
+        @given(
+            st.sampled_from((b"", b"GET /metrics HTTP/1.1\r\n", b"HEAD /status HTTP/1.0\r\nHost: ", b"GET /healthz?")),
+            st.binary(max_size=100),
+        )
+        def answers(begin: bytes, rest: bytes) -> None:
+            with socket.create_connection(address, timeout=30) as client, contextlib.suppress(ConnectionError):
+                client.sendall(begin + rest + b"\r\n\r\n")
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(65536):
+                    pass
+
+        answers()
+    assert not [error for error in errors if not isinstance(error, OSError)]
+
+
+@contextlib.contextmanager
+def metrics_port(folder: Path) -> Iterator[tuple[str, int]]:
+    """Serve all parts and yield the address."""
+    settings = configured(folder)
+    server = MetricsServer(Exposition(settings), "127.0.0.1", 0, PagePublisher(settings), Health(settings))
+    with server as url:
+        yield "127.0.0.1", int(url.split(":")[2].partition("/")[0])
 
 
 def test_searches_for_users_take_a_share_of_a_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
