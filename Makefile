@@ -37,7 +37,7 @@ check: fmt-check lint ## run all CI steps: format, lint, types beside all tests 
 	rm $$types; exit $$failed
 
 costs: $(READY) ## run the tests of `make check` and record what each file costs, in sr_assets_tests/costs.json
-	$(PYTEST) -m 'not long' --costs sr_assets_tests/costs.json $(ARGS)
+	$(PYTEST) -m 'not long' --costs=sr_assets_tests/costs.json $(ARGS)
 
 bench: $(READY) ## measure this machine; prints a table and JSON
 	$(BIN)/python -m sr_assets_bench $(ARGS)
