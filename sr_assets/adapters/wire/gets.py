@@ -13,6 +13,7 @@ from sr_assets.adapters.wire import frames as f
 from sr_assets.adapters.wire.connection import Connection, SilenceError
 from sr_assets.adapters.wire.frames import Frame
 from sr_assets.adapters.wire.link import WireError
+from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 
@@ -181,12 +182,14 @@ def _leader_subject(connection: Connection, stream: str) -> str:
 
 def _stored(connection: Connection, stream: str, answer: dict[str, Any]) -> Message | None:
     try:
-        return parse_message(connection.check(f"STREAM.MSG.GET.{stream}", answer))
+        response = connection.check(f"STREAM.MSG.GET.{stream}", answer)
     except ApiError as error:
         if error.code == MESSAGE_NOT_FOUND:
             return None
         raise
-    except (AttributeError, KeyError, TypeError, ValueError):
+    try:
+        return parse_message(response)
+    except RunError:
         raise WireError(f"{connection.address}: stream {stream} sent a response that is not a message") from None
 
 

@@ -6,7 +6,6 @@ Most tests script the server with a plain socket; the last ones use real servers
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -140,11 +139,9 @@ def msg(to: bytes, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> 
 
 
 def error_line(operation: Callable[[], object]) -> str:
-    """Return the one-line error of an operation that must fail within 10 s, without the password."""
-    started = time.monotonic()
+    """Return the one-line error of an operation that must fail, without the password."""
     with pytest.raises(WireError) as caught:
         operation()
-    assert time.monotonic() - started < 10
     line = str(caught.value)
     assert line.isprintable(), line
     assert SECRET not in line
