@@ -49,8 +49,6 @@ _DEFAULTS: Final = {
     "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "false",
 }
-#: A socket's path has at most 107 bytes, on some systems 103; its name is `/.`, a UUID and `.sock`.
-_LONGEST_SOCKET_FOLDER: Final = 103 - 43
 #: A site's share of a cluster. An application without a limit takes all cores, and the next site would never start.
 _CLUSTER_DEFAULTS: Final = {
     "spark.cores.max": "2",
@@ -104,16 +102,6 @@ def engine_config(settings: SparkSettings, home: Path, **more: str) -> dict[str,
     temporary = str(home / "spark").replace("\\", "\\\\").replace('"', '\\"')
     config[_JAVA_OPTIONS] = f'"-Djava.io.tmpdir={temporary}" {config[_JAVA_OPTIONS]}'
     return config
-
-
-def private_sockets(folder: Path) -> dict[str, str]:
-    """Return the settings by which Spark's Python processes listen on sockets in a private folder, if its path is short.
-
-    On a port, every user's connection makes the daemon fork a worker before the secret is asked for.
-    """
-    if len(os.fsencode(folder)) > _LONGEST_SOCKET_FOLDER:
-        return {}
-    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(folder)}
 
 
 def session_config(settings: SparkSettings) -> dict[str, str]:

@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +27,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.connection_table import NOBODY, listener_user
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
-from sr_assets.adapters.spark.config import child_environment, engine_config, fingerprint, private_sockets
+from sr_assets.adapters.spark.config import child_environment, engine_config, fingerprint
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ _UNUSED_SECONDS: Final = 30.0
 KEEP_SECONDS: Final = 900.0
 KEEP_ONCE_SECONDS: Final = 60.0
 _LOG: Final = "engine.log"
-_SOCKETS: Final = "sockets"
 _PORT: Final = re.compile(r"SparkConnectService' on port (\d+)")
 _WATCHER: Final = "sr_assets.adapters.spark.watch"
 
@@ -154,7 +152,7 @@ def start_engine(settings: SparkSettings, home: Path) -> Engine:
     Raises RunError with the server's log if it is not up within two minutes, or if a run still uses the outdated one
     after half a minute.
     """
-    config = engine_config(settings, home, **private_sockets(home / "spark" / _SOCKETS))
+    config = engine_config(settings, home)
     started_with = fingerprint(config)
     folder = home / "spark"
     with _locked(folder):
@@ -248,9 +246,6 @@ def _launch(folder: Path, home: Path, config: Mapping[str, str], started_with: s
     # An earlier engine's keep time may be from before a reboot, when the monotonic clock was higher.
     (folder / "keep").unlink(missing_ok=True)
     keep_engine(home, _START_SECONDS)
-    # Python processes that were killed left theirs.
-    shutil.rmtree(folder / _SOCKETS, ignore_errors=True)
-    own_folder(folder / _SOCKETS)
     with open_private(log) as output:
         output.truncate()
         process = subprocess.Popen(

@@ -19,7 +19,7 @@ from sr_assets.adapters.spark.cluster import (
     ship_package,
     without_secret,
 )
-from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster, private_sockets
+from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster
 from sr_assets.adapters.spark.connect import close, is_remote, join_engine, join_server, set_options
 from sr_assets.adapters.spark.engine import start_engine
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, RunError, TransientError
@@ -123,8 +123,6 @@ def _classic(master: str, settings: SparkSettings, home: Path, config: Mapping[s
         os.environ["PYSPARK_PYTHON"] = settings.config.get("spark.pyspark.python", "python3")
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        own_folder(home / "spark")
-        config = private_sockets(home / "spark")
     builder = SparkSession.builder.master(master).appName("sr-assets")
     for key, value in engine_config(settings, home, **(config or {})).items():
         builder = builder.config(key, value)

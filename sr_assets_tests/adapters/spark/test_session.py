@@ -1,7 +1,6 @@
 """A site's Spark session: shared by its runs, replaced when the server closed it; and runs in classic mode."""
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -9,10 +8,8 @@ import re
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import grpc
@@ -20,7 +17,6 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from sr_assets.adapters.spark.config import private_sockets
 from sr_assets.adapters.spark.connect import _channel_builder, join_engine
 from sr_assets.adapters.spark.engine import (
     Engine,
@@ -28,7 +24,6 @@ from sr_assets.adapters.spark.engine import (
     engine_status,
     renew_engine,
     start_engine,
-    stop_engine,
     use_engine,
 )
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
@@ -36,7 +31,7 @@ from sr_assets.domain.errors import EngineLostError, TransientError
 from sr_assets.embedded.nats_server import free_port
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.rig import SITE, Rig, Sent
-from sr_assets_tests.strangers import run_as_stranger, stranger_listens
+from sr_assets_tests.strangers import stranger_listens
 
 
 def session_id(session: SparkSession) -> str:
@@ -50,13 +45,6 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 def listening_ports(process: psutil.Process) -> list[int]:
     return [each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-
-
-def is_python_daemon(process: psutil.Process) -> bool:
-    try:
-        return "pyspark.daemon" in process.cmdline()
-    except psutil.Error:  # it has ended meanwhile
-        return False
 
 
 def send_without_secret(port: int) -> bytes:
@@ -114,36 +102,6 @@ def test_driver_ports_refuse_clients_without_engine_secret(rig: Rig) -> None:
     refusals = [answer for answer in answers if b"Expected SaslMessage" in answer]
     assert len(refusals) == 2, "of the driver and of its block manager"
     assert not [answer for answer in answers if b"org.apache.spark" in answer and answer not in refusals]
-
-
-@pytest.mark.process
-def test_python_workers_listen_on_no_port() -> None:
-    def same(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from batches
-
-    # A path of pytest's is too long for a socket.
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        session = open_session(SparkSettings(), home, SITE)
-        try:
-            assert session.range(9).mapInArrow(same, "id long").count() == 9
-            engine = engine_status(home)
-            assert engine is not None
-            daemons = [each for each in descendants(engine.pid) if is_python_daemon(each)]
-            assert daemons
-            assert not [port for each in daemons for port in listening_ports(each)]
-            sockets = [file for file in (home / "spark" / "sockets").iterdir() if file.is_socket()]
-            assert sockets
-            connect = "client = socket.socket(socket.AF_UNIX)\nprint(client.connect_ex(sys.argv[1]))"
-            assert {run_as_stranger(connect, [str(file)]).strip() for file in sockets} == {str(errno.EACCES)}
-        finally:
-            leave_session(session)
-            stop_engine(home)
-
-
-def test_python_workers_use_ports_only_below_a_long_home() -> None:
-    assert private_sockets(Path("/var/lib/sr-assets/spark/sockets"))
-    assert not private_sockets(Path("/" + "x" * 60))
 
 
 def test_engine_keeps_its_temporary_files_in_the_home(rig: Rig) -> None:
