@@ -14,7 +14,6 @@ from sr_assets.adapters.login import Login, read_text
 from sr_assets.adapters.signing import UserKey
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
-from sr_assets.settings.document import foreign_writer
 
 NO_TLS: Final = "the server has no TLS, which tls or tls:// requires; give it a certificate, or remove that setting"
 
@@ -122,6 +121,8 @@ def exposed_secrets(cluster: ClusterSettings) -> list[str]:
 
 def forgeable_files(cluster: ClusterSettings) -> dict[str, str]:
     """Return who else may change the configured keys and certificates, by file: a CA decides whom we trust."""
+    from sr_assets.settings.document import foreign_writer  # needs pydantic, which the executors of a cluster lack
+
     tls = cluster.tls
     files = [*_secret_files(cluster), *filter(None, (tls.ca, tls.cert) if tls else ())]
     writers = {file: foreign_writer(Path(file), Path(file).resolve()) for file in files}

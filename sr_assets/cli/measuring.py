@@ -90,7 +90,7 @@ def measure(suite: str, nodes: tuple[int, ...], out: Path, **options: "str | flo
     require_extra("the report of measure", "charts", "matplotlib")
     _refuse_options(suite, options)
     about, work = (_rpc if suite == "rpc" else _fleet)(suite, nodes, options)
-    with signals_as_interrupt(), ResultFolder(out, about) as results:
+    with ResultFolder(out, about) as results, signals_as_interrupt():
         lines = work(results)
         results.complete(lambda: render_report([(suite, about, results.tests)]))
     for test in results.tests:

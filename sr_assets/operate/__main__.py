@@ -1,6 +1,7 @@
 """`python -m sr_assets.operate SITE`: run one site, as the child process of `run_sites`."""
 
 import argparse
+import gc
 import logging
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -35,7 +36,10 @@ def _main() -> int:
         print_error(str(error))
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
-        return INTERRUPTED
+        pass
+    # Generators that the interrupt left open publish what they hold; at the interpreter's end it would be too late.
+    gc.collect()
+    return INTERRUPTED
 
 
 def _bars() -> AbstractContextManager[None]:

@@ -21,6 +21,8 @@ _STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 # The pause before an interrupt without effect is raised again.
 _AGAIN_SECONDS: Final = 0.05
+#: The RuntimeError by which DuckDB replaces the exception of a signal during a query.
+_INTERRUPTED_QUERY: Final = "Query interrupted"
 #: The pause before an ended process is started again doubles with each end, unless the process has run for a while.
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -161,6 +163,10 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
     before = {number: signal.signal(number, interrupt) for number in (*handled, signal.SIGALRM)}
     try:
         yield ignore
+    except RuntimeError as error:
+        if str(error) != _INTERRUPTED_QUERY:
+            raise
+        raise KeyboardInterrupt from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():

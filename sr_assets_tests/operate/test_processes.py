@@ -5,10 +5,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
 
+import duckdb
 import pytest
 from sqlalchemy import NullPool, create_engine
 
@@ -85,3 +87,14 @@ except KeyboardInterrupt:
 """
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (7, b"")
+
+
+def test_signal_during_a_query_interrupts_like_any_other() -> None:
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
+
+    def ask() -> None:
+        timer.start()
+        connection.execute("SELECT sum(a.range * b.range) FROM range(1_000_000) a, range(1_000_000) b").fetchall()
+
+    with duckdb.connect() as connection, pytest.raises(KeyboardInterrupt), signals_as_interrupt():
+        ask()
