@@ -115,7 +115,7 @@ def echo(line: str, *, err: bool = False) -> None:
 
 def echo_document(text: str) -> None:
     """Print a document of several lines as it is: a configuration, JSON, or metrics, whose form escapes foreign text."""
-    click.echo(text, nl=not text.endswith("\n"))  # noqa: TID251  a document
+    click.echo(text, nl=bool(text) and not text.endswith("\n"))  # noqa: TID251  a document
 
 
 def fail(message: str, code: int) -> int:
