@@ -61,16 +61,15 @@ def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None)
     return CopyOf(origin.sequence, origin.stored_ms, known_ns, restart)
 
 
-def is_copy_of(copy: Message, original: Message, subject: str | None) -> bool:
+def is_copy_of(copy: Message, original: Message) -> bool:
     """Return whether a message with the headers of a copy also has the payload and the kept headers of its original.
 
-    Whoever publishes to the target may write these headers. `subject` is that of our copy; None, if the target may have
-    rewritten it, admits every subject. Of a payload that is not read, the size decides: then the
+    Whoever publishes to the target may write these headers. Of a payload that is not read, the size decides: then the
     message is not more than possibly a copy.
     """
     lines = _kept_lines(copy.headers)
     own = [at for at, line in enumerate(lines) if line.startswith(SOURCE_HEADER + b":")]
-    if not own or subject not in (None, copy.subject) or copy.payload_bytes != original.payload_bytes:
+    if not own or copy.payload_bytes != original.payload_bytes:
         return False
     if not copy.unread_bytes and copy.payload != original.payload:
         return False
@@ -79,9 +78,9 @@ def is_copy_of(copy: Message, original: Message, subject: str | None) -> bool:
 
 
 def is_forged(copy: Message, claim: CopyOf, original: Message) -> bool:
-    """Return whether a claimed copy has the stored time of its original, but another content, on whatever subject."""
+    """Return whether a claimed copy has the stored time of its original, but another content."""
     same_time = claim.stored_ms == original.stored_ns // 1_000_000
-    return same_time and not is_copy_of(copy, original, None)
+    return same_time and not is_copy_of(copy, original)
 
 
 def _kept_lines(headers: bytes) -> list[bytes]:

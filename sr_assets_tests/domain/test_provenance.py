@@ -80,15 +80,10 @@ WRITE = header_writer("eu", "paris", "REG", CREATED_NS)
 def test_every_copy_is_confirmed_by_its_content(headers: bytes, payload: bytes, resend: int) -> None:
     original = Message(7, STORED_NS, "s", headers, payload)
     copy = Message(9, STORED_NS, "t", WRITE(headers, 7, STORED_NS, resend), payload)
-    headers_of_another = WRITE(b"NATS/1.0\r\nX: y\r\n\r\n", 7, STORED_NS, 0)
-    for subject in ("t", None):
-        assert is_copy_of(copy, original, subject)
-        assert is_copy_of(copy.without_payload(), original, subject)
-        assert not is_copy_of(copy._replace(payload=payload + b"x"), original, subject)
-        assert not is_copy_of(copy._replace(payload=payload + b"x").without_payload(), original, subject)
-        assert not is_copy_of(copy._replace(headers=headers_of_another), original, subject)
-        assert not is_copy_of(original._replace(headers=b""), original, subject)
-    assert not is_copy_of(copy, original, "s")
+    assert is_copy_of(copy, original)
+    assert not is_copy_of(copy._replace(payload=payload + b"x"), original)
+    assert not is_copy_of(copy._replace(headers=WRITE(b"NATS/1.0\r\nX: y\r\n\r\n", 7, STORED_NS, 0)), original)
+    assert not is_copy_of(original._replace(headers=b""), original)
 
 
 NUMBERS = st.one_of(st.integers(0, 2**70), st.sampled_from([10**30, LAST_NS, LAST_NS + 1])).map(str) | st.sampled_from(

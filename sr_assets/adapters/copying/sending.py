@@ -58,10 +58,10 @@ class Sender:
         self._settled_as = 0
         self._settled_at = 0.0
         self._source_failure: wire.WireError | None = None
+        self.copies = TargetCopies(plan, target)
         self._guard = plan.guard
         # A fleet's nodes publish on few subjects, again and again.
         self._subject = lru_cache(_SUBJECTS)(partial(target_subject, prefix=plan.prefix, remove=plan.remove))
-        self.copies = TargetCopies(plan, target, self._subject)
         self._takes = lru_cache(_SUBJECTS)(matcher(plan.subjects))
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 

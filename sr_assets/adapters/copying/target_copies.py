@@ -1,7 +1,7 @@
 """The copies that a target holds, read by the writer that adds to them."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from sr_assets.adapters import wire
@@ -27,15 +27,10 @@ class FoundCopy(NamedTuple):
 
 
 class TargetCopies:
-    """Our copies in a plan's target; `last` is the target's last sequence that is accounted for.
+    """Our copies in a plan's target; `last` is the target's last sequence that is accounted for."""
 
-    `subject` returns the subject of a copy from that of its original.
-    """
-
-    def __init__(self, plan: CopyPlan, target: wire.Connection, subject: Callable[[str], str]) -> None:
-        self._plan, self._target, self._subject = plan, target, subject
-        # Whether the target stores messages on other subjects than those that they are published on.
-        self._rewrites = False
+    def __init__(self, plan: CopyPlan, target: wire.Connection) -> None:
+        self._plan, self._target = plan, target
         self.last = plan.since
         #: Whether the plan's messages may be published in fast-ingest batches.
         self.takes_batches = False
@@ -76,7 +71,7 @@ class TargetCopies:
         return stored, self._copy(stored) if stored else None
 
     def genuine(self, claims: Iterable[FoundCopy], originals: Mapping[int, Message]) -> set[int]:
-        """Return the target sequences of those claimed copies that are copies of their originals, by source sequence.
+        """Return the target sequences of those claimed copies that have the content of their originals, by source sequence.
 
         Only a message with the size of its original is read: whoever forges one may have made it too large for a link.
         """
@@ -87,17 +82,14 @@ class TargetCopies:
         return {
             message.sequence
             for message in read
-            if self._is_copy_of(message, originals[possible[message.sequence].of.sequence])
+            if is_copy_of(message, originals[possible[message.sequence].of.sequence])
         }
 
     def is_genuine(self, stored: Message, original: Message) -> bool:
-        """Return whether a message of `at` is the copy of an original."""
-        if not stored.unread_bytes or not self._is_copy_of(stored, original):
-            return self._is_copy_of(stored, original)
+        """Return whether a message of `at` has the content of its original."""
+        if not stored.unread_bytes or not is_copy_of(stored, original):
+            return is_copy_of(stored, original)
         return bool(self.genuine(filter(None, [self._found(stored)]), {original.sequence: original}))
-
-    def _is_copy_of(self, copy: Message, original: Message) -> bool:
-        return is_copy_of(copy, original, None if self._rewrites else self._subject(original.subject))
 
     def _large(self, copies: Iterable[FoundCopy]) -> Iterator[Message]:
         for copy in copies:
@@ -128,7 +120,6 @@ class TargetCopies:
                 raise RunError(f"target stream {self._plan.stream} does not exist on {self._target.address}") from None
             raise
         config = info["config"]
-        self._rewrites = bool(config.get("subject_transform"))
         self.deletes = config.get("retention", "limits") != "limits" or any(
             config.get(limit, 0) > 0 for limit in _LIMITS
         )

@@ -17,7 +17,6 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.provenance import CopyOf, Identity, find_copy, is_copy_of, is_forged
 from sr_assets.domain.senders import inspect
-from sr_assets.domain.subjects import target_subject
 from sr_assets.stages.progress import LongWork
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 
@@ -137,10 +136,9 @@ def _copy(stream: StreamSettings, message: Message, claim: CopyOf) -> Copy:
 
 
 def first_genuine(
-    stream: StreamSettings, info: StreamInfo, claims: Iterable[tuple[Message, CopyOf]], *, lost_until: int = 0
+    stream: StreamSettings, claims: Iterable[tuple[Message, CopyOf]], *, lost_until: int = 0
 ) -> tuple[int, int] | None:
-    """Return the first claimed copy in a target with the subject and the content of our copy: its target sequence and
-    source sequence.
+    """Return the first claimed copy with the content of its original: its target sequence and source sequence.
 
     The messages of the claims may lack their payloads.
     Whoever publishes to the target may write the headers of a copy. A copy whose original the source lost counts up to
@@ -154,15 +152,12 @@ def first_genuine(
                 if sequence <= lost_until:
                     return at, sequence
                 continue
-            # A target with a transform of its own has rewritten the subject.
-            mapped = target_subject(original.subject, stream.prefix, stream.remove)
-            subject = None if info.config.get("subject_transform") else mapped
             # What no connection of ours could publish is not read: a link may not carry it.
             size = len(message.headers) + message.payload_bytes
-            if size > target.max_payload_bytes or not is_copy_of(message, original, subject):
+            if size > target.max_payload_bytes or not is_copy_of(message, original):
                 continue
             copy = wire.stored_large(target, stream.target_stream, at)
-            if copy and is_copy_of(copy, original, subject):
+            if copy and is_copy_of(copy, original):
                 return at, sequence
     return None
 

@@ -104,7 +104,7 @@ def _scan(stream: StreamSettings, store: SiteState, copying: CopyState, source: 
                     break
             if claims and genuine is None:
                 # A run cannot copy again what the source never held.
-                genuine = first_genuine(stream, target, claims, lost_until=source.last_sequence)
+                genuine = first_genuine(stream, claims, lost_until=source.last_sequence)
             if genuine is not None:
                 at, sequence = genuine
                 raise RunError(

@@ -122,7 +122,7 @@ class TargetReview:
             copies = self._read_claims(behind, copies_pattern(self._stream, target))
             while portion := list(itertools.islice(copies, _CONFIRMED_AT_ONCE)):
                 # Another writer copies what the source holds, so a copy without an original proves none.
-                if (genuine := first_genuine(self._stream, target, portion)) is not None:
+                if (genuine := first_genuine(self._stream, portion)) is not None:
                     raise RunError(other_writer_text(self._stream.target_stream, self._identity, genuine[1]))
                 forged += len(portion)
             if forged:
