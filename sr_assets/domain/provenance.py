@@ -64,8 +64,8 @@ def find_copy(headers: bytes, identity: Identity, created_ns: int | None = None)
 def is_copy_of(copy: Message, original: Message) -> bool:
     """Return whether a message with the headers of a copy also has the payload and the kept headers of its original.
 
-    Whoever publishes to the target may write these headers. Of a payload that is not read, the size decides: then the
-    message is not more than possibly a copy.
+    Whoever publishes to the target may write these headers. Of a payload that is not read,
+    only the size is compared: such a message may still be no copy.
     """
     lines = _kept_lines(copy.headers)
     own = [at for at, line in enumerate(lines) if line.startswith(SOURCE_HEADER + b":")]

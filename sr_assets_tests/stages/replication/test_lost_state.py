@@ -179,7 +179,7 @@ def claim(rig: Rig, stream: str, sequence: int, stored_ms: int) -> None:
     rig.publish(stream, [Sent(b"forged", headers=headers.encode())], rig.target)
 
 
-def payloads_of_copies(rig: Rig, stream: str) -> list[int]:
+def copied_numbers(rig: Rig, stream: str) -> list[int]:
     """Return the numbers in the target's messages that nobody forged."""
     return [json.loads(copy.payload)["n"] for copy in rig.stored(stream, rig.target) if copy.payload != b"forged"]
 
@@ -194,7 +194,7 @@ def test_forged_copies_neither_stop_a_first_run_nor_count_as_found(rig: Rig) -> 
     claim(rig, stream, 2, 1)
     claim(rig, stream, 999_999, times[5])
     rig.drain()
-    assert payloads_of_copies(rig, stream) == [1, 2, 3, 4, 5]
+    assert copied_numbers(rig, stream) == [1, 2, 3, 4, 5]
     rig.publish(stream, numbered(3, first=6))
     lose_state(rig)
     claim(rig, stream, 5, times[5])
@@ -208,4 +208,4 @@ def test_forged_copies_neither_stop_a_first_run_nor_count_as_found(rig: Rig) -> 
     assert "continues at 6;" in summary
     assert f"target stream {stream} holds 3 messages that claim to be copies of other messages" in summary
     rig.drain()
-    assert payloads_of_copies(rig, stream) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert copied_numbers(rig, stream) == [1, 2, 3, 4, 5, 6, 7, 8]
