@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import subprocess
 import sys
 import threading
 from collections import defaultdict
@@ -22,7 +21,10 @@ from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_o
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import (
     INTERRUPTED,
+    Child,
+    ForkedChild,
     Restarts,
+    can_fork,
     end_of,
     signal_group,
     signals_as_interrupt,
@@ -30,6 +32,7 @@ from sr_assets.operate.processes import (
     stop_groups,
 )
 from sr_assets.operate.report import print_line, report_idle
+from sr_assets.operate.site import site_process
 from sr_assets.operate.static_values import static_values_watched
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.heartbeat_publisher import publisher_of
@@ -68,11 +71,15 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     ):
         if metrics:
             print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
-        working = [pool.submit(children.run_once if once else children.follow, *site) for site in chosen.items()]
         try:
-            # The due work ends with the last site; a platform of native streams has none.
-            keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
-            codes = [future.result() for future in working or keeping]
+            if once and len(chosen) == 1:
+                codes = [children.run_once(*site) for site in chosen.items()]
+            else:
+                work = children.run_once if once else children.follow
+                working = [pool.submit(work, *site) for site in chosen.items()]
+                # The due work ends with the last site; a platform of native streams has none.
+                keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
+                codes = [future.result() for future in working or keeping]
             if is_whole and once and (any(codes) or is_due(settings)):
                 codes.append(children.run_due_work(once=True))
         except KeyboardInterrupt:
@@ -109,7 +116,7 @@ class _Children:
         self._alone = alone
         self._begun = times.time()
         self._guard = threading.Lock()
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[Child] = []
         self._stopped = threading.Event()
 
     def run_once(self, site: str, labels: Sequence[str]) -> int:
@@ -125,7 +132,8 @@ class _Children:
 
     def run_due_work(self, *, once: bool) -> int:
         """Do the due work in a child and return its exit code; it reports runs that failed after the start of this command."""
-        return self._run("due work", due_work_command(once=once, since=self._begun))
+        command = due_work_command(once=once, since=self._begun)
+        return self._run("due work", lambda errors: start_child(command, errors))
 
     def keep_due_work(self) -> int:
         """Do the due work in a child until `stop`, as `_keep` does."""
@@ -153,19 +161,28 @@ class _Children:
 
     def _run_site(self, site: str, labels: Sequence[str], mode: str) -> int:
         """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
-        command = [sys.executable, "-W", "ignore", "-m", "sr_assets.operate", site, "--mode", mode]
-        for label in labels:
-            command += ["--stream", label]
-        if self._alone:
-            command.append("--bars")
-        return self._run(site, command)
 
-    def _run(self, name: str, command: Sequence[str]) -> int:
+        def start(errors: int | None) -> Child:
+            if can_fork():
+                # It need not import again what this process has imported.
+                return ForkedChild(
+                    lambda: site_process(lambda: self._settings, site, labels, once=mode == "once", bars=self._alone)
+                )
+            command = [sys.executable, "-W", "ignore", "-m", "sr_assets.operate", site, "--mode", mode]
+            for label in labels:
+                command += ["--stream", label]
+            if self._alone:
+                command.append("--bars")
+            return start_child(command, errors)
+
+        return self._run(site, start)
+
+    def _run(self, name: str, start: Callable[[int | None], Child]) -> int:
         with self._guard:
             if self._stopped.is_set():
                 return 0
             with self._logs.output(name) as errors:
-                child = start_child(command, errors)
+                child = start(errors)
             self._children.append(child)
         with child:
             try:

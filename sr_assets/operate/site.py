@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,14 +14,15 @@ from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.state.status_file import record_alive
-from sr_assets.domain.errors import RunError, SrAssetsError, StandbyError
+from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError, StandbyError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.operate.instance import open_instance, storage_errors
-from sr_assets.operate.processes import recorded_signals
+from sr_assets.operate.processes import INTERRUPTED, end_with_parent, recorded_signals, signals_as_interrupt
 from sr_assets.operate.report import print_line, report_run
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.following import FollowedSite, follow_checkpoints
 from sr_assets.stages.leadership import Leadership
+from sr_assets.stages.leadership import logger as leadership_logger
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
@@ -26,6 +30,53 @@ if TYPE_CHECKING:
 _STANDBY_SECONDS: Final = 0.2
 #: A changed interval takes effect within this time.
 _INTERVAL_SECONDS: Final = 5.0
+
+
+def site_process(load: Callable[[], Settings], site: str, labels: Sequence[str], *, once: bool, bars: bool) -> int:
+    """Do the work of a site's child process, print its error if it fails, and return the exit code.
+
+    `bars` draws progress bars. The process ends with its parent.
+    """
+    end_with_parent()
+    try:
+        with signals_as_interrupt():
+            from sr_assets.resources import configure_logging
+
+            settings = load()
+            configure_logging(settings)
+            _leave_reported_lines_out(once=once)
+            with _bars() if bars else nullcontext():
+                return execute_site(settings, site, labels, once=once)
+    except SrAssetsError as error:
+        print_error(str(error))
+        return 2 if isinstance(error, ConfigurationError) else 1
+    except KeyboardInterrupt:
+        pass
+    # Generators that the interrupt left open publish what they hold; at the interpreter's end it would be too late.
+    gc.collect()
+    return INTERRUPTED
+
+
+def _bars() -> AbstractContextManager[None]:
+    """Return progress bars; rich is imported only by runs that draw them."""
+    from sr_assets.operate.bars import progress_bars
+
+    return progress_bars()
+
+
+def _leave_reported_lines_out(*, once: bool) -> None:
+    """Keep lines out of the log on stderr that the report prints: each stream's failure, and the leader of a single run.
+
+    A defect's traceback stays, because the report does not print it.
+    """
+
+    def is_reported(record: logging.LogRecord) -> bool:
+        names_leader = once and record.name == leadership_logger.name and record.levelno == logging.INFO
+        return names_leader or (record.levelno >= logging.ERROR and record.exc_info is None)
+
+    for handler in logging.getLogger("sr_assets").handlers:
+        if not isinstance(handler, logging.FileHandler):
+            handler.addFilter(lambda record: not is_reported(record))
 
 
 def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: bool) -> int:

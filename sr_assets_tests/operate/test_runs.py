@@ -16,8 +16,10 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.operate.processes import start_child
 from sr_assets.operate.runs import _Children
 from sr_assets.settings import Settings, parse_cluster
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.operate.rig import configure, run, runner_pid
 from sr_assets_tests.rig import wait_until
 
@@ -59,7 +61,7 @@ def test_failing_stream_exits_1_while_other_streams_run(
 
 
 def test_follow_runs_until_interrupted(platform: Settings) -> None:
-    following = subprocess.Popen(
+    following = Forked(
         [sys.executable, "-m", "sr_assets", "run", "--follow", "--stream", "london/" + platform.streams[0].stream],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -78,7 +80,7 @@ def test_follow_runs_until_interrupted(platform: Settings) -> None:
 def test_follow_starts_a_killed_site_again(platform: Settings, tmp_path: Path) -> None:
     log = tmp_path / "errors"
     with log.open("w") as errors:
-        following = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=errors)
+        following = Forked([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=errors)
     try:
         wait_until(lambda: runner_pid(platform.home, "london") > 0, "the site's run")
         killed = runner_pid(platform.home, "london")
@@ -126,7 +128,7 @@ import pathlib, subprocess, sys
 left = subprocess.Popen(["sleep", "1000"])
 pathlib.Path(sys.argv[1]).write_text(str(left.pid))
 """
-    assert children._run("test", [sys.executable, "-c", program, str(pid)]) == 0
+    assert children._run("test", lambda errors: start_child([sys.executable, "-c", program, str(pid)], errors)) == 0
     left = int(pid.read_text())
     wait_until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie", "the group to end")
     assert children._children == []

@@ -253,10 +253,9 @@ class SiteState:
 
     def known_streams(self) -> list[str]:
         """Return every stream and feed that has rows in any table."""
-        # One query per table: after a commit, only those of its tables are read again.
-        tables = (*CURRENT_TABLES, *HISTORY_TABLES)
-        rows = [row for table in tables for row in self._connection.rows(f"SELECT DISTINCT stream FROM {table}")]
-        return sorted({stream for (stream,) in rows})
+        # One query: each costs as much as reading a small table.
+        every = " UNION ALL ".join(f"SELECT stream FROM {table}" for table in (*CURRENT_TABLES, *HISTORY_TABLES))
+        return sorted(stream for (stream,) in self._connection.rows(f"SELECT DISTINCT stream FROM ({every})"))
 
     def erase_stream(self, stream: str) -> dict[str, int]:
         """Delete all rows of a stream or feed, including its history; return the number of rows by kind.
