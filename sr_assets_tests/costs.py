@@ -10,12 +10,13 @@ import os
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, cast
 
 import psutil
 import pytest
 
 KEPT: Final = Path(__file__).with_name("costs.json")
+_PROPERTY: Final = "costs"
 
 
 def longest_first(items: list[pytest.Item]) -> None:
@@ -25,48 +26,53 @@ def longest_first(items: list[pytest.Item]) -> None:
 
 
 class Recorder:
-    """The plugin that records each file's costs and writes them to a file at the end of the session."""
+    """The plugin that adds up each file's costs and writes them to a file at the end of the session."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._costs: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        self._began = (0.0, 0.0)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Note the beginning of a test and its fixtures."""
+        self._began = _now(), _cpu_seconds(item)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
-        """Measure a test with its fixtures."""
-        deep = item.get_closest_marker("process") is not None
-        wall, cpu = _now(), self._cpu_seconds(deep)
-        done = yield
-        cost = self._costs[_file(item)]
-        for at, amount in enumerate((1, _now() - wall, self._cpu_seconds(deep) - cpu)):
-            cost[at] += amount
-        return done
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Add the costs to the report on the end of a test, which a worker of pytest-xdist sends."""
+        report = yield
+        if call.when == "teardown":
+            began, cpu_seconds = self._began
+            report.user_properties.append(
+                (_PROPERTY, (_file(item), 1, _now() - began, _cpu_seconds(item) - cpu_seconds))
+            )
+        return report
 
-    @staticmethod
-    def _cpu_seconds(deep: bool) -> float:
-        """Return the CPU seconds of this process and its ended children; with `deep`, also of living descendants."""
-        used = sum(os.times()[:4])
-        for process in psutil.Process().children(recursive=True) if deep else ():
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                used += times.user + times.system
-        return used
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Add the costs of a worker of pytest-xdist."""
-        for file, cost in getattr(node, "workeroutput", {}).get("costs", {}).items():
-            self._costs[file] = [a + b for a, b in zip(self._costs[file], cost, strict=True)]
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a test's costs to those of its file."""
+        for name, value in report.user_properties:
+            if name == _PROPERTY:
+                file, *costs = cast("tuple[str, float, float, float]", value)
+                self._costs[file] = [a + b for a, b in zip(self._costs[file], costs, strict=True)]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Hand a worker's costs to the controller, which writes them."""
-        output = getattr(session.config, "workeroutput", None)
-        if output is not None:
-            output["costs"] = dict(self._costs)
-            return
-        ranked = sorted(self._costs.items(), key=lambda entry: -entry[1][1])
-        lines = (f'"{file}": [{count:.0f}, {wall:.1f}, {cpu:.1f}]' for file, (count, wall, cpu) in ranked)
-        self._file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        """Write the costs, except in a worker."""
+        if not hasattr(session.config, "workerinput"):
+            ranked = sorted(self._costs.items(), key=lambda entry: -entry[1][1])
+            lines = (f'"{file}": [{count:.0f}, {wall:.1f}, {cpu:.1f}]' for file, (count, wall, cpu) in ranked)
+            self._file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _cpu_seconds(item: pytest.Item) -> float:
+    """Return the CPU seconds of this process and its ended children; for a test of processes, also of living descendants."""
+    used = sum(os.times()[:4])
+    for process in psutil.Process().children(recursive=True) if item.get_closest_marker("process") else ():
+        with contextlib.suppress(psutil.Error):
+            used += sum(process.cpu_times()[:4])
+    return used
 
 
 def _file(item: pytest.Item) -> str:

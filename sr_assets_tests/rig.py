@@ -27,6 +27,7 @@ from sr_assets.settings import ClusterSettings, Settings, TlsSettings, load_sett
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.travel import Travel
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class Rig:
         """Start a run of the site in a process that may be killed; it prints the failures as JSON."""
         self.settings(**top)
         command = [sys.executable, "-c", _RUN, str(self.home / "replication.yaml")]
-        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return Forked(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def drain(self, site: str = SITE, stages: Iterable[Stage] = tuple(Stage), **top: Any) -> dict[str, StreamReport]:
         """Run a site and assert that no stream failed."""

@@ -41,6 +41,7 @@ from sr_assets.domain.durations import duration
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
 from sr_assets_tests.exposed import configured
+from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.rig import Command
 
 SECOND_NS = 1_000_000_000
@@ -245,9 +246,7 @@ def test_invalid_configuration_ends_process_with_exit_code_2(tmp_path: Path) -> 
         tmp_path, "name: A\nstreams: [{stream: S, source_url: 'nats://u:secret@h', nonsense: 1}]\n"
     )
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(file)}
-    ended = subprocess.run(
-        [sys.executable, "-m", "sr_assets", "run", "--once"], capture_output=True, text=True, env=environ, check=False
-    )
+    ended = run_forked([sys.executable, "-m", "sr_assets", "run", "--once"], env=environ)
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"error: {file}: stream 'S': unknown key 'nonsense'")
     assert ended.stderr.count("\n") == 1
@@ -440,7 +439,7 @@ def test_advisories_are_ordered_by_time(
 
 @pytest.mark.process
 def test_follow_prints_each_row_once_across_publications(published: Path) -> None:
-    following = subprocess.Popen(
+    following = Forked(
         [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--since", "1d", "--format", "json"],
         stdout=subprocess.PIPE,
         text=True,
@@ -459,7 +458,7 @@ def test_follow_prints_each_row_once_across_publications(published: Path) -> Non
 @pytest.mark.process
 @pytest.mark.parametrize("form", ("table", "csv"))
 def test_follow_starts_now_with_header(published: Path, form: str) -> None:
-    following = subprocess.Popen(
+    following = Forked(
         [sys.executable, "-m", "sr_assets", "advisories", "--follow", "--format", form],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -482,7 +481,7 @@ def in_a_window(columns: int, *arguments: str, **environ: str) -> list[str]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     inherited = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
-    with subprocess.Popen(
+    with Forked(
         [sys.executable, "-m", "sr_assets", *arguments],
         stdout=theirs,
         stderr=subprocess.PIPE,
@@ -518,9 +517,7 @@ def test_row_is_one_line_within_window_width(published: Path) -> None:
 @pytest.mark.process
 def test_pipe_receives_every_column_at_full_width(published: Path) -> None:
     environ = {**os.environ, "COLUMNS": "40"}
-    piped = subprocess.run(
-        [sys.executable, "-m", "sr_assets", "nodes"], capture_output=True, text=True, env=environ, check=True
-    ).stdout
+    piped = run_forked([sys.executable, "-m", "sr_assets", "nodes"], env=environ).stdout
     assert "last sequence" in piped
     assert "web2.example.net" in piped
     assert "\x1b" not in piped
@@ -605,7 +602,7 @@ def test_query_fails_above_memory_limit(published: Path, command: Command, sql: 
 
 @pytest.mark.process
 def test_ctrl_c_ends_query_with_one_line(published: Path) -> None:
-    arguments = subprocess.Popen(
+    arguments = Forked(
         [sys.executable, "-m", "sr_assets", "query", ENDLESS, "--format", "csv"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

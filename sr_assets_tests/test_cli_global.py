@@ -24,6 +24,7 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.received import Observation, read_message
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import Command
 
 SECOND_NS = 1_000_000_000
@@ -272,7 +273,7 @@ def test_global_follow_reads_feed_streams(
             config = {"name": feed, "subjects": [f"{feed}.>"], "allow_direct": True, "duplicate_window": 100_000_000}
             cluster.create_stream(config)
         store(feeds[0], advisory("web1", "new", 1, 0), b"nonsense", advisory("web1", "timeout", 2, 0))
-        following = subprocess.Popen(
+        following = Forked(
             [
                 sys.executable,
                 "-m",

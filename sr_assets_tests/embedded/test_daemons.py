@@ -24,6 +24,7 @@ from sr_assets.domain.choria_rpc import RpcRequest, decode_reply, encode_request
 from sr_assets.domain.registration import decode_payload
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_cluster, parse_cluster
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import Command, wait_until
 from sr_assets_tests.secured import Authority
 
@@ -68,7 +69,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
 def emulating(url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Run `sr-assets emulate` until the end of the block."""
     asked = ["--url", url, "--subject", "REG.%s", *options]
-    child = subprocess.Popen([sys.executable, "-m", "sr_assets", "emulate", *asked], stderr=subprocess.PIPE, text=True)
+    child = Forked([sys.executable, "-m", "sr_assets", "emulate", *asked], stderr=subprocess.PIPE, text=True)
     try:
         yield child
     finally:

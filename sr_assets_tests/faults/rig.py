@@ -14,6 +14,7 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.faults.holding import hold_at
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, leave_out_due_work, wait_until
 
 #: Columns that no fault may change. Times of detection and publication may differ.
@@ -48,7 +49,7 @@ def start_run(
     environ = {**environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), **(hold_at(*hold) if hold else {})}
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)
-    return subprocess.Popen(
+    return Forked(
         [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", mode],
         env=environ,
         stdout=log or subprocess.DEVNULL,

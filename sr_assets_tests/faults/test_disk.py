@@ -17,6 +17,7 @@ import pytest
 
 from sr_assets.adapters.spark.engine import engine_status
 from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
+from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.members import make_bucket, member
 from sr_assets_tests.rig import ALL_ON_SPARK, PATIENCE_SECONDS, SITE, Rig, Sent, cluster, leave_out_due_work, wait_until
 
@@ -70,20 +71,21 @@ def limited_workers(rig: Rig, file_bytes: int) -> Iterator[None]:
         limit(before)
 
 
+#: `sr-assets` with a limit on the size of its files.
+_LIMITED = """
+import resource, runpy, sys
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
+runpy.run_module("sr_assets", run_name="__main__")
+"""
+
+
 def run_limited(rig: Rig, file_bytes: int) -> subprocess.CompletedProcess[str]:
     """Run `sr-assets run --once` with a limit on file size, without the hourly and nightly jobs."""
     leave_out_due_work(rig.home)
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml")}
     environ.pop("DAGSTER_HOME", None)
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", "--once"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY)),
-    )
+    return run_forked([sys.executable, "-W", "ignore", "-c", _LIMITED, str(file_bytes), "run", "--once"], env=environ)
 
 
 def test_full_disk_while_staging_parquet_is_an_error_until_freed(rig: Rig, prepared: dict[str, Any]) -> None:
@@ -139,7 +141,7 @@ def test_follow_continues_alone_after_a_full_disk(rig: Rig, tmp_path: Path) -> N
     command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", "--follow"]
     with (
         subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as log,
-        subprocess.Popen(command, env=environ, stdout=log.stdin, stderr=log.stdin) as following,
+        Forked(command, env=environ, stdout=log.stdin, stderr=log.stdin) as following,
     ):
         try:
             rig.publish(stream, [Sent()])

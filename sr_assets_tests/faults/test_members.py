@@ -20,6 +20,7 @@ from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, key_of, make_bucket, member, read_key, write_key
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, cluster, leave_out_due_work, stop_process, wait_until
 
@@ -127,7 +128,7 @@ def run_member(file: Path, mode: str) -> subprocess.Popen[str]:
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)
     command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "run", mode]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Forked(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_run_once_of_a_follower_names_the_leader(rig: Rig, tmp_path: Path, target: str) -> None:

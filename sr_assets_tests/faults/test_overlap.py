@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from sr_assets_tests.faults.rig import (
     publish_rounds,
     start_run,
 )
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import SITE, Rig, stop_process, wait_until
 
 
@@ -97,7 +97,7 @@ def test_killed_run_leaves_no_site_running(rig: Rig) -> None:
     rig.settings()
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml")}
     environ.pop("DAGSTER_HOME", None)
-    following = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], env=environ)
+    following = Forked([sys.executable, "-m", "sr_assets", "run", "--follow"], env=environ)
     folders = [rig.home / "sites" / name for name in (SITE, "PARIS")]
     try:
         wait_until(lambda: all(lock_owner(folder) for folder in folders), "both sites to be running")

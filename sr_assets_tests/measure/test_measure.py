@@ -3,7 +3,6 @@
 import csv
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.measure.results import REQUESTS, ResultFolder, Trial
 from sr_assets.settings import parse_cluster
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import Command, wait_until
 
 
@@ -32,7 +32,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         with Cluster(parse_cluster(server.url)) as admin:
             admin.create_stream({"name": "REG", "subjects": ["REG.>"]})
         options = ["--url", server.url, "--subject", "REG.%s", "--nodes", "30", "--interval", "1s", "--rpc"]
-        with subprocess.Popen([sys.executable, "-m", "sr_assets", "emulate", *options]) as child:
+        with Forked([sys.executable, "-m", "sr_assets", "emulate", *options]) as child:
             with Cluster(parse_cluster(server.url)) as admin:
                 wait_until(lambda: admin.stream_info("REG").messages >= 30, "a registration of each node")
             yield server

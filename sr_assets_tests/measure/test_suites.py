@@ -25,6 +25,7 @@ from sr_assets.measure.expectation import Expectation
 from sr_assets.measure.load import watch
 from sr_assets.measure.measured_stream import MeasuredStream, choose_entry, default_load, default_subject
 from sr_assets.settings import Settings, StreamSettings, load_settings, parse_cluster
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.measure.test_measure import rows
 from sr_assets_tests.rig import Command, wait_until
 
@@ -168,7 +169,7 @@ def test_interrupt_leaves_a_partial_result_and_one_line(
     environ = {**os.environ, "SR_ASSETS_CONFIG": ""}
     with (
         Cluster(parse_cluster(target.url)) as watcher,
-        subprocess.Popen(
+        Forked(
             [sys.executable, "-W", "ignore", "-m", "sr_assets", *options, "--nodes", "6,7", "--out", str(out)],
             env=environ,
             stdout=subprocess.PIPE,

@@ -21,6 +21,7 @@ import yaml
 
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.settings import Settings, load_settings
+from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.rig import leave_out_due_work
 
 T = TypeVar("T")
@@ -49,9 +50,7 @@ def run(*arguments: str, due_work: bool = False) -> subprocess.CompletedProcess[
     """Run `sr-assets run`; by default without the hourly and nightly jobs, which take longer than a site's run."""
     if not due_work:
         leave_out_due_work(load_settings().home)
-    return subprocess.run(
-        [sys.executable, "-m", "sr_assets", "run", *arguments], capture_output=True, text=True, check=False
-    )
+    return run_forked([sys.executable, "-m", "sr_assets", "run", *arguments])
 
 
 def runner_pid(home: Path, site: str) -> int:
@@ -83,9 +82,8 @@ class Up:
 
     def __enter__(self) -> Self:
         with (self._errors or Path(os.devnull)).open("wb") as errors:
-            self.process = subprocess.Popen(
-                self.command, cwd=self._folder, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
+            start = Forked if self.command[0] == sys.executable else subprocess.Popen
+            self.process = start(self.command, cwd=self._folder, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == f"Dagster: http://127.0.0.1:{self.port}  (Ctrl-C stops it)\n", self.process.wait(100)

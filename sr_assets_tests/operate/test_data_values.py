@@ -18,6 +18,7 @@ from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
+from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.operate.rig import Up
 from sr_assets_tests.rig import Rig, Sent, address, cluster, leave_out_due_work, stop_process, wait_until
 from sr_assets_tests.sourced import kv
@@ -49,12 +50,12 @@ def configure(rig: Rig, folder: Path, name: str, stream: str, **keys: Any) -> Pa
 def start(file: Path, *arguments: str, output: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "sr_assets", "--config", str(file), *arguments]
     with output.open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        return Forked(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def run(file: Path, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "sr_assets", "--config", str(file), *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_forked(command)
     return ended.returncode, ended.stdout + ended.stderr
 
 

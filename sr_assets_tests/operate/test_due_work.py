@@ -28,6 +28,7 @@ from sr_assets.operate.instance import prepare_instance, prepare_storage
 from sr_assets.operate.processes import INTERRUPTED, start_child
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, load_settings, parse_cluster
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.operate.rig import configure, run, runner_pid
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
@@ -54,7 +55,7 @@ def has_rows(home: Path, table: str) -> bool:
 @contextmanager
 def following(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command until the end of the block, which must not leave an error."""
-    process = subprocess.Popen(
+    process = Forked(
         [sys.executable, "-m", "sr_assets", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
@@ -119,7 +120,7 @@ def test_run_follow_ends_when_every_site_is_misconfigured(platform: Settings, tm
         for site in ("london", "paris")
     ]
     with log.open("w") as errors:
-        process = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=errors)
+        process = Forked([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=errors)
     try:
         wait_until(lambda: all(runner_pid(platform.home, site) for site in platform.sites), "a run of each site")
         file.write_text(f"{file.read_text()}\nunknown: key\n")

@@ -29,6 +29,7 @@ from sr_assets.operate.health import Health, daemon_parts, site_parts, watchdog_
 from sr_assets.operate.metrics import MetricsServer
 from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.leadership import Leadership
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.operate.rig import configure, run, unused_port
 from sr_assets_tests.rig import wait_until
 from sr_assets_tests.strangers import run_as_stranger
@@ -228,14 +229,13 @@ def served(*arguments: str) -> Iterator[str]:
     port = unused_port()
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "health": {"port": port}}))
     load_settings()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sr_assets", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, "-m", "sr_assets", *arguments]
+    process = Forked(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         yield f"http://127.0.0.1:{port}"
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=100)
-        assert (process.returncode, b"Traceback" in errors) == (0, False), errors
+        assert (process.returncode, "Traceback" in errors) == (0, False), errors
     finally:
         for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
             child.kill()

@@ -21,6 +21,7 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.metrics.heartbeats import heartbeat_lines
 from sr_assets.settings import load_settings
 from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership, publisher_of
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import Command, address, wait_until
 
 pytestmark = pytest.mark.process
@@ -55,13 +56,13 @@ def test_follow_publishes_heartbeats_that_check_does_not_store(
         assert command("run", "--once") == (0, "", "")
         assert opened.stream_info(stream).messages == 0
         began = int(time.time())
-        following = subprocess.Popen([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=subprocess.PIPE)
+        following = Forked([sys.executable, "-m", "sr_assets", "run", "--follow"], stderr=subprocess.PIPE, text=True)
         try:
             wait_until(lambda: opened.stream_info(stream).messages >= 4, "some heartbeats")
         finally:
             following.send_signal(signal.SIGINT)
             _, errors = following.communicate(timeout=150)
-        assert (following.returncode, errors) == (0, b"")
+        assert (following.returncode, errors) == (0, "")
         for subject, kind in (("a", "all"), ("b", "own")):
             beat = opened.last_message(stream, f"{stream}.{subject}")
             assert beat is not None

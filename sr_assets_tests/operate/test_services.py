@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from sr_assets.settings import Settings
+from sr_assets_tests.forks import run_forked
 from sr_assets_tests.operate.rig import REPOSITORY, Up, imported_from, log_in_json
 from sr_assets_tests.rig import wait_until
 from sr_assets_tests.strangers import connected_stranger
@@ -90,7 +91,7 @@ def test_auth_file_readable_by_others_is_refused_in_one_line(platform: Settings,
     file.write_text("me:secret")
     file.chmod(0o644)
     command = [sys.executable, "-m", "sr_assets", "up", "--auth-file", str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_forked(command)
     assert ended.returncode == 2
     assert ended.stderr == f"error: --auth-file {file}: other users can access it; own it and set its mode to 600\n"
 
@@ -100,9 +101,7 @@ def test_busy_port_is_reported_in_one_line(platform: Settings) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = subprocess.run(
-            [sys.executable, "-m", "sr_assets", "up", "--port", str(port)], capture_output=True, text=True, check=False
-        )
+        ended = run_forked([sys.executable, "-m", "sr_assets", "up", "--port", str(port)])
     assert ended.returncode == 1
     assert (
         ended.stderr
@@ -114,7 +113,7 @@ def test_busy_port_is_reported_in_one_line(platform: Settings) -> None:
 @pytest.mark.parametrize("options", (("--host", "0.0.0.0"), ("--trust-proxy",), ("--host", "::", "--read-only")))
 def test_ui_open_to_everybody_is_refused_in_one_line(platform: Settings, options: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "sr_assets", "up", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_forked(command)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert "everybody who reaches the port could start and stop runs" in ended.stderr
 

@@ -1,7 +1,6 @@
 """Whole sites over TLS with client certificates, with credentials, and of Choria, which leak no secrets."""
 
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from sr_assets.cli import run_command
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_settings
 from sr_assets_tests.choria_broker import Issuer, broker
+from sr_assets_tests.forks import run_forked
 from sr_assets_tests.rig import Rig, Sent
 from sr_assets_tests.secured import Authority, Operator, creds, new_key
 
@@ -138,9 +138,7 @@ def test_choria_site_runs_without_leaking_its_secrets(
         watching.start()
         try:
             for arguments in (("check", "--connect"), ("run", "--once")):
-                completed = subprocess.run(
-                    [sys.executable, "-m", "sr_assets", *arguments], capture_output=True, text=True, check=False
-                )
+                completed = run_forked([sys.executable, "-m", "sr_assets", *arguments])
                 output += [completed.stdout, completed.stderr]
                 assert completed.returncode == 0, completed.stderr
         finally:

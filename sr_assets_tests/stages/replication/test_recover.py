@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from sr_assets.stages.replication.copies import last_matching
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.report import Stage
+from sr_assets_tests.forks import run_forked
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10h"}
@@ -82,7 +82,7 @@ def test_forced_recovery_rebuilds_one_stream_and_leaves_the_other(
     file = rig.home / "replication.yaml"
     arguments = [sys.executable, "-m", "sr_assets", "--config", str(file), "recover", "--stream", first, "--force"]
     environ = {key: value for key, value in os.environ.items() if key != "SR_ASSETS_HOME"}
-    output = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, env=environ).stdout
+    output = run_forked(arguments, env=environ).stdout
     assert output.startswith(f"{SITE}/{first}: continues at 4; 3 copies found in {first}, the last one of 3\n")
     assert state_rows(rig, second) == before
     assert unpublished_ids(rig, first) == unpublished

@@ -1,12 +1,12 @@
 """`retry-parked`: each parked message is copied once after the target was changed."""
 
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
 from sr_assets.assets.checks import check_parked
+from sr_assets_tests.forks import run_forked
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 pytestmark = pytest.mark.process
@@ -16,7 +16,7 @@ def retry(rig: Rig, code: int = 0) -> str:
     """Run the command as its own process; return its output."""
     command = [sys.executable, "-W", "ignore", "-m", "sr_assets", "retry-parked", "--stream", rig.entries[0]["stream"]]
     environ = {"SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), "PATH": "/usr/bin:/bin", "HOME": str(rig.home)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    done = run_forked(command, env=environ)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
