@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,8 @@ def bucket_config(bucket: str, ttl_seconds: float = TTL_SECONDS) -> dict[str, An
 def member(rig: Rig, folder: Path, name: str, bucket: str, **top: Any) -> Settings:
     """Return the configuration of a member with a home of its own and the rig's entries."""
     (folder / name).mkdir(exist_ok=True)
-    other = Rig.__new__(Rig)
-    other.home, other.source, other.target, other.unique = folder / name, rig.source, rig.target, rig.unique
-    other.tls, other.spark, other.entries, other.feeds = rig.tls, rig.spark, rig.entries, rig.feeds
+    other = copy(rig)
+    other.home = folder / name
     return other.settings(**elected(name, bucket), **top)
 
 

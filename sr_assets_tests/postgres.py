@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from sr_assets_tests.programs import lack
 from sr_assets_tests.rig import wait_until
 
 _PACKAGE = Path("/usr/lib/postgresql")
@@ -21,9 +20,7 @@ _PACKAGE = Path("/usr/lib/postgresql")
 @contextmanager
 def postgres() -> Iterator[str]:
     """Start a server with an empty database and yield its URL; skip the test if PostgreSQL is not installed."""
-    programs = sorted(_PACKAGE.glob("*/bin/initdb"))
-    if not programs:
-        pytest.skip("no PostgreSQL: apt-get install postgresql")
+    programs = sorted(_PACKAGE.glob("*/bin/initdb")) or lack("PostgreSQL is not installed (Debian package postgresql)")
     programs_folder, user = programs[-1].parent, {}
     with tempfile.TemporaryDirectory(prefix="sr-assets-postgres-") as folder:
         if os.geteuid() == 0:

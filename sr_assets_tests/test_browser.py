@@ -10,9 +10,10 @@ import duckdb
 import pytest
 from playwright.sync_api import Page, expect
 
-from sr_assets_tests.browser import find_chromium, open_page
+from sr_assets_tests.browser import open_page
 from sr_assets_tests.demo_process import DemoProcess
 from sr_assets_tests.operate.rig import unused_port
+from sr_assets_tests.programs import chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600)]
 _PATIENCE_MS = 180_000
@@ -27,8 +28,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def demo_url(demo_folder: Path) -> Iterator[str]:
     """The UI of a demo that has published its first tables."""
-    if find_chromium() is None:
-        pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
+    chromium()
     port = unused_port()
     with DemoProcess(demo_folder, "--port", str(port), "--nodes", "20") as demo:
         demo.await_output("first rows", 300)
@@ -38,9 +38,7 @@ def demo_url(demo_folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def page(demo_url: str) -> Iterator[Page]:
     """A page in Chromium."""
-    chromium = find_chromium()
-    assert chromium is not None
-    with open_page(chromium) as page:
+    with open_page(chromium()) as page:
         yield page
 
 

@@ -14,6 +14,7 @@ from dagster import DagsterInstance
 from sr_assets.adapters.extras import require_extra
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import load_settings
+from sr_assets_tests.programs import program
 
 ROOT = Path(__file__).parent.parent
 UNITS = ("sr-assets.service", "sr-assets@.service")
@@ -121,10 +122,10 @@ def test_units_differ_only_by_their_instance() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS)
 def test_units_are_confined(unit: str) -> None:
-    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(ROOT / "packaging" / unit)]
+    analyze = program("systemd-analyze", package="systemd")
+    command = [analyze, "security", "--offline=true", "--threshold=20", str(ROOT / "packaging" / unit)]
     analysed = subprocess.run(command, capture_output=True, text=True, check=False)
     # An exposure above 2.0 is an exit code above 0.
     assert analysed.returncode == 0, analysed.stdout

@@ -1,6 +1,5 @@
 """Native streams: drift and remedies, plans, link limits, source marks, and graphs."""
 
-import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from typing import Any
@@ -16,6 +15,7 @@ from sr_assets.domain.topology.graph import around, graph_of
 from sr_assets.domain.topology.links import Limits, Link, api_hash, brought_by, limits, read_mark
 from sr_assets.domain.topology.plan import Action, in_order, plan_adoption, plan_stream
 from sr_assets.domain.topology.wanted import OWNER, Upstream, WantedStream
+from sr_assets_tests.programs import program
 
 NEW, OLD = (2, 15, 0), (2, 11, 0)
 
@@ -212,10 +212,14 @@ def test_dot_is_well_formed_for_hostile_names() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
 def test_graphviz_renders_hostile_names_literally() -> None:
     drawn = subprocess.run(
-        ["dot", "-Tsvg"], input=dot(graph_of(STREAMS, LINKS)), capture_output=True, text=True, timeout=60, check=True
+        [program("dot", package="graphviz"), "-Tsvg"],
+        input=dot(graph_of(STREAMS, LINKS)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     texts = [text.text for text in ET.fromstring(drawn.stdout).iter("{http://www.w3.org/2000/svg}text")]
     assert 'a"b\\N"; x -> y; //&lt;' in texts

@@ -10,7 +10,8 @@ from playwright.sync_api import Page
 from sr_assets.cli import run_command
 from sr_assets.measure.report import render_report
 from sr_assets.measure.results import ResultFolder, Trial
-from sr_assets_tests.browser import find_chromium, open_page
+from sr_assets_tests.browser import open_page
+from sr_assets_tests.programs import chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.process]
 
@@ -46,10 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
     """A page in Chromium."""
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
-    with open_page(chromium) as page:
+    with open_page(chromium()) as page:
         yield page
 
 

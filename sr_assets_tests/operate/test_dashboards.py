@@ -6,7 +6,6 @@ Tests that need Prometheus or promtool are skipped if it is not installed.
 import json
 import math
 import re
-import shutil
 import subprocess
 import urllib.parse
 import urllib.request
@@ -21,6 +20,7 @@ from sr_assets.operate.metrics import Exposition
 from sr_assets.operate.metrics.serving import MetricsServer
 from sr_assets_tests.exposed import advance_counters, expose_everything
 from sr_assets_tests.operate.rig import unused_port
+from sr_assets_tests.programs import program
 from sr_assets_tests.rig import wait_until
 
 CONF = Path(__file__).parent.parent.parent / "conf"
@@ -147,8 +147,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Exposition]
 @pytest.fixture(scope="module")
 def prometheus(exposed: tuple[Path, Exposition], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Run a Prometheus that has scraped the home three times with different numbers."""
-    if not shutil.which("prometheus"):
-        pytest.skip("prometheus is not installed (Debian package prometheus)")
+    server = program("prometheus", package="prometheus")
     home, exposition = exposed
     folder, port = tmp_path_factory.mktemp("prometheus"), unused_port()
     with MetricsServer(exposition, "127.0.0.1", 0) as url:
@@ -161,7 +160,7 @@ def prometheus(exposed: tuple[Path, Exposition], tmp_path_factory: pytest.TempPa
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
         process = subprocess.Popen(
             [
-                "prometheus",
+                server,
                 f"--config.file={folder / 'prometheus.yaml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",
@@ -254,11 +253,9 @@ def test_prometheus_evaluates_every_alert_rule(prometheus: Prometheus) -> None:
 
 @pytest.mark.process
 def test_promtool_unit_tests_of_the_alerts_pass() -> None:
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is not installed (Debian package prometheus)")
-    tests = RULES.with_name("alerts-test.yaml")
+    promtool, tests = program("promtool", package="prometheus"), RULES.with_name("alerts-test.yaml")
     tested = subprocess.run(
-        ["promtool", "test", "rules", tests.name], cwd=tests.parent, capture_output=True, text=True, check=False
+        [promtool, "test", "rules", tests.name], cwd=tests.parent, capture_output=True, text=True, check=False
     )
     assert tested.returncode == 0, tested.stdout + tested.stderr
     named = tests.read_text()

@@ -11,8 +11,9 @@ import pytest
 from playwright.sync_api import HttpCredentials, Page, Response, WebSocket, expect
 
 from sr_assets.settings import Settings
-from sr_assets_tests.browser import find_chromium, open_page
+from sr_assets_tests.browser import open_page
 from sr_assets_tests.operate.rig import Up
+from sr_assets_tests.programs import chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -72,14 +73,6 @@ def served(html: str) -> Iterator[int]:
         server.shutdown()
 
 
-@pytest.fixture
-def chromium() -> str:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
-    return program
-
-
 def attack(page: Page, hosts: tuple[str, ...], port: int) -> list[tuple[int, str, str]]:
     """Open the hostile page under each host name; returns status, method and URL of each response of `up`."""
     answers: list[tuple[int, str, str]] = []
@@ -102,7 +95,7 @@ def attack(page: Page, hosts: tuple[str, ...], port: int) -> list[tuple[int, str
     return answers
 
 
-def test_hostile_page_changes_nothing_while_the_ui_works(platform: Settings, chromium: str, tmp_path: Path) -> None:
+def test_hostile_page_changes_nothing_while_the_ui_works(platform: Settings, tmp_path: Path) -> None:
     # With a login, which the browser adds to every request to the UI.
     file, login = tmp_path / "logins", HttpCredentials(username="me", password="secret")
     file.write_text("me:secret")
@@ -110,7 +103,7 @@ def test_hostile_page_changes_nothing_while_the_ui_works(platform: Settings, chr
     rebinding = "--host-resolver-rules=MAP evil.example 127.0.0.1"
     with (
         Up("--auth-file", str(file), errors=tmp_path / "errors") as up,
-        open_page(chromium, flags=[rebinding], login=login) as page,
+        open_page(chromium(), flags=[rebinding], login=login) as page,
     ):
         heard: list[str | bytes] = []  # frames of the UI's own web socket
 

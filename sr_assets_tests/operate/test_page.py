@@ -20,7 +20,8 @@ from sr_assets.operate.page import PagePublisher, write_page
 from sr_assets.operate.page.rendering import render_page
 from sr_assets.settings import Settings, load_settings
 from sr_assets_tests import test_cli, test_cli_global
-from sr_assets_tests.browser import find_chromium, open_page
+from sr_assets_tests.browser import open_page
+from sr_assets_tests.programs import chromium
 from sr_assets_tests.rig import Command
 from sr_assets_tests.test_cli import MINUTE_NS, NOW_NS, node_row, transition_row
 
@@ -157,10 +158,7 @@ def test_page_is_served_only_to_readers_of_the_tables(settings: Settings) -> Non
 @pytest.fixture(scope="module")
 def browser_page() -> Iterator[Page]:
     """Open a page in Chromium as wide as a phone."""
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("NO BROWSER TEST: chromium is not installed (Debian: apt-get install chromium)")
-    with open_page(chromium, width=375, height=800) as page:
+    with open_page(chromium(), width=375, height=800) as page:
         yield page
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import re
-import shutil
 import socket
 import ssl
 import subprocess
@@ -15,12 +14,10 @@ import pytest
 
 from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import Up, unused_port
+from sr_assets_tests.programs import program
 from sr_assets_tests.rig import wait_until
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin") is None, reason="needs nginx"),
-]
+pytestmark = pytest.mark.process
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"me:secret").decode()}
@@ -86,7 +83,7 @@ def proxy(platform: Settings, tmp_path: Path, certificate: tuple[Path, Path]) ->
         )
         nginx = subprocess.Popen(
             [
-                shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin") or "",
+                program("nginx", package="nginx"),
                 "-p",
                 str(folder),
                 "-c",

@@ -5,7 +5,7 @@ import os
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -146,12 +146,9 @@ def write_publication(folder: Path, publication: Publication, before: Publicatio
             replaced[name] = (first, publication.since + 1 if last is None else last)
         since = before.kept | {base.file: base.since for base in before.earlier.values()}
         replaced |= {name: (since.get(name, before.since) + 1, None) for name in before.names}
-    remaining = {
-        name: numbers
-        for name, numbers in replaced.items()
-        if name not in publication.names and (folder / name).exists()
-    }
-    written = Publication(**{**asdict(publication), "replaced": remaining})
+    needed = publication.names
+    remaining = {name: numbers for name, numbers in replaced.items() if name not in needed and (folder / name).exists()}
+    written = replace(publication, replaced=remaining)
     write_private(folder / _NAME, json.dumps(asdict(written)))
     share_as_folder(folder / _NAME)
     return written
@@ -163,9 +160,9 @@ def sweep(folder: Path, publication: Publication, opened: Iterable[int]) -> None
     `opened` are the numbers of each `fleet.duckdb` that may be open. Files of an interrupted publication belong to no
     number.
     """
-    opened = list(opened)
+    opened, needed = list(opened), publication.names
     for file in folder.iterdir():
-        if file.name in publication.names or file.name == _NAME or not fnmatch(file.name, FILES[0]):
+        if file.name in needed or file.name == _NAME or not fnmatch(file.name, FILES[0]):
             continue
         first, last = publication.replaced.get(file.name, (0, -1))
         if not any(first <= number and (last is None or number <= last) for number in opened):
