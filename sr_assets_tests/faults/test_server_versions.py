@@ -57,7 +57,27 @@ STREAM_FULL = 10077
 WRONG_LAST_SEQUENCE = 10071
 
 
-@pytest.fixture(scope="module", params=MINORS)
+#: What the tests vary, with the names of the values.
+AXES: dict[str, dict[str, object]] = {
+    "minor": {minor: minor for minor in MINORS},
+    "storage": {"file": "file", "memory": "memory"},
+    "direct": {"direct": True, "no_direct": False},
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on every combination; only every second one of all three is not long, so that each pair occurs once."""
+    names = [name for name in AXES if name in metafunc.fixturenames]
+    cases = []
+    for named in itertools.product(*(AXES[name].items() for name in names)):
+        shown, values = zip(*named, strict=True)
+        places = (list(AXES[name].values()).index(value) for name, value in zip(names, values, strict=True))
+        long = len(names) == len(AXES) and sum(places) % 2
+        cases.append(pytest.param(*values, id="-".join(shown), marks=pytest.mark.long if long else ()))
+    metafunc.parametrize(names, cases, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def minor(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -81,12 +101,12 @@ def admin(server: NatsServer) -> Iterator[Cluster]:
         yield opened
 
 
-@pytest.fixture(params=("file", "memory"))
+@pytest.fixture
 def storage(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=(True, False), ids=("direct", "no_direct"))
+@pytest.fixture
 def direct(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
