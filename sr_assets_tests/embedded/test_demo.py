@@ -80,7 +80,10 @@ def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+@pytest.mark.parametrize(
+    "number",
+    (signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.nightly) for number in (signal.SIGINT, signal.SIGHUP))),
+)
 @pytest.mark.process
 def test_demo_stopped_during_its_start_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with DemoProcess(tmp_path, "--no-ui", "--nodes", "4") as demo:

@@ -66,14 +66,14 @@ AXES: dict[str, dict[str, object]] = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on every combination; only every second one of all three is not long, so that each pair occurs once."""
+    """Run a test on every combination; of all three, the gate takes every second one, so that each pair occurs."""
     names = [name for name in AXES if name in metafunc.fixturenames]
     cases = []
     for named in itertools.product(*(AXES[name].items() for name in names)):
         shown, values = zip(*named, strict=True)
         places = (list(AXES[name].values()).index(value) for name, value in zip(names, values, strict=True))
-        long = len(names) == len(AXES) and sum(places) % 2
-        cases.append(pytest.param(*values, id="-".join(shown), marks=pytest.mark.long if long else ()))
+        at_night = len(names) == len(AXES) and sum(places) % 2
+        cases.append(pytest.param(*values, id="-".join(shown), marks=pytest.mark.nightly if at_night else ()))
     metafunc.parametrize(names, cases, indirect=True, scope="module")
 
 

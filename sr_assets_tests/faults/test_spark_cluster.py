@@ -336,6 +336,7 @@ def assert_each_executor_probed(run_log: str, reason: str) -> None:
     assert len(lines) == 4, run_log
 
 
+@pytest.mark.nightly
 def test_workers_without_pyarrow_are_an_error_without_copies(clustered: Rig, cluster: SparkCluster) -> None:
     rig = clustered
     rig.spark["config"] = {
@@ -401,6 +402,7 @@ def test_connect_server_run_survives_lost_executors_and_drivers(
     assert [name for name, text in searched.items() if _PASSWORD in text] == []
 
 
+@pytest.mark.nightly
 def test_check_probes_every_server_from_each_connect_executor(served: Rig) -> None:
     rig = served
     rig.add(rig.make(), target_url=f"nats://127.0.0.1:{free_port()}")
@@ -408,6 +410,7 @@ def test_check_probes_every_server_from_each_connect_executor(served: Rig) -> No
     assert_each_executor_probed(check(rig), "Connection refused")
 
 
+@pytest.mark.nightly
 def test_connect_server_option_is_refused_in_spark_config(served: Rig) -> None:
     rig = served
     rig.spark["config"] = {"spark.cores.max": "1"}
@@ -417,6 +420,7 @@ def test_connect_server_option_is_refused_in_spark_config(served: Rig) -> None:
     assert "spark.config spark.cores.max: a Connect server fixes it at its start; set it there" in rig.failure()
 
 
+@pytest.mark.nightly
 def test_connect_session_is_reused_until_closed(server: str, tmp_path: Path) -> None:
     ids = []
     for closed in (False, True, False):
@@ -426,6 +430,7 @@ def test_connect_session_is_reused_until_closed(server: str, tmp_path: Path) -> 
     assert ids[0] == ids[1] != ids[2]
 
 
+@pytest.mark.nightly
 def test_daily_tables_are_computed_through_a_connect_server(server: str, tmp_path: Path) -> None:
     settings, day = configured(tmp_path), day_of(FIRST)
     changes = [Change(day.first_ns, "new", None), Change(day.first_ns + 6 * HOUR, "timeout", "up")]
