@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import shutil
 import subprocess
@@ -262,15 +263,15 @@ def test_feed_supports_check_and_lag_but_not_recover(
 def test_global_follow_reads_feed_streams(
     nats_server: NatsServer, unique: Callable[[str], str], home: Path, tmp_path: Path
 ) -> None:
-    feeds = [unique("FEED") for _ in range(2)]
+    feeds, ids = [unique("FEED") for _ in range(2)], itertools.count()
     (tmp_path / "replication.yaml").write_text(configuration(home, *feeds, url=nats_server.url))
     with Cluster(parse_cluster(nats_server.url)) as cluster:
 
         def store(feed: str, *bodies: bytes) -> None:
-            cluster.publish_many([(f"{feed}.a", body, str(index)) for index, body in enumerate(bodies)])
+            cluster.publish_many([(f"{feed}.a", body, str(next(ids))) for body in bodies])
 
         for feed in feeds:
-            config = {"name": feed, "subjects": [f"{feed}.>"], "allow_direct": True, "duplicate_window": 100_000_000}
+            config = {"name": feed, "subjects": [f"{feed}.>"], "allow_direct": True}
             cluster.create_stream(config)
         store(feeds[0], advisory("web1", "new", 1, 0), b"nonsense", advisory("web1", "timeout", 2, 0))
         following = Forked(

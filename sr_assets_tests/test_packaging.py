@@ -35,7 +35,11 @@ def test_missing_extra_is_reported_in_one_line_that_names_it(extra: str) -> None
     (EXTRA_MODULES, *(pytest.param((module,), marks=pytest.mark.nightly, id=module) for module in EXTRA_MODULES)),
 )
 def test_command_and_definitions_load_without_the_extras(without: tuple[str, ...]) -> None:
-    code = f"import sys; sys.modules |= dict.fromkeys({without})\nimport sr_assets.cli, sr_assets.definitions, sr_assets.embedded.demo"
+    code = f"""
+import sys
+sys.modules |= dict.fromkeys({without})
+import sr_assets.cli, sr_assets.definitions, sr_assets.embedded.demo
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
