@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from nats.aio.msg import Msg
 
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.rig import PATIENCE_SECONDS
 from sr_assets_tests.secured import Authority, Key, encoded, new_key, signed_jwt
 
 COLLECTIVE = "mcollective"
@@ -101,7 +102,7 @@ def broker(home: Path, authority: Authority, issuer: Issuer) -> Iterator[Broker]
         thread = threading.Thread(target=lambda: loop.run_until_complete(work))
         thread.start()
         try:
-            assert ready.wait(30), "the callout does not begin"
+            assert ready.wait(PATIENCE_SECONDS), "the callout does not begin"
             yield made
         finally:
             loop.call_soon_threadsafe(ended.set)

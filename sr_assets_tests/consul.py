@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 BINARY = shutil.which("consul")
 _WAIT_SECONDS = 30
@@ -46,7 +46,10 @@ def real_consul(folder: Path) -> Iterator[str]:
 
 
 def _has_leader(url: str) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/status/leader", timeout=5) as response:
+    with (
+        contextlib.suppress(OSError),
+        urllib.request.urlopen(f"{url}/v1/status/leader", timeout=PATIENCE_SECONDS) as response,
+    ):
         return len(response.read()) > 4
     return False
 

@@ -13,8 +13,9 @@ from sr_assets.adapters.wire import Connection, WireError
 from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.embedded.nats_server import HOST, NatsServer
 from sr_assets.settings import ClusterSettings
+from sr_assets_tests.rig import PATIENCE_SECONDS
 
-SECONDS = 60.0
+SECONDS = PATIENCE_SECONDS
 
 
 class NatsCluster:

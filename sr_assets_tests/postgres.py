@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sr_assets_tests.programs import lack
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 _PACKAGE = Path("/usr/lib/postgresql")
 
@@ -43,4 +43,4 @@ def postgres() -> Iterator[str]:
             yield f"postgresql+psycopg2://dagster@/postgres?host={folder}"
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(60)
+            server.wait(PATIENCE_SECONDS)

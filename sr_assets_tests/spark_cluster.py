@@ -26,7 +26,7 @@ import pyspark
 
 from sr_assets.adapters.spark.config import JAVA_OPTIONS
 from sr_assets.adapters.spark.java import find_java
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 _USER = "nobody"
 #: The packages that docs/operations.md requires for a worker's Python, with their dependencies.
@@ -199,7 +199,7 @@ class SparkCluster:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(processes, timeout=10)
+        psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)
 
     def _prepare(self) -> None:
         """Create the folder: a Python, a Java, and links to the packages that workers need."""
@@ -232,7 +232,13 @@ class SparkCluster:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             tried = [self.python, "-c", f"import {', '.join(needed)}"]
             done = subprocess.run(
-                tried, user=user, cwd=self.folder, env=self._environ, capture_output=True, check=False, timeout=60
+                tried,
+                user=user,
+                cwd=self.folder,
+                env=self._environ,
+                capture_output=True,
+                check=False,
+                timeout=PATIENCE_SECONDS,
             )
             return done.returncode == 0
         return False
@@ -280,7 +286,7 @@ class SparkCluster:
 
 def fetched(url: str) -> str:
     """Return a page."""
-    with urllib.request.urlopen(url, timeout=30) as page:
+    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as page:
         return str(page.read().decode())
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from sr_assets_tests.rig import PATIENCE_SECONDS
+
 #: `nobody` on most systems; any user without rights serves.
 STRANGER = 65534
 
@@ -62,7 +64,7 @@ def run_as_stranger(script: str, arguments: Sequence[str] = ()) -> str:
     """Run Python code as another user and return its output."""
     need_root()
     command = [sys.executable, "-I", "-S", "-c", BECOME_STRANGER + script, *arguments]
-    return subprocess.run(command, cwd="/", check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, cwd="/", check=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS).stdout
 
 
 @contextlib.contextmanager
@@ -77,7 +79,7 @@ def stranger_listens(*addresses: str) -> Iterator[Listener]:
             assert process.stdout.readline() == b"ready\n"
             yield listener
         finally:
-            listener.received = process.communicate(timeout=30)[0]
+            listener.received = process.communicate(timeout=PATIENCE_SECONDS)[0]
 
 
 @contextlib.contextmanager
@@ -113,4 +115,4 @@ sys.stdin.read()
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         yield
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_SECONDS)

@@ -42,7 +42,7 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
 from sr_assets_tests.exposed import configured
 from sr_assets_tests.forks import Forked, run_forked
-from sr_assets_tests.rig import Command
+from sr_assets_tests.rig import PATIENCE_SECONDS, Command
 
 SECOND_NS = 1_000_000_000
 #: The source's clock in all these tables: 2026-01-31T12:00:00Z.
@@ -611,7 +611,7 @@ def test_ctrl_c_ends_query_with_one_line(published: Path) -> None:
     assert arguments.stdout is not None
     assert arguments.stdout.readline() == "i\n"
     arguments.send_signal(signal.SIGINT)
-    assert arguments.communicate(timeout=60)[1] == "error: interrupted\n"
+    assert arguments.communicate(timeout=PATIENCE_SECONDS)[1] == "error: interrupted\n"
     assert arguments.returncode == 130
 
 

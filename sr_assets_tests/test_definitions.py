@@ -14,6 +14,7 @@ from dagster_shared.serdes import serialize_value
 from sr_assets.assets.columns import COLUMN_TYPES
 from sr_assets.definitions import build, defs
 from sr_assets.settings import FeedSettings, Settings, load_settings
+from sr_assets_tests.rig import PATIENCE_SECONDS
 
 TRACKED = """
 name: US-EAST
@@ -175,7 +176,7 @@ def test_only_process_of_site_run_loads_active_sites_alone(tmp_path: Path, monke
         queue: multiprocessing.Queue[list[str]] = spawn.Queue()
         process = spawn.Process(target=loaded_jobs, args=(queue,))
         process.start()
-        jobs = queue.get(timeout=100)
+        jobs = queue.get(timeout=PATIENCE_SECONDS)
         process.join()
         return jobs
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sr_assets.adapters import threads
 from sr_assets.adapters.threads import BackgroundThread, failing_threads
 from sr_assets.domain.errors import RunError
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_thread_works_again_after_any_errors(errors: list[Exception]) -> None:
             yield 0.01
 
     with BackgroundThread("worker", body) as thread:
-        assert worked.wait(30)
+        assert worked.wait(PATIENCE_SECONDS)
         wait_until(lambda: "worker" not in failing_threads(), "the recovery")
         assert thread.is_alive
     assert not thread.is_alive

@@ -25,7 +25,7 @@ from sr_assets.domain.registration import decode_payload
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_cluster, parse_cluster
 from sr_assets_tests.forks import Forked
-from sr_assets_tests.rig import Command, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, Command, wait_until
 from sr_assets_tests.secured import Authority
 
 pytestmark = pytest.mark.process
@@ -48,7 +48,9 @@ class Monitored:
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the connections of nodes, as the server lists them."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/connz?subs=1&limit=4096", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self._port}/connz?subs=1&limit=4096", timeout=PATIENCE_SECONDS
+        ) as answer:
             return [c for c in json.load(answer)["connections"] if c.get("name", "").endswith(".example.net")]
 
     def stored(self) -> int:
@@ -74,7 +76,7 @@ def emulating(url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
         yield child
     finally:
         child.send_signal(signal.SIGINT)
-        child.wait(30)
+        child.wait(PATIENCE_SECONDS)
         assert child.stderr is not None
         child.stderr.close()
 
@@ -198,12 +200,12 @@ def test_counters_are_served_for_people_and_prometheus(monitored: Monitored) -> 
         )
 
         def variables() -> dict[str, Any]:
-            with urllib.request.urlopen(f"{base}/debug/vars", timeout=10) as answer:
+            with urllib.request.urlopen(f"{base}/debug/vars", timeout=PATIENCE_SECONDS) as answer:
                 return dict(json.load(answer))
 
         wait_until(lambda: variables()["published"] >= 20, "20 messages")
         assert variables()["config"]["instances"] == variables()["connected"] == 10
-        with urllib.request.urlopen(f"{base}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{base}/metrics", timeout=PATIENCE_SECONDS) as answer:
             metrics = answer.read().decode()
     assert "\nsr_assets_emulate_connected 10\n" in metrics
     assert "\n# TYPE sr_assets_emulate_published_total counter\n" in metrics
@@ -252,10 +254,8 @@ def test_interrupted_fleet_ends_with_its_processes(monitored: Monitored) -> None
         wait_until(lambda: monitored.stored() > before, "a stored message")
         children = psutil.Process(child.pid).children(recursive=True)
         assert len(children) >= 3
-        began = time.monotonic()
         os.kill(child.pid, signal.SIGINT)
-        assert child.wait(30) == 130
-        assert time.monotonic() - began < 20
-        assert not psutil.wait_procs(children, 5)[1]
+        assert child.wait(PATIENCE_SECONDS) == 130
+        assert not psutil.wait_procs(children, PATIENCE_SECONDS)[1]
         assert child.stderr is not None
         assert "messages of 10 nodes" in child.stderr.read()

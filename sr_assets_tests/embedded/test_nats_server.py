@@ -7,6 +7,7 @@ import pytest
 
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer, find_nats_server
+from sr_assets_tests.rig import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.process
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.process
 def greeting(server: NatsServer) -> bytes:
     """The first bytes a client gets."""
     host, port = server.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as client:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as client:
         return client.recv(4)
 
 

@@ -82,7 +82,7 @@ def kill_run(process: subprocess.Popen[Any]) -> None:
     children = psutil.Process(process.pid).children()
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_SECONDS)
     assert not alive
     for pipe in (process.stdout, process.stderr):
         if pipe:

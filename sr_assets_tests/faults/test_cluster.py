@@ -236,7 +236,7 @@ def test_follower_that_knows_no_leader_is_not_believed(rig: Rig, tmp_path: Path)
         # With the two that do not hold the stream, it can make decisions, but not lead the stream.
         behind.start()
         with Connection(address(behind)) as alone:
-            wait_until(lambda: last_sequence(alone, stream) == 5, "the follower to answer", _SECONDS)
+            wait_until(lambda: last_sequence(alone, stream) == 5, "the follower to answer")
             with pytest.raises(WireError, match="the stream has no leader"):
                 alone.request_api(f"STREAM.INFO.{stream}")
         with Cluster(address(behind), "test") as alone_too:

@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from sr_assets.adapters.spark.engine import engine_status, start_engine, stop_engine
 from sr_assets.settings import SparkSettings
+from sr_assets_tests.rig import wait_until
 
 _START = """
 import sys
@@ -21,12 +21,10 @@ start_engine(SparkSettings(), Path(sys.argv[1]))
 
 def test_engine_started_by_a_killed_run_is_reused(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", _START, str(tmp_path)])
-    record, deadline = tmp_path / "spark" / "engine.json", time.monotonic() + 60.0
+    record = tmp_path / "spark" / "engine.json"
     try:
-        while not record.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline, "no engine was started"
-            time.sleep(0.005)
+        wait_until(lambda: record.exists() or process.poll() is not None, "the engine", every=0.005)
+        assert process.poll() is None
         first = json.loads(record.read_text())
         process.kill()
         assert process.wait() < 0

@@ -26,7 +26,7 @@ from sr_assets_tests.faults.rig import (
     start_run,
 )
 from sr_assets_tests.forks import Forked
-from sr_assets_tests.rig import SITE, Rig, stop_process, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, stop_process, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_killed_run_leaves_no_site_running(rig: Rig) -> None:
         following.wait()
     # One for each site, and the one of the other due work.
     assert len(children) == 3
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_SECONDS)
     assert not alive
     assert not any(lock_owner(folder) for folder in folders)
 
@@ -133,7 +133,7 @@ def test_run_waits_for_dagster_and_recovers_its_cancelled_run(
             wait_until(lambda: reload(instance, cancelled).is_finished, "the end of the cancelled run")
             assert reload(instance, cancelled).status is dg.DagsterRunStatus.CANCELED
             # Its writer stopped with it, before the next run.
-            wait_until(lambda: not worker.is_running(), "the end of the writer", 30)
+            wait_until(lambda: not worker.is_running(), "the end of the writer")
             finish(second)
         finally:
             second.kill()

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from sr_assets.adapters.published.manifest import is_published
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
-from sr_assets_tests.rig import SITE, Rig, Sent, stop_process
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, stop_process
 
 _SHELL = """
 import sys, duckdb
@@ -50,15 +49,13 @@ def test_stopped_run_in_publication_blocks_others_briefly(
     stop_process(holder)
     try:
         monkeypatch.setattr("sr_assets.stages.site.LOCK_SECONDS", 3.0)
-        started = time.monotonic()
         with pytest.raises(RunError, match=rf"fleet\.lock has been held by {SITE} \(pid {holder}\)") as refused:
             rig.run("PARIS")
-        assert time.monotonic() - started < 60
         assert "\n" not in str(refused.value)
     finally:
         os.kill(holder, signal.SIGCONT)
         marker.write_text("released")
-    assert process.communicate(timeout=60)[0] == "[]\n"
+    assert process.communicate(timeout=PATIENCE_SECONDS)[0] == "[]\n"
     rig.drain("PARIS")
     assert {row["name"] for row in rig.rows("replication")} == {SITE, "PARIS"}
     assert manifest.LOCK_SECONDS == 30.0

@@ -22,7 +22,7 @@ import yaml
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.settings import Settings, load_settings
 from sr_assets_tests.forks import Forked, run_forked
-from sr_assets_tests.rig import leave_out_due_work
+from sr_assets_tests.rig import PATIENCE_SECONDS, leave_out_due_work
 
 T = TypeVar("T")
 
@@ -86,7 +86,9 @@ class Up:
             self.process = start(self.command, cwd=self._folder, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line == f"Dagster: http://127.0.0.1:{self.port}  (Ctrl-C stops it)\n", self.process.wait(100)
+        assert line == f"Dagster: http://127.0.0.1:{self.port}  (Ctrl-C stops it)\n", self.process.wait(
+            PATIENCE_SECONDS
+        )
         return self
 
     def __exit__(
@@ -94,7 +96,7 @@ class Up:
     ) -> None:
         try:
             self.process.send_signal(signal.SIGTERM)
-            assert self.process.wait(100) == 0
+            assert self.process.wait(PATIENCE_SECONDS) == 0
         finally:
             self.process.kill()
             self.process.communicate()
@@ -114,7 +116,7 @@ class Up:
 
     def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
         """Send a request; returns the response's status and text."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             with connection.getresponse() as answer:

@@ -21,7 +21,7 @@ from sr_assets.operate.metrics.serving import MetricsServer
 from sr_assets_tests.exposed import advance_counters, expose_everything
 from sr_assets_tests.operate.rig import unused_port
 from sr_assets_tests.programs import program
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 RULES = CONF / "prometheus" / "alerts.yaml"
@@ -78,7 +78,7 @@ class Prometheus:
         """Return the data of a response; an error of Prometheus fails the test with its text."""
         request = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             pytest.fail(f"{arguments}: {error.read().decode()}")
@@ -186,7 +186,7 @@ def _await_scrape(running: Prometheus, port: int, messages: float) -> None:
 
 def _answers(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=60):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=PATIENCE_SECONDS):
             return True
     except OSError:
         return False

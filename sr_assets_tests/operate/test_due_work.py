@@ -61,7 +61,7 @@ def following(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 0, errors
@@ -235,7 +235,7 @@ def test_signal_ends_due_work_and_cancels_its_job(
     with hanging(settings, tmp_path, monkeypatch, where, mode) as child:
         child.send_signal(signal.SIGTERM)
         # The job would take 1,000 s.
-        assert child.wait(30) == INTERRUPTED
+        assert child.wait(PATIENCE_SECONDS) == INTERRUPTED
     with dg.DagsterInstance.from_config(str(settings.home / "dagster")) as instance:
         job = "retention" if where == RETENTION_RUN else "topology"
         runs = instance.get_runs(dg.RunsFilter(job_name=job))

@@ -31,7 +31,7 @@ from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.operate.rig import configure, run, unused_port
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 from sr_assets_tests.strangers import run_as_stranger
 
 ENTRY = {"name": "london", "stream": "REG", "source_url": "nats://127.0.0.1:1", "target_url": "nats://127.0.0.1:2"}
@@ -53,7 +53,7 @@ def write(settings: Settings, **stream: object) -> Path:
 
 def request(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -234,7 +234,7 @@ def served(*arguments: str) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, "Traceback" in errors) == (0, False), errors
     finally:
         for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:

@@ -32,7 +32,7 @@ from sr_assets.operate.page import PagePublisher
 from sr_assets_tests.exposed import SITES, STREAM, configured, expose_tables, write_stream
 from sr_assets_tests.faults.rig import await_marker, kill_run, start_run
 from sr_assets_tests.operate.rig import unused_port
-from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Command, Rig, Sent, wait_until
 from sr_assets_tests.strangers import connected_stranger
 
 # The Stream Replicator's metrics: type, then labels.
@@ -115,7 +115,7 @@ BIRTH = 1_769_860_800.0
 
 def scrape(url: str) -> str:
     """Return the text of an endpoint."""
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         text: str = answer.read().decode()
         return text
@@ -305,7 +305,7 @@ def test_empty_home_exposes_nothing_and_other_paths_are_404(
     with MetricsServer(Exposition(settings), "127.0.0.1", 0) as url:
         assert scrape(url) == ""
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(url.replace("/metrics", "/"), timeout=60)
+            urllib.request.urlopen(url.replace("/metrics", "/"), timeout=PATIENCE_SECONDS)
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(tmp_path / "replication.yaml"))
     assert command("metrics", "--once") == (0, "", "")
 
@@ -395,7 +395,10 @@ def test_any_request_to_the_metrics_port_is_answered_or_closed(tmp_path: Path, m
             st.binary(max_size=100),
         )
         def answers(begin: bytes, rest: bytes) -> None:
-            with socket.create_connection(address, timeout=30) as client, contextlib.suppress(ConnectionError):
+            with (
+                socket.create_connection(address, timeout=PATIENCE_SECONDS) as client,
+                contextlib.suppress(ConnectionError),
+            ):
                 client.sendall(begin + rest + b"\r\n\r\n")
                 client.shutdown(socket.SHUT_WR)
                 while client.recv(65536):

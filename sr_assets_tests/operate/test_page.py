@@ -22,7 +22,7 @@ from sr_assets.settings import Settings, load_settings
 from sr_assets_tests import test_cli, test_cli_global
 from sr_assets_tests.browser import open_page
 from sr_assets_tests.programs import chromium
-from sr_assets_tests.rig import Command
+from sr_assets_tests.rig import PATIENCE_SECONDS, Command
 from sr_assets_tests.test_cli import MINUTE_NS, NOW_NS, node_row, transition_row
 
 HOSTILE = (
@@ -146,13 +146,13 @@ def test_page_is_served_only_to_readers_of_the_tables(settings: Settings) -> Non
     publish(settings)
     with MetricsServer(Exposition(settings), "127.0.0.1", 0, PagePublisher(settings)) as metrics:
         for path in ("/", "/status"):
-            with urllib.request.urlopen(metrics.replace("/metrics", path), timeout=60) as answer:
+            with urllib.request.urlopen(metrics.replace("/metrics", path), timeout=PATIENCE_SECONDS) as answer:
                 assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
                 assert "US-EAST" in answer.read().decode()
         # DNS rebinding: another host name that resolves to this server.
         foreign = urllib.request.Request(page_url(metrics), headers={"Host": "rebound.example.net"})
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(foreign, timeout=60)
+            urllib.request.urlopen(foreign, timeout=PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 
 from sr_assets.operate.processes import signals_as_interrupt, start_child, stop_groups
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 
 class Interrupted(sqlite3.Connection):
@@ -132,7 +132,9 @@ try:
 except KeyboardInterrupt:
     sys.exit(7 if library.whole else 8)
 """
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert (ended.returncode, ended.stderr) == (7, b"")
 
 

@@ -15,7 +15,7 @@ import pytest
 from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import Up, unused_port
 from sr_assets_tests.programs import program
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -96,7 +96,7 @@ def proxy(platform: Settings, tmp_path: Path, certificate: tuple[Path, Path]) ->
             yield f"https://localhost:{port}", ssl.create_default_context(cafile=str(certificate[0]))
         finally:
             nginx.terminate()
-            nginx.wait(30)
+            nginx.wait(PATIENCE_SECONDS)
 
 
 def _listens(port: int) -> bool:
@@ -107,7 +107,7 @@ def _listens(port: int) -> bool:
 def status(url: str, context: ssl.SSLContext, headers: dict[str, str], data: bytes | None = None) -> int:
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, context=context, timeout=30) as response:
+        with urllib.request.urlopen(request, context=context, timeout=PATIENCE_SECONDS) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -14,7 +14,7 @@ import pytest
 
 from sr_assets.operate.services import Services
 from sr_assets_tests.operate.rig import runner_pid
-from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, wait_until
 
 FORK_SERVER = "multiprocessing.forkserver"
 #: Each copy draws a number, and has a child of its own.
@@ -83,7 +83,7 @@ def test_runs_share_imports_and_end_with_their_code_server(services: Services, r
         # The signal that stops the services reaches the whole process group.
         assert ignores_sigterm(fork_server)
         assert not ignores_sigterm(run)
-    _, alive = psutil.wait_procs([run, fork_server], timeout=10)
+    _, alive = psutil.wait_procs([run, fork_server], timeout=PATIENCE_SECONDS)
     assert not alive
     with dg.DagsterInstance.get() as instance:
         # The run ended itself: it did not lose its process.

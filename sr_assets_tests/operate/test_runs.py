@@ -21,7 +21,7 @@ from sr_assets.operate.runs import _Children
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.operate.rig import configure, run, runner_pid
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 
 def test_run_once_records_every_site_in_dagster(platform: Settings) -> None:
@@ -71,7 +71,7 @@ def test_follow_runs_until_interrupted(platform: Settings) -> None:
         site = platform.home / "sites" / "london"
         wait_until(lambda: lock_owner(site) is not None or following.poll() is not None, "the site to be locked")
         following.send_signal(signal.SIGINT)
-        _, errors = following.communicate(timeout=100)
+        _, errors = following.communicate(timeout=PATIENCE_SECONDS)
     finally:
         following.kill()
     assert (following.returncode, errors) == (0, "")
@@ -87,7 +87,7 @@ def test_follow_starts_a_killed_site_again(platform: Settings, tmp_path: Path) -
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: runner_pid(platform.home, "london") not in {0, killed}, "another run of the site")
         following.send_signal(signal.SIGINT)
-        assert following.wait(100) == 0
+        assert following.wait(PATIENCE_SECONDS) == 0
     finally:
         following.kill()
     assert "error: the process of site london was ended by signal 9; restarting it" in log.read_text()

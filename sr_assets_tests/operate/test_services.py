@@ -42,7 +42,7 @@ def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, plante
         assert (refused["level"], refused["message"].partition("` ")[0]) == ("error", "another `sr-assets up")
         children = up.processes()[1:]
         assert len(children) >= 3
-    wait_until(lambda: not any(child.is_running() for child in children), "the end of all children", 60)
+    wait_until(lambda: not any(child.is_running() for child in children), "the end of all children")
     assert not imported_from(planted)
     # Dagster's lines have the same format as this package's.
     events = [json.loads(line) for line in errors.read_text().splitlines()]

@@ -26,6 +26,7 @@ from sr_assets.operate.ui_access import (
     ui_sockets,
     weak_logins,
 )
+from sr_assets_tests.rig import PATIENCE_SECONDS
 
 OWN_HEADERS = {"host": "127.0.0.1:3000"}
 
@@ -188,7 +189,7 @@ def test_wrong_logins_hold_up_no_other_request(monkeypatch: pytest.MonkeyPatch) 
     def scrypt(_password: bytes, _salt: bytes) -> str:
         hashing[0] += 1
         most[0] = max(most[0], hashing[0])
-        is_released = release.wait(30)
+        is_released = release.wait(PATIENCE_SECONDS)
         release.set()
         assert is_released
         hashing[0] -= 1
@@ -208,7 +209,7 @@ def test_wrong_logins_hold_up_no_other_request(monkeypatch: pytest.MonkeyPatch) 
         ]
         try:
             # Twelve of them are refused although no password has been hashed yet.
-            for each in itertools.islice(asyncio.as_completed(wrong, timeout=30), 12):
+            for each in itertools.islice(asyncio.as_completed(wrong, timeout=PATIENCE_SECONDS), 12):
                 assert await each == [429]
             for other in (right, scope(authorization="Bearer 0123456789abcdef")):
                 assert await statuses(middleware, other) == [200]

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from sr_assets.operate.webserver import bounded_protocol, most_connections
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def served(most: int, release: threading.Event | None = None) -> Iterator[int]:
 
 
 def request(port: int, path: str = "/") -> http.client.HTTPConnection:
-    client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
     client.request("GET", path)
     return client
 
@@ -65,7 +65,7 @@ def sends(client: socket.socket) -> bool:
 
 
 def half_open(port: int) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", port), timeout=30)
+    client = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
     with contextlib.suppress(ConnectionError):
         client.sendall(b"GET / HT")
     return client
@@ -102,7 +102,7 @@ def test_connection_is_closed_while_all_others_have_a_request() -> None:
 def test_incomplete_head_ends_the_connection(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sr_assets.operate.webserver._CHECK_SECONDS", 0.05)
     monkeypatch.setattr("sr_assets.operate.webserver._HEAD_SECONDS", 0.2)
-    with served(4) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+    with served(4) as port, socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as client:
         client.sendall(first.encode())
         if first:
             assert client.recv(8) == b"HTTP/1.1"

@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple, Self
 
 from sr_assets.adapters.spark.config import JAVA_OPTIONS
 from sr_assets.adapters.spark.java import find_java
+from sr_assets_tests.rig import PATIENCE_SECONDS
 
 #: The session of every script. The Java options are our engine's: no script lasts until the optimizing compiler pays off.
 _SESSION = f"""
@@ -36,6 +37,7 @@ _ARGUMENTS = "url, stream, folder = sys.argv[1:4]\n"
 #: Answers have their own pipe, because Spark's JVM also writes to stdout. Each script has its own variables.
 _SERVER = """
 import contextlib, io, os, traceback
+from sr_assets_tests.rig import PATIENCE_SECONDS
 answers = os.fdopen(int(sys.argv[1]), "w")
 for line in sys.stdin:
     text, *arguments = json.loads(line)
@@ -105,7 +107,7 @@ class ScriptServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._process.communicate(timeout=60)
+            self._process.communicate(timeout=PATIENCE_SECONDS)
         finally:
             self._process.kill()
             self._process.wait()

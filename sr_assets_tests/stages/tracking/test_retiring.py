@@ -23,7 +23,7 @@ from sr_assets.stages.retiring import act_on_node
 from sr_assets.stages.run import SiteRun
 from sr_assets.stages.saving import save_site
 from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, key_of, make_bucket, write_key
-from sr_assets_tests.rig import SITE, Command, Rig, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Command, Rig, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 from sr_assets_tests.stages.tracking.test_node_state import SECOND, events
 
@@ -141,7 +141,7 @@ def test_active_run_applies_a_request_between_its_batches(rig: Rig, monkeypatch:
     running = threading.Thread(target=run)
     running.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(PATIENCE_SECONDS)
         with rig.beating(stream, from_sender("b")[0]):
             assert [answer.done for answer in act_on_node(settings, "retire", "a", None)] == [True]
             wait_until(lambda: len(announced(rig, advisories, "a")) == 2, "the advisory")
