@@ -16,7 +16,7 @@ from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.stages.retiring import act_on_node
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_bench.comparison.tables import Kind
-from sr_assets_tests.reference import SECOND, Rules, by_field
+from sr_assets_tests.reference import Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 pytestmark = pytest.mark.process
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.process
 PLAIN: dict[str, Any] = {}
 TRACKED: dict[str, Any] = {"inspect_field": "sender", "inspect_duration": "10h", "size_trigger": 1}
 FORCED: dict[str, Any] = {**TRACKED, "inspect_force_field": "force"}
+HOUR = 3_600 * 10**9
 #: The parts of a home that a backup may contain; the history of snapshots may have stayed.
 STATE, HOME = ("sites",), ("sites", "snapshots")
 
@@ -127,18 +128,19 @@ def test_any_sequence_of_older_states_and_crashes_ends_exactly(
     window: dict[str, Any] = {"duplicate_window": 100_000_000}
     stream, feed = rig.make(), rig.make("FEED", **window)
     rig.create(stream, rig.target, **window)
-    rules = Rules(SITE, SITE, stream, 6 * SECOND, 3 * SECOND, "sender", by_field, trigger_bytes=1)
+    rules = Rules(SITE, SITE, stream, 6 * HOUR, 3 * HOUR, "sender", by_field, trigger_bytes=1)
     entry = rig.add(stream)
     if tracked:
-        entry |= {"inspect_field": "sender", "inspect_duration": "6s", "warn_duration": "3s", "size_trigger": 1}
+        entry |= {"inspect_field": "sender", "inspect_duration": "6h", "warn_duration": "3h", "size_trigger": 1}
         entry["advisory"] = {"subject": f"{feed}.%s.%v", "reliable": True}
     else:
-        rules = Rules(SITE, SITE, stream, 6 * SECOND, 3 * SECOND, "", sender=lambda _: None)
+        rules = Rules(SITE, SITE, stream, 6 * HOUR, 3 * HOUR, "", sender=lambda _: None)
     at = 1
     for step in range(14):
         after = at + chance.randrange(3, 30)
         rig.publish(stream, numbered(at, after, nodes=chance.choice((2, 5, 9))))
         at = after
+        rig.travel(minutes=chance.choice((0, 40, 100)))
         entry["batch_messages"] = chance.choice((4, 7, 1000))
         crash(chance.choice(CRASHES) if step else None)
         with contextlib.suppress(CrashError):
@@ -202,7 +204,8 @@ def test_waiting_advisory_is_sent_after_published_ones_were_deleted(rig: Rig, de
     stream, feed = rig.make(), rig.make("FEED", duplicate_window=100_000_000)
     rig.add(stream, **TRACKED, advisory={"subject": f"{feed}.%s.%v", "reliable": True})
     announce(rig, stream, range(2))
-    rig.await_clock(stream, rig.stored(stream)[-1].stored_ns + SECOND)
+    # The watermark is a second behind the clock.
+    rig.travel(seconds=2)
     act_on_node(rig.settings(), "retire", "n1", None)
     if deletes == "retention":
         announce(rig, stream, range(1, 2))
