@@ -20,7 +20,7 @@ from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
-from sr_assets_tests.members import SLOW_TTL_SECONDS, key_of, make_bucket, member, write_key
+from sr_assets_tests.members import key_of, make_bucket, member, write_key
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
 
 HOST = socket.gethostname()
@@ -36,7 +36,7 @@ def stream(rig: Rig) -> str:
 @pytest.fixture
 def pair(rig: Rig, tmp_path: Path, stream: str) -> Iterator[tuple[Leadership, Leadership]]:
     """Two members of which the first leads; the command uses the second one's configuration."""
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
     with Leadership(first, SITE) as leader:
         leader.require()
@@ -78,7 +78,7 @@ def test_members_lists_leader_and_followers(
 def test_members_lists_a_stream_replicator_without_its_host(
     rig: Rig, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     member(rig, tmp_path, "b", bucket)
     use(monkeypatch, tmp_path / "b")
     assert listed(command)["leader"] is None
@@ -104,7 +104,7 @@ def test_step_down_hands_over(
 
 
 def test_tables_and_metrics_show_the_role(rig: Rig, stream: str, tmp_path: Path) -> None:
-    settings = member(rig, tmp_path, "a", make_bucket(rig, SLOW_TTL_SECONDS))
+    settings = member(rig, tmp_path, "a", make_bucket(rig))
 
     def shown() -> tuple[Any, ...]:
         with open_fleet(settings.home) as fleet:

@@ -104,7 +104,7 @@ class KeyBucket:
     def put(self, values: Mapping[str, tuple[str, int | None]]) -> list[int | None]:
         """Write values, each expecting a revision of its key (None: any); return each new revision.
 
-        The first refusal ends the writing: it and the values after it have None.
+        A refused value has None. Writing ends when a refusal arrives: values after it may be unwritten and have None.
         """
         items = [
             wire.Outgoing(number, self._put_subject(key), self._headers(revision), value.encode())

@@ -34,7 +34,7 @@ from sr_assets_bench.soak.streams import (
     fleets_of,
 )
 from sr_assets_bench.soak.verdict import TICK_SECONDS, Verdict
-from sr_assets_tests.members import TTL_SECONDS, bucket_config, elected
+from sr_assets_tests.members import bucket_config, elected
 from sr_assets_tests.rig import Rig, Sent, wait_until
 
 if TYPE_CHECKING:
@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BUCKET: Final = "ELECTION"
+_TTL_SECONDS: Final = 2.0
 _STORE: Final = f"OBJ_{_BUCKET}_STATE"
 _CLOCK_SECONDS: Final = 3600
 #: The smallest duplicate window that `check` accepts.
-_WINDOW_NS: Final = int(2 * TTL_SECONDS * 1e9)
+_WINDOW_NS: Final = int(2 * _TTL_SECONDS * 1e9)
 _LAST_TTL_SECONDS: Final = 30.0
 #: Work that is done again after each fail-over must not keep the members behind.
 _SLOWER: Final = 3.0
@@ -70,7 +71,7 @@ def soak_members(home: Path, seed: int, seconds: float, messages: int, fail_over
         terms = stack.enter_context(Terms(members))
         _begin(members, terms)
         chance = random.Random(f"{seed} members")
-        gremlin = MemberGremlin(members, terms, bucket_config(_BUCKET), _STORE, chance, seconds)
+        gremlin = MemberGremlin(members, terms, bucket_config(_BUCKET, _TTL_SECONDS), _STORE, chance, seconds)
         stack.callback(gremlin.heal)
         fleets = [stack.enter_context(fleet) for fleet in fleets_of(seed, source, _SLOWER)]
         began = time.monotonic()
@@ -109,7 +110,7 @@ def _member(
     folder = home / name
     folder.mkdir()
     rig = Rig(folder, source, target, str)
-    networks = {each.name: stack.enter_context(Network(each, TTL_SECONDS)) for each in (source, target)}
+    networks = {each.name: stack.enter_context(Network(each, _TTL_SECONDS)) for each in (source, target)}
     urls = {"source_url": networks["source"].url, "target_url": networks["target"].url}
     rig.add(PLAIN, **COMMON, **urls)
     rig.add(SAMPLED, **COMMON, **TRACKED, **urls, advisory=ADVISORY)
@@ -127,7 +128,7 @@ def _member(
 def _create(rig: Rig) -> None:
     """Create the buckets, the sources and the targets, with the shortest possible duplicate windows."""
     for server in (rig.source, rig.target):
-        answer = rig.api(f"STREAM.CREATE.KV_{_BUCKET}", bucket_config(_BUCKET), server)
+        answer = rig.api(f"STREAM.CREATE.KV_{_BUCKET}", bucket_config(_BUCKET, _TTL_SECONDS), server)
         assert "error" not in answer, answer
     for name in (PLAIN, SAMPLED):
         rig.create(name)

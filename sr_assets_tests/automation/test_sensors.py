@@ -19,7 +19,7 @@ from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.tracking.node_state import NodeStage
-from sr_assets_tests.members import SLOW_TTL_SECONDS, make_bucket, member
+from sr_assets_tests.members import make_bucket, member
 from sr_assets_tests.rig import SITE, Rig, Sent, cluster, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10s", "warn_duration": "1s"}
@@ -293,7 +293,7 @@ def test_cached_stream_info_expires_after_half_an_interval(rig: Rig) -> None:
 def test_sensor_of_a_follower_skips_with_its_leader(rig: Rig, instance: dg.DagsterInstance, tmp_path: Path) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c")
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
     with Leadership(first, SITE) as leadership:
         leadership.require()

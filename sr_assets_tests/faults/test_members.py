@@ -21,7 +21,7 @@ from sr_assets.stages.site import Site
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
 from sr_assets_tests.forks import Forked
-from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, key_of, make_bucket, member, read_key, write_key
+from sr_assets_tests.members import elected, key_of, make_bucket, member, read_key, write_key
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, cluster, leave_out_due_work, stop_process, wait_until
 
 #: More than a writer sends at a time, so that a held writer has not sent all of them.
@@ -109,7 +109,7 @@ def test_another_member_leads_after_the_leader_was_killed(rig: Rig, tmp_path: Pa
 
 
 def test_restarted_home_continues_its_own_term(rig: Rig, tmp_path: Path, target: str) -> None:
-    bucket, marker = make_bucket(rig, SLOW_TTL_SECONDS), tmp_path / "held"
+    bucket, marker = make_bucket(rig), tmp_path / "held"
     leader = start_leader(rig, bucket, Point.PUBLISHING, marker)
     await_marker(leader, marker)
     before = Lease.read(rig.home / "sites" / SITE)
@@ -132,7 +132,7 @@ def run_member(file: Path, mode: str) -> subprocess.Popen[str]:
 
 
 def test_run_once_of_a_follower_names_the_leader(rig: Rig, tmp_path: Path, target: str) -> None:
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     with Leadership(member(rig, tmp_path, "a", bucket), SITE) as leadership:
         leadership.require()
         settings = member(rig, tmp_path, "b", bucket)
@@ -145,7 +145,7 @@ def test_run_once_of_a_follower_names_the_leader(rig: Rig, tmp_path: Path, targe
 
 
 def test_run_follow_stands_by_and_takes_over(rig: Rig, tmp_path: Path, target: str) -> None:
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     settings = member(rig, tmp_path, "b", bucket)
     with Leadership(member(rig, tmp_path, "a", bucket), SITE) as leadership:
         leadership.require()
@@ -167,7 +167,7 @@ def test_run_follow_stands_by_and_takes_over(rig: Rig, tmp_path: Path, target: s
 
 @pytest.mark.parametrize("mode", ("--once", "--follow"))
 def test_follower_shows_the_checkpoint(rig: Rig, tmp_path: Path, target: str, mode: str) -> None:
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
     with Leadership(first, SITE) as leadership:
         leadership.require()

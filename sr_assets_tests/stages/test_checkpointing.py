@@ -32,7 +32,7 @@ from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.saving import save_site
 from sr_assets.stages.site import Site
-from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, make_bucket, member
+from sr_assets_tests.members import elected, make_bucket, member
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, address, wait_until
 from sr_assets_tests.test_cli_members import use
 
@@ -252,11 +252,7 @@ def test_failed_restore_does_not_prevent_a_later_one(rig: Rig, is_elected: bool)
     """An unreachable or damaged store leaves a home with an empty state, which stops, and replaces no checkpoint."""
     stream, _ = add(rig)
     rig.publish(stream, numbered(1, 9))
-    top = (
-        elected("a", make_bucket(rig, SLOW_TTL_SECONDS))
-        if is_elected
-        else {"checkpoint": {"bucket": rig.unique("STATE")}}
-    )
+    top = elected("a", make_bucket(rig)) if is_elected else {"checkpoint": {"bucket": rig.unique("STATE")}}
     rig.drain(**top)
     lose_home(rig)
     (report,) = rig.run(**{**top, "checkpoint": {"bucket": rig.unique("LOST")}}).values()
@@ -333,7 +329,7 @@ def test_restored_site_is_due_although_it_was_idle(rig: Rig, tmp_path: Path) -> 
 
 def test_leader_keeps_its_own_state(rig: Rig) -> None:
     """Not even a removed stream in the checkpoint makes that look newer."""
-    top, gone = elected("a", make_bucket(rig, SLOW_TTL_SECONDS)), rig.make()
+    top, gone = elected("a", make_bucket(rig)), rig.make()
     stream = rig.make()
     for name in (gone, stream):
         rig.add(name)
@@ -351,7 +347,7 @@ def test_leader_keeps_its_own_state(rig: Rig) -> None:
 
 
 def test_leader_keeps_the_commits_that_it_has_not_published(rig: Rig) -> None:
-    top, stream = elected("a", make_bucket(rig, SLOW_TTL_SECONDS)), rig.make()
+    top, stream = elected("a", make_bucket(rig)), rig.make()
     rig.add(stream)
     rig.publish(stream, numbered(1, 4))
     rig.drain(**top)
@@ -380,7 +376,7 @@ def test_home_without_a_status_keeps_its_state(rig: Rig, store: dict[str, Any], 
 
 
 def test_state_that_an_operator_restored_is_kept(rig: Rig, tmp_path: Path) -> None:
-    top, (stream, _) = elected("a", make_bucket(rig, SLOW_TTL_SECONDS)), add(rig)
+    top, (stream, _) = elected("a", make_bucket(rig)), add(rig)
     rig.publish(stream, numbered(1, 9))
     rig.drain(**top)
     save_site(rig.settings(**top), SITE, tmp_path / "checkpoint")
@@ -488,7 +484,7 @@ def test_next_leader_has_what_an_operator_changed_at_a_quiet_site(
 ) -> None:
     stream, _ = add(rig)
     rig.publish(stream, numbered(1, 9))
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     first, second = member(rig, tmp_path, "a", bucket), member(rig, tmp_path, "b", bucket)
     drain(first)
     rig.await_clock(stream, rig.stored(stream)[-1].stored_ns + 1_000_000_000)

@@ -32,7 +32,7 @@ from sr_assets.stages.checkpointing import described, find_checkpoint, restore_s
 from sr_assets.stages.following import show_checkpoint
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.saving import save_site
-from sr_assets_tests.members import SLOW_TTL_SECONDS, make_bucket, member
+from sr_assets_tests.members import make_bucket, member
 from sr_assets_tests.rig import SITE, Rig, address
 from sr_assets_tests.stages.test_checkpointing import (
     TRACKED,
@@ -389,7 +389,7 @@ def test_follower_shows_no_unsigned_checkpoint(rig: Rig, tmp_path: Path) -> None
     rig.create(name, rig.target, duplicate_window=100_000_000)
     rig.add(name, **TRACKED, advisory={"subject": f"{feed}.%s.%v", "reliable": True})
     rig.publish(name, numbered(1, 9))
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     leader, follower = member(rig, tmp_path, "a", bucket), member(rig, tmp_path, "b", bucket)
     assert leader.checkpoint is not None
     keyed: dict[str, Any] = {"checkpoint": leader.checkpoint.changed(key=KEY)}

@@ -19,9 +19,9 @@ from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 from sr_assets_tests.members import (
-    SLOW_TTL_SECONDS,
     TTL_SECONDS,
     bucket_config,
+    expire,
     key_of,
     make_bucket,
     member,
@@ -31,6 +31,7 @@ from sr_assets_tests.members import (
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 HOST = socket.gethostname()
+TOO_NEW = "this member will lead when the bucket is older than its TTL"
 
 
 @pytest.fixture
@@ -57,8 +58,7 @@ def state_files(settings: Settings) -> set[str]:
     return {path.name for path in (settings.home / "sites" / SITE).glob("*state*")}
 
 
-def test_one_member_leads_and_names_itself(rig: Rig, tmp_path: Path, stream: str) -> None:
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+def test_one_member_leads_and_names_itself(rig: Rig, tmp_path: Path, stream: str, bucket: str) -> None:
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
     with leading(first) as leader, Leadership(second, SITE) as follower:
         assert read_key(rig, bucket, key_of(stream)) == b"a"
@@ -73,8 +73,7 @@ def test_one_member_leads_and_names_itself(rig: Rig, tmp_path: Path, stream: str
     assert read_key(rig, bucket, key_of(stream)) is None
 
 
-def test_follower_changes_nothing(rig: Rig, tmp_path: Path, stream: str) -> None:
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+def test_follower_changes_nothing(rig: Rig, tmp_path: Path, stream: str, bucket: str) -> None:
     rig.publish(stream, [Sent()])
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
     with leading(first):
@@ -95,8 +94,9 @@ def test_next_member_leads_after_the_end_of_the_first(rig: Rig, tmp_path: Path, 
         assert read_key(rig, bucket, key_of(stream)) == b"b"
 
 
-def test_renewal_of_a_stream_replicator_does_not_change_its_term(rig: Rig, tmp_path: Path, stream: str) -> None:
-    bucket = make_bucket(rig, 60)
+def test_renewal_of_a_stream_replicator_does_not_change_its_term(
+    rig: Rig, tmp_path: Path, stream: str, bucket: str
+) -> None:
     assert write_key(rig, bucket, key_of(stream), "go-1")
     with Leadership(member(rig, tmp_path, "a", bucket), SITE) as leadership:
         assert leadership.lease.line.startswith("go-1 leads since 20")
@@ -107,18 +107,17 @@ def test_renewal_of_a_stream_replicator_does_not_change_its_term(rig: Rig, tmp_p
         assert (leadership.lease.leader, leadership.lease.since_ns) == ("go-1", before.since_ns)
 
 
-def test_expired_key_of_a_stream_replicator_is_taken(rig: Rig, tmp_path: Path, stream: str) -> None:
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+def test_expired_key_of_a_stream_replicator_is_taken(rig: Rig, tmp_path: Path, stream: str, bucket: str) -> None:
     with Leadership(member(rig, tmp_path, "a", bucket), SITE) as leadership:
         write_key(rig, bucket, key_of(stream), "go-1", revision=None)
         wait_until(lambda: leadership.lease.leader == "go-1", "the Stream Replicator to lead")
-        wait_until(lambda: leadership.leads, "the key of the Stream Replicator to expire")
+        expire(rig, bucket, key_of(stream))
+        wait_until(lambda: leadership.leads, "this member to lead")
         assert write_key(rig, bucket, key_of(stream), "go-1") is None
 
 
-def test_taken_key_ends_the_leadership(rig: Rig, tmp_path: Path, stream: str) -> None:
+def test_taken_key_ends_the_leadership(rig: Rig, tmp_path: Path, stream: str, bucket: str) -> None:
     """A Stream Replicator deletes the key when it ends, also as a follower; another one may then take it."""
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
     rig.publish(stream, [Sent()])
     with leading(member(rig, tmp_path, "a", bucket)) as leadership:
         settings = member(rig, tmp_path, "a", bucket)
@@ -135,27 +134,27 @@ def test_taken_key_ends_the_leadership(rig: Rig, tmp_path: Path, stream: str) ->
         wait_until(lambda: leadership.lease.leader == "go-2", "the follower to name the leader")
 
 
-def test_all_keys_are_released_if_one_is_held(rig: Rig, tmp_path: Path, stream: str) -> None:
-    bucket, other = make_bucket(rig, SLOW_TTL_SECONDS), rig.make()
+def test_all_keys_are_released_if_one_is_held(rig: Rig, tmp_path: Path, stream: str, bucket: str) -> None:
+    other = rig.make()
     rig.add(other, target_stream=rig.unique("T"), target_subject_prefix=rig.unique("copy"))
     later, earlier = sorted((key_of(stream), key_of(other)), reverse=True)
     assert write_key(rig, bucket, later, "go-1")
     with Leadership(member(rig, tmp_path, "a", bucket), SITE) as leadership:
         assert leadership.lease.leader == "go-1"
         assert read_key(rig, bucket, earlier) is None
+        expire(rig, bucket, later)
         wait_until(lambda: leadership.leads, "both keys")
         assert read_key(rig, bucket, later) == read_key(rig, bucket, earlier) == b"a"
 
 
-def test_two_members_with_two_entries_never_lead_both(rig: Rig, tmp_path: Path, stream: str) -> None:
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+def test_two_members_with_two_entries_never_lead_both(rig: Rig, tmp_path: Path, stream: str, bucket: str) -> None:
     other = rig.make()
     rig.add(other, target_stream=rig.unique("T"), target_subject_prefix=rig.unique("copy"))
     first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
     with Leadership(first, SITE) as left, Leadership(second, SITE) as right:
         wait_until(lambda: left.leads or right.leads, "a leader")
         leader, follower = (left, right) if left.leads else (right, left)
-        wait_until(lambda: follower.leads or leader.lease.campaigns.get("leader", 0) > 8, "renewals")
+        wait_until(lambda: follower.leads or leader.lease.campaigns.get("leader", 0) > 3, "renewals")
         assert (leader.leads, follower.leads) == (True, False)
 
 
@@ -168,10 +167,13 @@ def test_step_down_lets_the_other_lead_and_rests(rig: Rig, tmp_path: Path, strea
         wait_until(lambda: follower.leads, "the follower to lead")
         campaigns = leader.lease.campaigns
         wait_until(lambda: leader.lease.leader == "b", "the former leader to name the new one")
-        assert leader.lease.campaigns == campaigns or times.boot_seconds() > leader.lease.rests_until
+        assert leader.lease.campaigns == campaigns
     # It rests for two TTLs in a new process too.
+    rig.travel(seconds=1.5 * TTL_SECONDS)
     with Leadership(first, SITE) as leader:
-        assert not leader.leads or times.boot_seconds() > leader.lease.rests_until
+        assert not leader.leads
+        assert leader.lease.campaigns == campaigns
+        rig.travel(seconds=TTL_SECONDS)
         wait_until(lambda: leader.leads, "the end of the rest")
 
 
@@ -184,16 +186,18 @@ def test_full_disk_ends_no_campaigns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
+    failures: list[object] = []
 
-    def fail(*_: object) -> None:
+    def fail(lease: Lease, _: object) -> None:
+        failures.append(lease)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with leading(member(rig, tmp_path, "a", bucket)) as leadership:
         with monkeypatch.context() as full:
             full.setattr(Lease, "write", fail)
-            wait_until(lambda: not leadership.leads, "the last lease to end")
-            began = times.boot_seconds()
-            wait_until(lambda: times.boot_seconds() > began + 1.0, "some failed campaigns")
+            rig.travel(seconds=TTL_SECONDS)
+            assert not leadership.leads
+            wait_until(lambda: len(failures) > 2, "some failed campaigns")
             assert "cannot be written (No space left on device); free some space" in caplog.text
         wait_until(lambda: leadership.leads, "a term after space was freed")
 
@@ -212,6 +216,7 @@ def test_member_on_a_full_disk_lets_the_other_lead(
     with leading(first) as leader, contextlib.ExitStack() as stack:
         with monkeypatch.context() as full:
             full.setattr("sr_assets.adapters.state.lease.write_private", write)
+            rig.travel(seconds=TTL_SECONDS)
             with Leadership(second, SITE) as follower:
                 wait_until(lambda: follower.leads, "the other member to lead")
                 assert not leader.leads
@@ -228,25 +233,29 @@ def test_deleted_bucket_ends_the_term_and_is_created_again(rig: Rig, tmp_path: P
     settings = member(rig, tmp_path, "a", bucket)
     with leading(settings) as leadership:
         rig.api(f"STREAM.DELETE.KV_{bucket}")
-        wait_until(lambda: not leadership.leads, "the lease to end", TTL_SECONDS + 30)
+        wait_until(lambda: TOO_NEW in leadership.lease.line, "the member to create the bucket")
+        assert not leadership.leads
+        rig.travel(minutes=1)
         wait_until(lambda: leadership.leads, "a term in a new bucket")
 
 
-def test_lease_follows_the_ttl_of_a_bucket_that_was_created_again(rig: Rig, tmp_path: Path, stream: str) -> None:
+def test_lease_follows_the_ttl_of_a_bucket_that_was_created_again(
+    rig: Rig, tmp_path: Path, stream: str, bucket: str
+) -> None:
     """The keys in a bucket with a shorter TTL expire earlier; the connection is still open."""
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
     with leading(member(rig, tmp_path, "a", bucket)) as leadership:
 
         def create_again() -> bool:
             # Between the two requests the member may create it with its default TTL.
             rig.api(f"STREAM.DELETE.KV_{bucket}")
-            return "error" not in rig.api(f"STREAM.CREATE.KV_{bucket}", bucket_config(bucket))
+            return "error" not in rig.api(f"STREAM.CREATE.KV_{bucket}", bucket_config(bucket, 30))
 
         wait_until(create_again, "the bucket to be created again")
-        wait_until(lambda: not leadership.leads, "the leader to notice")
+        wait_until(lambda: TOO_NEW in leadership.lease.line, "the leader to notice")
+        rig.travel(seconds=TTL_SECONDS)
         wait_until(lambda: leadership.leads, "a term in the new bucket")
-        assert leadership.lease.ttl_seconds == TTL_SECONDS
-        assert leadership.lease.deadline < times.boot_seconds() + TTL_SECONDS
+        assert leadership.lease.ttl_seconds == 30
+        assert leadership.lease.deadline < times.boot_seconds() + 30
 
 
 @pytest.mark.parametrize(("seconds", "shown"), ((0.5, "a TTL of 0.5 s"), (7200, "a TTL of 7200 s"), (0, "no TTL")))
@@ -264,7 +273,9 @@ def test_missing_bucket_is_created(rig: Rig, tmp_path: Path, stream: str) -> Non
         config = rig.info(f"KV_{bucket}").config
         assert (config["max_age"], config["num_replicas"]) == (10**10, 1)
         assert not leadership.leads
-        assert "older than its TTL" in leadership.lease.line
+        assert TOO_NEW in leadership.lease.line
+        rig.travel(minutes=1)
+        wait_until(lambda: leadership.leads, "the bucket to be older than its TTL")
 
 
 def test_site_without_a_member_name_has_no_election(rig: Rig, stream: str) -> None:
@@ -275,7 +286,7 @@ def test_site_without_a_member_name_has_no_election(rig: Rig, stream: str) -> No
 
 
 def test_sockets_of_publishers_drop_late_data(
-    rig: Rig, tmp_path: Path, stream: str, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, tmp_path: Path, stream: str, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel drops copies and advisories that a server has not acknowledged within a TTL."""
     limits: list[int] = []
@@ -287,12 +298,11 @@ def test_sockets_of_publishers_drop_late_data(
         set_option(opened, level, option, value)
 
     rig.publish(stream, [Sent()])
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
     settings = member(rig, tmp_path, "a", bucket)
     with leading(settings), Site(settings, SITE, owner="test", run_id="test") as site:
         monkeypatch.setattr(socket.socket, "setsockopt", note)
         client = site.clusters.connect(site.streams[0].source)
         assert client.max_payload
-        assert limits.pop() == SLOW_TTL_SECONDS * 1000
+        assert limits.pop() == TTL_SECONDS * 1000
         assert run_site(site, {stream: frozenset(Stage)}, drain_only=True)[stream].copied == 1
-    assert SLOW_TTL_SECONDS * 1000 in limits
+    assert TTL_SECONDS * 1000 in limits

@@ -22,7 +22,7 @@ from sr_assets.stages.report import Stage
 from sr_assets.stages.retiring import act_on_node
 from sr_assets.stages.run import SiteRun
 from sr_assets.stages.saving import save_site
-from sr_assets_tests.members import SLOW_TTL_SECONDS, elected, key_of, make_bucket, write_key
+from sr_assets_tests.members import elected, key_of, make_bucket, write_key
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Command, Rig, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 from sr_assets_tests.stages.tracking.test_node_state import SECOND, events
@@ -240,7 +240,7 @@ def test_node_of_several_sites_needs_a_site(rig: Rig) -> None:
 
 def test_follower_names_the_leader_and_changes_nothing(rig: Rig) -> None:
     stream, advisories = tracked(rig, "a")
-    bucket = make_bucket(rig, SLOW_TTL_SECONDS)
+    bucket = make_bucket(rig)
     # A Stream Replicator holds the stream's key.
     assert write_key(rig, bucket, key_of(stream), "other")
     (answer,) = act_on_node(rig.settings(**elected("here", bucket)), "retire", "a", None)
