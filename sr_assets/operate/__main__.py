@@ -4,7 +4,6 @@ import argparse
 import sys
 
 from sr_assets.operate.site import site_process
-from sr_assets.settings import load_settings
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="sr_assets.operate")
@@ -13,8 +12,4 @@ if __name__ == "__main__":
     parser.add_argument("--stream", action="append", default=[])
     parser.add_argument("--bars", action="store_true")
     arguments = parser.parse_args()
-    sys.exit(
-        site_process(
-            load_settings, arguments.site, arguments.stream, once=arguments.mode == "once", bars=arguments.bars
-        )
-    )
+    sys.exit(site_process(arguments.site, arguments.stream, once=arguments.mode == "once", bars=arguments.bars))

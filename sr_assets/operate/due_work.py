@@ -281,17 +281,12 @@ def _locked(home: Path, *, wait: bool) -> Iterator[bool]:
         yield lock(file, None if wait else 0.0)
 
 
-def _main() -> int:
-    """Do the due work of the configured platform and return the exit code."""
-    from sr_assets.resources import configure_logging
-
-    parser = argparse.ArgumentParser(prog="sr_assets.operate.due_work")
-    parser.add_argument("--mode", choices=("once", "follow"), default="once")
-    parser.add_argument("--since", type=float, default=0.0)
-    arguments = parser.parse_args()
+def due_work_process(*, once: bool, since: float) -> int:
+    """Do what `command` does, in this process, which ends with its parent; return the exit code."""
     end_with_parent()
-    once = arguments.mode == "once"
     try:
+        from sr_assets.resources import configure_logging
+
         with (
             signals_as_interrupt(),
             storage_errors(Path(os.environ["DAGSTER_HOME"])),
@@ -303,7 +298,7 @@ def _main() -> int:
                 if not is_ours:
                     # The process of another `run` does it.
                     return 0
-                work = DueWork(settings, instance, datetime.fromtimestamp(arguments.since, UTC))
+                work = DueWork(settings, instance, datetime.fromtimestamp(since, UTC))
                 try:
                     work.end_own_dead_runs()
                     if not once:
@@ -321,4 +316,8 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    parser = argparse.ArgumentParser(prog="sr_assets.operate.due_work")
+    parser.add_argument("--mode", choices=("once", "follow"), default="once")
+    parser.add_argument("--since", type=float, default=0.0)
+    given = parser.parse_args()
+    sys.exit(due_work_process(once=given.mode == "once", since=given.since))

@@ -13,7 +13,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.logs import open_log, print_error
 from sr_assets.automation.idle import is_idle
 from sr_assets.operate.due_work import command as due_work_command
-from sr_assets.operate.due_work import is_due
+from sr_assets.operate.due_work import due_work_process, is_due
 from sr_assets.operate.health import Health, site_parts, watchdog_beside
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
@@ -132,8 +132,13 @@ class _Children:
 
     def run_due_work(self, *, once: bool) -> int:
         """Do the due work in a child and return its exit code; it reports runs that failed after the start of this command."""
-        command = due_work_command(once=once, since=self._begun)
-        return self._run("due work", lambda errors: start_child(command, errors))
+
+        def start(errors: int | None) -> Child:
+            if can_fork():
+                return ForkedChild(lambda: due_work_process(once=once, since=self._begun))
+            return start_child(due_work_command(once=once, since=self._begun), errors)
+
+        return self._run("due work", start)
 
     def keep_due_work(self) -> int:
         """Do the due work in a child until `stop`, as `_keep` does."""
@@ -165,9 +170,7 @@ class _Children:
         def start(errors: int | None) -> Child:
             if can_fork():
                 # It need not import again what this process has imported.
-                return ForkedChild(
-                    lambda: site_process(lambda: self._settings, site, labels, once=mode == "once", bars=self._alone)
-                )
+                return ForkedChild(lambda: site_process(site, labels, once=mode == "once", bars=self._alone))
             command = [sys.executable, "-W", "ignore", "-m", "sr_assets.operate", site, "--mode", mode]
             for label in labels:
                 command += ["--stream", label]

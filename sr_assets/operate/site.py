@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,7 +19,7 @@ from sr_assets.domain.positions import SECOND_NS
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import INTERRUPTED, end_with_parent, recorded_signals, signals_as_interrupt
 from sr_assets.operate.report import print_line, report_run
-from sr_assets.settings import Entry, Settings
+from sr_assets.settings import Entry, Settings, load_settings
 from sr_assets.stages.following import FollowedSite, follow_checkpoints
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.leadership import logger as leadership_logger
@@ -32,7 +32,7 @@ _STANDBY_SECONDS: Final = 0.2
 _INTERVAL_SECONDS: Final = 5.0
 
 
-def site_process(load: Callable[[], Settings], site: str, labels: Sequence[str], *, once: bool, bars: bool) -> int:
+def site_process(site: str, labels: Sequence[str], *, once: bool, bars: bool) -> int:
     """Do the work of a site's child process, print its error if it fails, and return the exit code.
 
     `bars` draws progress bars. The process ends with its parent.
@@ -42,7 +42,7 @@ def site_process(load: Callable[[], Settings], site: str, labels: Sequence[str],
         with signals_as_interrupt():
             from sr_assets.resources import configure_logging
 
-            settings = load()
+            settings = load_settings()
             configure_logging(settings)
             _leave_reported_lines_out(once=once)
             with _bars() if bars else nullcontext():

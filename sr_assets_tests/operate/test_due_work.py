@@ -25,7 +25,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.due_work import DueWork, is_due, note_checked
 from sr_assets.operate.instance import prepare_instance, prepare_storage
-from sr_assets.operate.processes import INTERRUPTED, start_child
+from sr_assets.operate.processes import INTERRUPTED
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.settings import Settings, load_settings, parse_cluster
 from sr_assets_tests.forks import Forked
@@ -186,13 +186,12 @@ def native_streams(folder: Path, monkeypatch: pytest.MonkeyPatch, server: NatsSe
 HANGING = """
 import importlib, pathlib, sys, time
 from sr_assets.operate import due_work
-module, name, reached = sys.argv[1:4]
+module, name, reached, _ = sys.argv[1:]
 def hang(*_):
     pathlib.Path(reached).touch()
     time.sleep(1000)
 setattr(importlib.import_module(module), name, hang)
-sys.argv[1:] = sys.argv[4:]
-sys.exit(due_work._main())
+sys.exit(due_work.due_work_process(once=sys.argv[4] == "once", since=0.0))
 """
 TOPOLOGY_RUN = ("sr_assets.assets.topology", "_run")
 RETENTION_RUN = ("sr_assets.automation.old_runs", "_orphaned_runs")
@@ -201,13 +200,14 @@ RETENTION_RUN = ("sr_assets.automation.old_runs", "_orphaned_runs")
 @contextmanager
 def hanging(
     settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[str, str], mode: str
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[subprocess.Popen[Any]]:
     """Start the due work, and wait until a job of it hangs."""
     reached = folder / "reached"
     home = prepare_instance(settings)
     prepare_storage(home)
     monkeypatch.setenv("DAGSTER_HOME", str(home))
-    child = start_child([sys.executable, "-W", "ignore", "-c", HANGING, *where, str(reached), "--mode", mode])
+    command = [sys.executable, "-W", "ignore", "-c", HANGING, *where, str(reached), mode]
+    child = Forked(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         wait_until(lambda: reached.exists() or child.poll() is not None, "the job")
         assert child.poll() is None
