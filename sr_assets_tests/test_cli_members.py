@@ -145,7 +145,7 @@ def test_check_refuses_a_short_duplicate_window(rig: Rig, tmp_path: Path) -> Non
         inspect_duration="1h",
         advisory=advisory,
     )
-    bucket = make_bucket(rig)
+    bucket = make_bucket(rig, 2)
     settings = member(rig, tmp_path, "a", bucket)
     (line,) = refused(settings)
     assert line == (

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.lease import Lease
@@ -21,7 +20,7 @@ from sr_assets.stages.site import Site
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
 from sr_assets_tests.forks import Forked
-from sr_assets_tests.members import elected, key_of, make_bucket, member, read_key, write_key
+from sr_assets_tests.members import elected, end_lease, expire, key_of, make_bucket, member, read_key, write_key
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, cluster, leave_out_due_work, stop_process, wait_until
 
 #: More than a writer sends at a time, so that a held writer has not sent all of them.
@@ -62,6 +61,8 @@ def test_frozen_leader_commits_and_sends_nothing_when_it_wakes_up(
     stop_process(held_pid)
     try:
         with Leadership(member(rig, tmp_path, "b", bucket), SITE) as other:
+            end_lease(rig.home)
+            expire(rig, bucket)
             wait_until(lambda: other.leads, "the other member to lead")
             before = copies(rig, target)
             marker.write_text("released")
@@ -81,28 +82,30 @@ def test_frozen_leader_commits_and_sends_nothing_when_it_wakes_up(
 
 def test_key_that_a_third_party_deleted_is_led_after_the_old_deadline(rig: Rig, tmp_path: Path, target: str) -> None:
     """A Stream Replicator deletes the key when it ends, even as a follower of a leader that is frozen."""
-    bucket, marker = make_bucket(rig, 6), tmp_path / "held"
+    bucket, marker = make_bucket(rig), tmp_path / "held"
     leader = start_leader(rig, bucket, Point.PUBLISHING, marker)
     try:
         stop_process(await_marker(leader, marker))
-        deadline = Lease.read(rig.home / "sites" / SITE).deadline
         key = key_of(rig.entries[0]["stream"])
         assert write_key(rig, bucket, key, "", revision=None, KV_Operation="DEL")
         with Leadership(member(rig, tmp_path, "b", bucket), SITE) as other:
             assert read_key(rig, bucket, key) == b"b"
+            waits = "this member will lead when the lease of a on "
+            wait_until(lambda: other.lease.line.startswith(waits), "the old deadline to be what the member waits for")
+            end_lease(rig.home)
+            expire(rig, bucket, "sr_assets.>")
             wait_until(lambda: other.leads, "the other member to lead")
-            assert times.boot_seconds() > deadline
     finally:
         leader.kill()
         leader.communicate()
 
 
 def test_another_member_leads_after_the_leader_was_killed(rig: Rig, tmp_path: Path, target: str) -> None:
-    bucket, marker = make_bucket(rig), tmp_path / "held"
+    """The server expires the keys."""
+    bucket, marker = make_bucket(rig, 2), tmp_path / "held"
     leader = start_leader(rig, bucket, Point.PUBLISHING, marker)
     await_marker(leader, marker)
     with Leadership(member(rig, tmp_path, "b", bucket), SITE) as other:
-        assert other.lease.line.startswith("a on ")
         leader.kill()
         leader.communicate()
         wait_until(lambda: other.leads, "the other member to lead")
@@ -209,6 +212,7 @@ def test_empty_home_takes_over_exactly(rig: Rig, tmp_path: Path, point: Point) -
     await_marker(leader, marker)
     leader.kill()
     leader.communicate()
+    expire(rig, bucket)
     settings = member(rig, tmp_path, "b", bucket)
     with Leadership(settings, SITE) as other:
         wait_until(lambda: other.leads, "the other member to lead")

@@ -94,6 +94,21 @@ def test_next_member_leads_after_the_end_of_the_first(rig: Rig, tmp_path: Path, 
         assert read_key(rig, bucket, key_of(stream)) == b"b"
 
 
+def test_next_member_leads_after_the_process_of_the_first_hangs(rig: Rig, tmp_path: Path, stream: str) -> None:
+    """The server expires the keys, and the first member's lease has ended by then."""
+    bucket = make_bucket(rig, 2)
+    first, second = (member(rig, tmp_path, name, bucket) for name in ("a", "b"))
+    with leading(first) as leader, Leadership(second, SITE) as follower:
+        leader._thread.stop()
+
+        def has_succeeded() -> bool:
+            leads = follower.leads
+            assert not (leads and leader.leads)
+            return leads
+
+        wait_until(has_succeeded, "the follower to lead")
+
+
 def test_renewal_of_a_stream_replicator_does_not_change_its_term(
     rig: Rig, tmp_path: Path, stream: str, bucket: str
 ) -> None:
