@@ -160,7 +160,7 @@ def test_source_that_stops_is_replaced_by_the_last_known_value(rig: Rig, stream:
 def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
     rig: Rig, data_bucket: str, stream: str, tmp_path: Path
 ) -> None:
-    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "6s", "lock_timeout": "1m"}
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "1h", "lock_timeout": "1h"}
     first = configure(rig, tmp_path, "LONDON", stream, **{**keys, "linger": "1h", "run_budget": "1h"})
     second = configure(rig, tmp_path, "PARIS", stream, **keys)
     rig.publish(stream, [Sent()])
@@ -186,7 +186,7 @@ def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
 
 
 def test_lock_timeout_names_the_holder(rig: Rig, data_bucket: str, stream: str, tmp_path: Path) -> None:
-    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "10s", "lock_timeout": "0s"}
+    keys = {"data": {"ops": kv(rig, data_bucket)}, "locks": ["ops/job"], "lock_ttl": "1h", "lock_timeout": "0s"}
     first = configure(rig, tmp_path, "LONDON", stream, **{**keys, "linger": "1h", "run_budget": "1h"})
     second = configure(rig, tmp_path, "PARIS", stream, **keys)
     holder = start(first, "run", "--follow", output=tmp_path / "log")

@@ -22,7 +22,8 @@ from sr_assets.operate.metrics.heartbeats import heartbeat_lines
 from sr_assets.settings import load_settings
 from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership, publisher_of
 from sr_assets_tests.forks import Forked
-from sr_assets_tests.rig import Command, address, wait_until
+from sr_assets_tests.members import make_bucket
+from sr_assets_tests.rig import Command, Rig, address, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -93,9 +94,9 @@ def test_heartbeat_fails_until_a_stream_stores_its_subject(
 
 
 def test_only_the_leader_publishes_heartbeats(
-    nats_server: NatsServer, tmp_path: Path, unique: Callable[[str], str]
+    rig: Rig, nats_server: NatsServer, tmp_path: Path, unique: Callable[[str], str]
 ) -> None:
-    stream, bucket = unique("BEATS"), unique("ELECTION")
+    stream, bucket = unique("BEATS"), make_bucket(rig)
     said: list[str] = []
     block = {
         "url": nats_server.url,
@@ -119,8 +120,6 @@ def test_only_the_leader_publishes_heartbeats(
 
     with Cluster(address(nats_server), "test") as opened:
         opened.create_stream({"name": stream, "subjects": [f"{stream}.>"]})
-        config = {"max_msgs_per_subject": 1, "max_age": 8 * 10**9, "duplicate_window": 10**9, "allow_rollup_hdrs": True}
-        opened.create_stream({"name": f"KV_{bucket}", "subjects": [f"$KV.{bucket}.>"], **config})
         with publisher("first") as first:
             wait_until(lambda: opened.stream_info(stream).messages > 2, "heartbeats of the first host")
             key = opened.last_message(f"KV_{bucket}", f"$KV.{bucket}.SR_{stream}_HB")

@@ -46,7 +46,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def homes(rig: Rig, tmp_path: Path, stream: str) -> tuple[Settings, Settings]:
-    bucket = make_bucket(rig, 4)
+    bucket = make_bucket(rig)
     return member(rig, tmp_path, "a", bucket), member(rig, tmp_path, "b", bucket)
 
 
