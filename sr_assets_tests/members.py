@@ -62,9 +62,9 @@ def _as_s2(data: bytes) -> bytes:
     return _SNAPSHOT_NAME + _PLAIN_CHUNK + len(chunk).to_bytes(3, "little") + chunk
 
 
-def end_lease(home: Path) -> None:
-    """Let the deadline of a home's lease pass for all its processes; the one that campaigns must be stopped."""
-    folder = home / "sites" / SITE
+def end_lease(home: Path, name: str = SITE) -> None:
+    """Let the deadline of a home's lease, of a site or `SITE/locks`, pass; the process that renews it must be stopped."""
+    folder = home / "sites" / name
     lease = Lease.read(folder)
     assert lease.holds, lease.line
     replace(lease, deadline=times.boot_seconds()).write(folder)

@@ -19,6 +19,7 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets_tests.forks import Forked, run_forked
+from sr_assets_tests.members import end_lease, expire
 from sr_assets_tests.operate.rig import Up
 from sr_assets_tests.rig import Rig, Sent, address, cluster, leave_out_due_work, stop_process, wait_until
 from sr_assets_tests.sourced import kv
@@ -169,6 +170,8 @@ def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
         wait_until((tmp_path / "LONDON" / "fleet.duckdb").exists, "the holder's first publication")
         site = next(child for child in psutil.Process(holder.pid).children() if "LONDON" in child.cmdline())
         stop_process(site.pid)
+        end_lease(tmp_path / "LONDON", "LONDON/locks")
+        expire(rig, data_bucket)
         code, output = run(second, "run", "--once")
         assert code == 0, output
         assert copied(tmp_path / "PARIS") == 1
@@ -200,7 +203,7 @@ def test_lock_timeout_names_the_holder(rig: Rig, data_bucket: str, stream: str, 
         for process in [*psutil.Process(holder.pid).children(recursive=True), psutil.Process(holder.pid)]:
             process.kill()
         holder.wait()
-        second.write_text(second.read_text().replace("lock_timeout: 0s", "lock_timeout: 1m"))
+        expire(rig, data_bucket)
         assert run(second, "run", "--once")[0] == 0
     finally:
         if holder.poll() is None:
