@@ -200,14 +200,14 @@ RETENTION_RUN = ("sr_assets.automation.old_runs", "_orphaned_runs")
 @contextmanager
 def hanging(
     settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[str, str], mode: str
-) -> Iterator[subprocess.Popen[Any]]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start the due work, and wait until a job of it hangs."""
     reached = folder / "reached"
     home = prepare_instance(settings)
     prepare_storage(home)
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     command = [sys.executable, "-W", "ignore", "-c", HANGING, *where, str(reached), mode]
-    child = Forked(command, stdin=subprocess.PIPE, start_new_session=True)
+    child: Forked[bytes] = Forked(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         wait_until(lambda: reached.exists() or child.poll() is not None, "the job")
         assert child.poll() is None
