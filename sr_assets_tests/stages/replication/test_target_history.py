@@ -134,7 +134,7 @@ def test_idle_run_detects_a_filled_target_rollback(
     restorable.drain()
     restore_target("save")
     restorable.publish(stream, numbered(4, 6))
-    with restorable.open(run_budget="60s", linger="60s") as site:
+    with restorable.open(run_budget="1h", linger="1h") as site:
         run = SiteRun(site, {stream: frozenset(Stage)}, drain_only=False)
         with contextlib.closing(run.rounds()) as rounds:
 
@@ -145,7 +145,7 @@ def test_idle_run_detects_a_filled_target_rollback(
             wait_until(lambda: copied(1, 2, 3, 4, 5), "the copies")
             restore_target("restore")
             restorable.publish(stream, numbered(91, 95), restorable.target)
-            wait_until(lambda: copied(1, 2, 3, 91, 92, 93, 94, 4, 5), "the copies' return", 20)
+            wait_until(lambda: copied(1, 2, 3, 91, 92, 93, 94, 4, 5), "the copies' return")
 
 
 def test_open_batch_follows_the_copies_resent_after_a_rollback(
