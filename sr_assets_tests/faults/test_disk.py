@@ -121,7 +121,7 @@ def test_follow_continues_alone_after_a_full_disk(rig: Rig, tmp_path: Path) -> N
     rig.add(stream, target_stream=target, target_subject_prefix=target)
     heartbeats = {"url": rig.source.url, "interval": "200ms", "subjects": [{"subject": f"{beats}.a"}]}
     settings = member(
-        rig, tmp_path, "a", make_bucket(rig), heartbeats=heartbeats, linger="1s", sensor={"interval": "1s"}
+        rig, tmp_path, "a", make_bucket(rig, 2), heartbeats=heartbeats, linger="1s", sensor={"interval": "1s"}
     )
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(settings.home / "replication.yaml")}
     environ.pop("DAGSTER_HOME", None)
