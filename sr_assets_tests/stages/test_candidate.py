@@ -154,9 +154,7 @@ def test_one_member_leads_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert election.terms > 3
 
 
-def test_stream_replicator_notices_a_deleted_key_before_another_member_leads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_member_leads_after_a_stream_replicator_has_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     election = Election(monkeypatch, tmp_path, seed=0)
     election.quiet_at = 0.0
     candidate = election.members["a"].candidate()
