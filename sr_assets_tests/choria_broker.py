@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from nats.aio.msg import Msg
 
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import PATIENCE_SECONDS
 from sr_assets_tests.secured import Authority, Key, encoded, new_key, signed_jwt
+from sr_assets_tests.servers import NatsServer
 
 COLLECTIVE = "mcollective"
 _CALLOUT = "$SYS.REQ.USER.AUTH"

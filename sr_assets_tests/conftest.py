@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, settings
 from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.cli import run_command
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets.settings.loading import VALUES_VARIABLE
 from sr_assets_tests import costs
 from sr_assets_tests.rig import Command, Rig
+from sr_assets_tests.servers import NatsServer
 from sr_assets_tests.sourced import kv, make_data_bucket
 from sr_assets_tests.travel import Travel
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from sr_assets.adapters.wire import Connection, WireError
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.embedded.nats_server import HOST, NatsServer, free_port
+from sr_assets.embedded.nats_server import HOST
 from sr_assets_tests.rig import wait_until
+from sr_assets_tests.servers import NatsServer, free_port
 
 
 class Linked:

@@ -1,7 +1,6 @@
 """A JetStream cluster of nats-servers on loopback, for tests that kill or stop servers."""
 
 import json
-import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any, Self
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, encode_json
 from sr_assets.adapters.wire import Connection, WireError
 from sr_assets.adapters.wire.frames import encode_pub
-from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.embedded.nats_server import HOST
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.rig import PATIENCE_SECONDS
+from sr_assets_tests.servers import NatsServer, free_port
 
 SECONDS = PATIENCE_SECONDS
 
@@ -22,7 +22,7 @@ class NatsCluster:
     """A cluster of servers inside `with`, which starts when a stream with three replicas can be created."""
 
     def __init__(self, home: Path, name: str, *, size: int = 3, binary: Path | None = None) -> None:
-        routes = free_ports(size)
+        routes = [free_port() for _ in range(size)]
         urls = ", ".join(f"nats://{HOST}:{port}" for port in routes)
         self.servers = [
             NatsServer(
@@ -120,12 +120,3 @@ def _ask(server: NatsServer, request: str, body: dict[str, Any] | None = None) -
             return dict(json.loads(answers[0].payload)) if answers else {}
     except WireError:
         return {}
-
-
-def free_ports(count: int) -> list[int]:
-    """Return free ports: a server must know its neighbours' ports before any of them starts."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for new_socket in sockets:
-            new_socket.bind((HOST, 0))
-        return [bound_socket.getsockname()[1] for bound_socket in sockets]

@@ -27,6 +27,7 @@ import pyspark
 from sr_assets.adapters.spark.config import JAVA_OPTIONS
 from sr_assets.adapters.spark.java import find_java
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
+from sr_assets_tests.servers import free_port
 
 _USER = "nobody"
 #: The packages that docs/operations.md requires for a worker's Python, with their dependencies.
@@ -297,13 +298,6 @@ def family(pid: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-
-
-def free_port() -> int:
-    """Return a free port."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def listens(port: int) -> bool:

@@ -12,8 +12,8 @@ from playwright.sync_api import Page, expect
 
 from sr_assets_tests.browser import open_page
 from sr_assets_tests.demo_process import DemoProcess
-from sr_assets_tests.operate.rig import unused_port
 from sr_assets_tests.programs import chromium
+from sr_assets_tests.servers import free_port
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600)]
 _PATIENCE_MS = 180_000
@@ -29,7 +29,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo_url(demo_folder: Path) -> Iterator[str]:
     """The UI of a demo that has published its first tables."""
     chromium()
-    port = unused_port()
+    port = free_port()
     with DemoProcess(demo_folder, "--port", str(port), "--nodes", "20") as demo:
         demo.await_output("first rows", 300)
         yield f"http://127.0.0.1:{port}"

@@ -38,11 +38,11 @@ from sr_assets.cli.base import echo
 from sr_assets.cli.render import json_line
 from sr_assets.cli.warnings import _in_clear_text
 from sr_assets.domain.durations import duration
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
 from sr_assets_tests.exposed import configured
 from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.rig import PATIENCE_SECONDS, Command
+from sr_assets_tests.servers import NatsServer
 
 SECOND_NS = 1_000_000_000
 #: The source's clock in all these tables: 2026-01-31T12:00:00Z.

@@ -12,7 +12,6 @@ import pytest
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.metrics import Exposition
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets.stages.connectivity import probe_connectivity
@@ -22,6 +21,7 @@ from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 from sr_assets_tests.members import key_of, make_bucket, member, write_key
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, wait_until
+from sr_assets_tests.servers import NatsServer
 
 HOST = socket.gethostname()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sr_assets.adapters.state.status_file import read_status
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
+from sr_assets_tests.servers import NatsServer
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
 HOURS = {"inspect_field": "sender", "inspect_duration": "8h", "warn_duration": "6h"}

@@ -16,12 +16,12 @@ from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.wire import Outgoing, Publisher, read_confirmed
 from sr_assets.domain.messages import SOURCE_HEADER, Message, header_values, parse_origin
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings, load_settings, parse_duration
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 from sr_assets_tests.rig import Command, cluster, connection, wait_until
+from sr_assets_tests.servers import NatsServer
 
 EXAMPLE = Path(__file__).parent.parent / "conf" / "three-tiers"
 #: Every duration of the files is divided by this.

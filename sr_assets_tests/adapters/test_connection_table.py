@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from sr_assets.adapters.connection_table import NOBODY, listener_user
-from sr_assets.embedded.nats_server import free_port
+from sr_assets_tests.servers import free_port
 from sr_assets_tests.strangers import STRANGER, stranger_listens
 
 

@@ -13,10 +13,10 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, TlsSettings, parse_cluster
 from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
 from sr_assets_tests.secured import Authority, Key, Operator, creds, new_key
+from sr_assets_tests.servers import NatsServer
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_bench import (
     daily,
     definitions,
@@ -31,6 +30,7 @@ from sr_assets_bench.rig import Bench
 from sr_assets_bench.scrape import measure_scrape
 from sr_assets_bench.sizing import measure_sizing
 from sr_assets_bench.trickle import measure_trickle
+from sr_assets_tests.servers import NatsServer
 
 #: A separate process, because a classic session and its environment variables last until the process ends.
 _ON_A_CLUSTER = """

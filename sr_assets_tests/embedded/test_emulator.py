@@ -19,10 +19,10 @@ from sr_assets.domain.registration import decode_payload
 from sr_assets.domain.tracking.rules import Event, NodeState, Policy, Sighting, sight, splay_ns
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan, PlannedMessage
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_cluster, parse_cluster
 from sr_assets_tests.rig import Command, wait_until
 from sr_assets_tests.secured import Authority
+from sr_assets_tests.servers import NatsServer
 
 SECOND_NS = 1_000_000_000
 RESTLESS = Churn(share=0.4, short_seconds=12, long_seconds=24)

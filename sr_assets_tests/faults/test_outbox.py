@@ -10,8 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.servers import NatsServer
 
 
 def from_senders(count: int, **more: int) -> list[Sent]:

@@ -34,7 +34,6 @@ from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values,
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.refusals import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE
 from sr_assets.domain.target_stream import target_config
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets_tests.adapters.wire.rig import (
     ODD_HEADERS,
@@ -49,6 +48,7 @@ from sr_assets_tests.adapters.wire.rig import (
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.rig import Rig, Sent, address, cluster, wait_until
 from sr_assets_tests.server_versions import MINORS, server_binary
+from sr_assets_tests.servers import NatsServer
 
 Write = Callable[..., Receipt]
 #: Error codes of a full stream, and of an unexpected last sequence.

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.faults.conftest import Hold
 from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
 from sr_assets_tests.rig import Rig, stop_process, wait_until
+from sr_assets_tests.servers import NatsServer
 
 _OUTAGE_SECONDS = 3.0
 #: Longer than a writer waits for an acknowledgement.

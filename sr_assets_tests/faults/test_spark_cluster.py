@@ -24,7 +24,6 @@ from sr_assets.adapters.published.queries import ask
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.days import day_of
 from sr_assets.domain.messages import last_origin
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SparkSettings
 from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE
 from sr_assets_tests.faults.copying import BATCH, copy_plan
@@ -32,7 +31,8 @@ from sr_assets_tests.faults.rig import finish, kill_run, start_run
 from sr_assets_tests.histories import FIRST, HOUR, Change, Message, configured, publish
 from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, address, connection, stop_process, wait_until
 from sr_assets_tests.secured import Authority
-from sr_assets_tests.spark_cluster import SparkCluster, free_port
+from sr_assets_tests.servers import NatsServer, free_port
+from sr_assets_tests.spark_cluster import SparkCluster
 
 MANY = 100_000
 _USER, _PASSWORD = "replicator", "S3cret-of-the-fleet"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.state.status_file import read_status
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun
 from sr_assets.stages.site import Site
 from sr_assets_tests.faults.rig import finish, start_run
 from sr_assets_tests.rig import SITE, Rig, Sent, stop_process, wait_until
+from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
 BUDGET_SECONDS = 15

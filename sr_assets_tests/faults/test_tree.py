@@ -11,11 +11,11 @@ import pytest
 
 from sr_assets.domain.advisories import observer_alive
 from sr_assets.domain.messages import Message
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 from sr_assets_tests.rig import Rig, Sent, cluster
+from sr_assets_tests.servers import NatsServer
 
 NODES = [f"web{number}" for number in range(6)]
 SECOND_NS = 1_000_000_000

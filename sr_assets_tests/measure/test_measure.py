@@ -12,11 +12,11 @@ import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.measure.results import REQUESTS, ResultFolder, Trial
 from sr_assets.settings import parse_cluster
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import Command, wait_until
+from sr_assets_tests.servers import NatsServer
 
 
 def rows(file: Path) -> list[list[str]]:

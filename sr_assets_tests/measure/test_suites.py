@@ -19,7 +19,6 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import Message
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.measure import load
 from sr_assets.measure.expectation import Expectation
 from sr_assets.measure.load import watch
@@ -28,6 +27,7 @@ from sr_assets.settings import Settings, StreamSettings, load_settings, parse_cl
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.measure.test_measure import rows
 from sr_assets_tests.rig import Command, wait_until
+from sr_assets_tests.servers import NatsServer
 
 SITE = "MEASURED"
 SECOND_NS = 1_000_000_000

@@ -4,10 +4,8 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.settings import Settings, load_settings
 from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.rig import PATIENCE_SECONDS, leave_out_due_work
+from sr_assets_tests.servers import free_port
 
 T = TypeVar("T")
 
@@ -59,14 +58,6 @@ def runner_pid(home: Path, site: str) -> int:
     return int(owner[1]) if owner else 0
 
 
-def unused_port() -> int:
-    """Return a free port outside the range from which the system gives ports to other servers."""
-    while True:
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
-            return int(probe.getsockname()[1])
-
-
 def imported_from(folder: Path) -> list[str]:
     """Return the imported modules of a folder made by `planted`."""
     return [trace.name for trace in folder.glob("*.imported")]
@@ -76,7 +67,7 @@ class Up:
     """`sr-assets up` as a process; a context manager that waits until the UI responds."""
 
     def __init__(self, *options: str, folder: Path | None = None, errors: Path | None = None) -> None:
-        self.port = unused_port()
+        self.port = free_port()
         self.command = [sys.executable, "-m", "sr_assets", "up", "--port", str(self.port), *options]
         self._folder, self._errors = folder, errors
 

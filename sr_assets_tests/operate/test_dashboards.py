@@ -19,9 +19,9 @@ import yaml
 from sr_assets.operate.metrics import Exposition
 from sr_assets.operate.metrics.serving import MetricsServer
 from sr_assets_tests.exposed import advance_counters, expose_everything
-from sr_assets_tests.operate.rig import unused_port
 from sr_assets_tests.programs import program
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
+from sr_assets_tests.servers import free_port
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 RULES = CONF / "prometheus" / "alerts.yaml"
@@ -149,7 +149,7 @@ def prometheus(exposed: tuple[Path, Exposition], tmp_path_factory: pytest.TempPa
     """Run a Prometheus that has scraped the home three times with different numbers."""
     server = program("prometheus", package="prometheus")
     home, exposition = exposed
-    folder, port = tmp_path_factory.mktemp("prometheus"), unused_port()
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     with MetricsServer(exposition, "127.0.0.1", 0) as url:
         scrape = {"job_name": "sr-assets", "static_configs": [{"targets": [urllib.parse.urlsplit(url).netloc]}]}
         config = {

@@ -16,12 +16,12 @@ from sr_assets.adapters.bucket import KeyBucket
 from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.members import end_lease, expire
 from sr_assets_tests.operate.rig import Up
 from sr_assets_tests.rig import Rig, Sent, address, cluster, leave_out_due_work, stop_process, wait_until
+from sr_assets_tests.servers import NatsServer
 from sr_assets_tests.sourced import kv
 
 

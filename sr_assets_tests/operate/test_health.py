@@ -30,8 +30,9 @@ from sr_assets.operate.metrics import MetricsServer
 from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets_tests.forks import Forked
-from sr_assets_tests.operate.rig import configure, run, unused_port
+from sr_assets_tests.operate.rig import configure, run
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
+from sr_assets_tests.servers import free_port
 from sr_assets_tests.strangers import run_as_stranger
 
 ENTRY = {"name": "london", "stream": "REG", "source_url": "nats://127.0.0.1:1", "target_url": "nats://127.0.0.1:2"}
@@ -226,7 +227,7 @@ def test_hung_process_sends_no_watchdog(settings: Settings, tmp_path: Path, monk
 def served(*arguments: str) -> Iterator[str]:
     """Run a command with a health port; yield the base URL."""
     file = Path(os.environ["SR_ASSETS_CONFIG"])
-    port = unused_port()
+    port = free_port()
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "health": {"port": port}}))
     load_settings()
     command = [sys.executable, "-m", "sr_assets", *arguments]

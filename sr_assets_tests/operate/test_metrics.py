@@ -31,8 +31,8 @@ from sr_assets.operate.metrics.serving import MetricsServer
 from sr_assets.operate.page import PagePublisher
 from sr_assets_tests.exposed import SITES, STREAM, configured, expose_tables, write_stream
 from sr_assets_tests.faults.rig import await_marker, kill_run, start_run
-from sr_assets_tests.operate.rig import unused_port
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Command, Rig, Sent, wait_until
+from sr_assets_tests.servers import free_port
 from sr_assets_tests.strangers import connected_stranger
 
 # The Stream Replicator's metrics: type, then labels.
@@ -204,7 +204,7 @@ def test_metrics_have_the_documented_names_types_labels_and_values(rig: Rig) -> 
 
 
 def test_counters_never_decrease_after_a_killed_run(rig: Rig, tmp_path: Path) -> None:
-    stream, port = rig.make(), unused_port()
+    stream, port = rig.make(), free_port()
     rig.publish(stream, from_senders(60))
     rig.add(stream, batch_messages=20)
     rig.settings(metrics={"port": port}, logfile=str(tmp_path / "log"), log_format="json")

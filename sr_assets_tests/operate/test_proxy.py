@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from sr_assets.settings import Settings
-from sr_assets_tests.operate.rig import Up, unused_port
+from sr_assets_tests.operate.rig import Up
 from sr_assets_tests.programs import program
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
+from sr_assets_tests.servers import free_port
 
 pytestmark = pytest.mark.process
 
@@ -69,7 +70,7 @@ def proxy(platform: Settings, tmp_path: Path, certificate: tuple[Path, Path]) ->
     logins = tmp_path / "logins"
     logins.write_text("me:secret\n")
     logins.chmod(0o600)
-    port = unused_port()
+    port = free_port()
     folder = tmp_path / "nginx"
     folder.mkdir()
     with Up("--trust-proxy", "--auth-file", str(logins)) as up:

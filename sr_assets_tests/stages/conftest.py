@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import Rig
+from sr_assets_tests.servers import NatsServer
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from sr_assets.cli import run_command
 from sr_assets.domain.clusters import domain_api
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.permissions import Action
-from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.embedded.nats_server import HOST
 from sr_assets.settings import load_settings
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.topology.survey import Survey
-from sr_assets_tests.nats_cluster import free_ports
 from sr_assets_tests.rig import SITE, Rig, Sent, address, wait_until
 from sr_assets_tests.server_versions import server_binary
+from sr_assets_tests.servers import NatsServer, free_port
 
 NODES = [f"web{n}" for n in range(20)]
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "1h"}
@@ -69,7 +69,7 @@ def leaf(tmp_path: Path) -> Iterator[tuple[NatsServer, NatsServer]]:
 @contextmanager
 def joined(tmp_path: Path, binary: Path | None = None) -> Iterator[tuple[NatsServer, NatsServer]]:
     """Start a leaf node (by its own binary) and its hub, and wait until they have joined."""
-    (port,) = free_ports(1)
+    port = free_port()
     listen = f"leafnodes {{ listen: '{HOST}:{port}' }}\n"
     remote = f"leafnodes {{ remotes: [{{ url: 'nats://{HOST}:{port}' }}] }}\n"
     with (

@@ -13,7 +13,6 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Outgoing, Publisher
 from sr_assets.domain.permissions import USER_INFO, Action
 from sr_assets.domain.subjects import covers
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings
 from sr_assets.settings.permissions import needed_permissions
 from sr_assets.stages.heartbeat_publisher import publish_heartbeat
@@ -22,6 +21,7 @@ from sr_assets.stages.permissions.facts import ask_servers
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.replication.retrying import request_parked
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, cluster, connection
+from sr_assets_tests.servers import NatsServer
 
 pytestmark = pytest.mark.process
 

@@ -14,12 +14,12 @@ import yaml
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.cli import run_command
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_settings
 from sr_assets_tests.choria_broker import Issuer, broker
 from sr_assets_tests.forks import run_forked
 from sr_assets_tests.rig import Rig, Sent
 from sr_assets_tests.secured import Authority, Operator, creds, new_key
+from sr_assets_tests.servers import NatsServer
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import Message, header_writer, last_origin
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
+from sr_assets_tests.servers import NatsServer
 
 pytestmark = pytest.mark.process
 

@@ -14,11 +14,11 @@ from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.data.consul import ConsulSource
 from sr_assets.adapters.data.source import Change
 from sr_assets.domain.errors import ConfigurationError, RunError, TransientError
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import SourceSettings
 from sr_assets.settings.references import MissingValueError
 from sr_assets_tests.consul import BINARY, real_consul, stand_in
 from sr_assets_tests.rig import Rig, cluster
+from sr_assets_tests.servers import NatsServer
 from sr_assets_tests.sourced import kv, make_data_bucket
 
 pytestmark = pytest.mark.process

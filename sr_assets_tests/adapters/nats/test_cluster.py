@@ -25,8 +25,8 @@ from sr_assets.adapters.nats.stream_info import StreamInfo, Version
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.target_stream import target_config
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests import rig
+from sr_assets_tests.servers import NatsServer
 
 Names = Callable[[str], str]
 MINUTE_NS = 60 * 1_000_000_000

@@ -17,7 +17,7 @@ from sr_assets.adapters.spark.source import JetStreamReader
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import ClusterSettings
-from sr_assets_tests.spark_cluster import free_port
+from sr_assets_tests.servers import free_port
 
 
 def test_read_job_names_executor_that_cannot_reach_server() -> None:

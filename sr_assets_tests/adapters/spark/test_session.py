@@ -28,9 +28,9 @@ from sr_assets.adapters.spark.engine import (
 )
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
 from sr_assets.domain.errors import EngineLostError, TransientError
-from sr_assets.embedded.nats_server import free_port
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
+from sr_assets_tests.servers import free_port
 from sr_assets_tests.strangers import stranger_listens
 
 

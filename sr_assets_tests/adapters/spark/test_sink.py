@@ -19,11 +19,11 @@ from sr_assets.adapters.spark import sink
 from sr_assets.adapters.spark.sink import JetStreamWriter
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
 from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.rig import Rig, Sent, address, cluster
+from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
 PLANS: tuple[dict[str, Any], ...] = ({}, TRACKED, {"workers": 2, "order": "none"}, {**TRACKED, "workers": 2})

@@ -22,10 +22,10 @@ from sr_assets.adapters.spark.source import (
 from sr_assets.adapters.wire import Connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import HeaderName, JsonField, SenderExtractor, SubjectToken
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings, SparkSettings
 from sr_assets_tests.adapters.wire.rig import ODD_HEADERS, create_stream, outgoing, publish
 from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.servers import NatsServer
 
 Options = Callable[..., dict[str, str]]
 

@@ -27,10 +27,10 @@ from sr_assets.adapters.wire import (
 )
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
 from sr_assets_tests.rig import address, wait_until
+from sr_assets_tests.servers import NatsServer
 
 SECRET = "hunter2"
 INFO = b'INFO {"server_id":"X","version":"2.15.1","max_payload":1024,"headers":true}\r\n'

@@ -14,10 +14,10 @@ import pytest
 from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher, WireError, read_confirmed, read_range
 from sr_assets.adapters.wire import connection as wire_connection
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, create_stream, flat, outgoing, publish
 from sr_assets_tests.rig import address, stop_process, wait_until
+from sr_assets_tests.servers import NatsServer
 
 
 @pytest.mark.process

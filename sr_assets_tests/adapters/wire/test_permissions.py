@@ -8,7 +8,7 @@ import pytest
 from sr_assets.adapters.wire import find_denied
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.permissions import Action
-from sr_assets.embedded.nats_server import NatsServer
+from sr_assets_tests.servers import NatsServer
 
 pytestmark = pytest.mark.process
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.embedded.nats_server import HOST, NatsServer
+from sr_assets.embedded.nats_server import HOST
 from sr_assets.operate.metrics import Exposition
 from sr_assets.settings import HeartbeatSubject
 from sr_assets.stages.heartbeat_publisher import publish_heartbeat
 from sr_assets_tests.rig import Rig, Sent, address
+from sr_assets_tests.servers import NatsServer
 
 
 class DelayingProxy:

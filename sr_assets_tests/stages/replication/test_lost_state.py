@@ -9,8 +9,8 @@ import pytest
 
 from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.servers import NatsServer
 from sr_assets_tests.stages.replication.test_recover import numbered, numbers, recover
 
 pytestmark = pytest.mark.process

@@ -14,7 +14,6 @@ import pytest
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.copies import last_matching
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
@@ -22,6 +21,7 @@ from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.report import Stage
 from sr_assets_tests.forks import run_forked
 from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.servers import NatsServer
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10h"}
 TABLES = ("streams", "copying", "nodes", "transitions", "copies", "snapshots", "gaps", "copy_queue")

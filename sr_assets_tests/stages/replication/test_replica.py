@@ -11,9 +11,9 @@ import pytest
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.domain.messages import last_origin
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
+from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
 #: Headers that a copy drops.

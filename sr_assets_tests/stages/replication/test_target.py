@@ -12,12 +12,12 @@ import pytest
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Outgoing
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connectivity import probe_connectivity
 from sr_assets.stages.replication.target import create_target, new_target
 from sr_assets_tests.adapters.wire.rig import publish
 from sr_assets_tests.rig import SITE, Rig, Sent, address, connection, wait_until
+from sr_assets_tests.servers import NatsServer
 
 
 def test_missing_target_is_created_with_only_the_source_limits(rig: Rig) -> None:

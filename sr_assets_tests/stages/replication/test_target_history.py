@@ -12,12 +12,12 @@ from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.records import CopyState, Intent
 from sr_assets.domain.messages import header_writer
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.stages.replication import replica, target_history
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import SiteRun
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
+from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from sr_assets.domain.topology.wanted import OWNER
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_settings
 from sr_assets.stages.topology.evaluation import topology_lock
 from sr_assets_tests.linked import ask, make, publish
 from sr_assets_tests.nats_cluster import NatsCluster
 from sr_assets_tests.rig import Command, wait_until
+from sr_assets_tests.servers import NatsServer
 from sr_assets_tests.stages.topology.conftest import Configure
 
 pytestmark = pytest.mark.process

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.linked import Linked, ask, linked, make, publish
 from sr_assets_tests.rig import Command, wait_until
 from sr_assets_tests.server_versions import server_binary
+from sr_assets_tests.servers import NatsServer
 from sr_assets_tests.stages.topology.conftest import Configure
 
 pytestmark = pytest.mark.process

@@ -16,7 +16,6 @@ from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.tracking.by_hand import retire
 from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, transition_row
-from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.notify.events import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.batch_rows import add_transitions
@@ -24,6 +23,7 @@ from sr_assets_tests.announcing import POLICY, SECOND, configured, fold, history
 from sr_assets_tests.naive_rules import NaiveGuard, announced_by_guard
 from sr_assets_tests.rig import SITE, Rig, wait_until
 from sr_assets_tests.rig import Sent as Message
+from sr_assets_tests.servers import NatsServer
 
 WARNING = 10
 NODES = tuple("abcdef")
