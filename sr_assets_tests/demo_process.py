@@ -6,7 +6,6 @@ All its processes inherit a mark in their environment, which identifies them ind
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Self
 import psutil
 
 from sr_assets_tests.marked import marked
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 _MARK = "SR_ASSETS_TEST_DEMO"
 _STOP_SECONDS = 120.0
@@ -62,17 +62,14 @@ class DemoProcess:
         """Its output on stderr."""
         return self._err.read_text()
 
-    def await_output(self, text: str, seconds: float) -> None:
+    def await_output(self, text: str) -> None:
         """Wait until its output on stdout or stderr contains a text."""
-        self.await_condition(lambda: text in self.written + self.errors, seconds, text)
+        self.await_condition(lambda: text in self.written + self.errors, text)
 
-    def await_condition(self, condition: Callable[[], bool], seconds: float, awaited: str) -> None:
-        """Wait for a condition while the demo runs."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, f"the demo ended: {self.written}{self.errors}"
-            assert time.monotonic() < deadline, f"no {awaited!r} within {seconds} s: {self.written}{self.errors}"
-            time.sleep(0.1)
+    def await_condition(self, condition: Callable[[], bool], awaited: str) -> None:
+        """Wait for a condition while the demo runs, longer than for other processes: it starts a dozen."""
+        wait_until(lambda: condition() or self.process.poll() is not None, awaited, 2 * PATIENCE_SECONDS, every=0.1)
+        assert condition(), f"the demo ended: {self.written}{self.errors}"
 
     def left(self) -> list[psutil.Process]:
         """Return every live process of this demo, without zombies."""

@@ -1,7 +1,6 @@
 """A JetStream cluster of nats-servers on loopback, for tests that kill or stop servers."""
 
 import json
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +11,8 @@ from sr_assets.adapters.wire import Connection, WireError
 from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.embedded.nats_server import HOST
 from sr_assets.settings import ClusterSettings
-from sr_assets_tests.rig import PATIENCE_SECONDS
+from sr_assets_tests.rig import wait_until
 from sr_assets_tests.servers import NatsServer, free_port
-
-SECONDS = PATIENCE_SECONDS
 
 
 class NatsCluster:
@@ -64,46 +61,46 @@ class NatsCluster:
         return [server for server in self.servers if server.name in names]
 
     def await_replicas(self, stream: str) -> None:
-        """Wait until a stream has a leader and up-to-date followers; raises AssertionError after a minute."""
-        deadline = time.monotonic() + SECONDS
-        while not all(replica.get("current") for replica in self._cluster_info(stream)["replicas"]):
-            assert time.monotonic() < deadline, f"the replicas of {stream} have not caught up"
-            time.sleep(0.05)
+        """Wait until a stream has a leader and up-to-date followers."""
+
+        def caught_up() -> bool:
+            return all(replica.get("current") for replica in self._cluster_info(stream)["replicas"])
+
+        wait_until(caught_up, f"the replicas of {stream}", every=0.05)
 
     def create(self, stream: str, subjects: str) -> None:
-        """Create a stream with three replicas, as soon as enough servers are available; raises AssertionError after a
-        minute.
+        """Create a stream with three replicas, as soon as enough servers are available.
 
         A restarted server accepts clients before the leader that places streams knows it.
         """
-        deadline = time.monotonic() + SECONDS
         config = {"name": stream, "subjects": [subjects], "num_replicas": 3, "allow_direct": True}
-        while "config" not in (answer := _ask(self.servers[0], f"STREAM.CREATE.{stream}", config)):
-            assert time.monotonic() < deadline, f"the cluster does not create {stream}: {answer}"
-            time.sleep(0.1)
+        request = f"STREAM.CREATE.{stream}"
+        wait_until(lambda: "config" in _ask(self.servers[0], request, config), f"the creation of {stream}", every=0.1)
 
     def await_quorum(self) -> None:
         """Wait until the servers have connected and can store a stream with three replicas."""
         self.create("PROBE", "probe")
-        deadline = time.monotonic() + SECONDS
-        # The response to a first request may have come too late.
-        while not (
-            (answer := _ask(self.servers[0], "STREAM.DELETE.PROBE")).get("success")
-            or (answer.get("error") or {}).get("err_code") == STREAM_NOT_FOUND
-        ):
-            assert time.monotonic() < deadline, "the cluster does not stay together"
-            time.sleep(0.1)
+
+        def deleted() -> bool:
+            answer = _ask(self.servers[0], "STREAM.DELETE.PROBE")
+            # The response to a first request may have come too late.
+            return bool(answer.get("success")) or (answer.get("error") or {}).get("err_code") == STREAM_NOT_FOUND
+
+        wait_until(deleted, "the cluster to stay together", every=0.1)
 
     def _cluster_info(self, stream: str) -> dict[str, Any]:
         """Return the first server's information about a stream's leader and replicas."""
-        deadline = time.monotonic() + SECONDS
-        while True:
+        led = list[dict[str, Any]]()
+
+        def ask_all() -> bool:
             for server in self.servers:
                 cluster = _ask(server, f"STREAM.INFO.{stream}").get("cluster") or {}
                 if cluster.get("leader") and cluster.get("replicas"):
-                    return dict(cluster)
-            assert time.monotonic() < deadline, f"nobody leads {stream}"
-            time.sleep(0.05)
+                    led.append(cluster)
+            return bool(led)
+
+        wait_until(ask_all, f"a leader of {stream}", every=0.05)
+        return led[0]
 
 
 def _ask(server: NatsServer, request: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

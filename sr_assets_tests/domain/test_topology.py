@@ -218,7 +218,6 @@ def test_graphviz_renders_hostile_names_literally() -> None:
         input=dot(graph_of(STREAMS, LINKS)),
         capture_output=True,
         text=True,
-        timeout=60,
         check=True,
     )
     texts = [text.text for text in ET.fromstring(drawn.stdout).iter("{http://www.w3.org/2000/svg}text")]

@@ -12,6 +12,7 @@ from sr_assets.domain.errors import ConfigurationError
 from sr_assets.embedded.demo import CITIES, configuration, run_demo
 from sr_assets.settings import load_settings
 from sr_assets_tests.demo_process import DemoProcess
+from sr_assets_tests.rig import PATIENCE_SECONDS
 
 NODES = 40
 
@@ -28,7 +29,7 @@ def bare(tmp_path: Path) -> dict[str, str]:
 
 
 def _scrape(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
         metrics: bytes = answer.read()
         return metrics
 
@@ -38,11 +39,11 @@ def _scrape(url: str) -> bytes:
 def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, bare: dict[str, str]) -> None:
     arguments = ("--no-ui", "--for", "45", "--json", "--nodes", str(NODES))
     with DemoProcess(tmp_path, *arguments, environ=bare) as demo:
-        demo.await_output("first rows", 300)
+        demo.await_output("first rows")
         address = re.search(r"http://127\.0\.0\.1:\d+/metrics", demo.errors)
         assert address, demo.errors
-        demo.await_condition(lambda: b"sr_assets_nodes{" in _scrape(address[0]), 60, "its metrics")
-        code = demo.process.wait(500)
+        demo.await_condition(lambda: b"sr_assets_nodes{" in _scrape(address[0]), "its metrics")
+        code = demo.process.wait()
         assert demo.left() == []
     result = json.loads(demo.written)
     assert result["failed"] == [], demo.errors
@@ -87,11 +88,11 @@ def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, 
 @pytest.mark.process
 def test_demo_stopped_during_its_start_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with DemoProcess(tmp_path, "--no-ui", "--nodes", "4") as demo:
-        demo.await_output("NATS servers", 60)
+        demo.await_output("NATS servers")
         # Dagster and Spark are starting.
-        demo.await_condition(lambda: len(demo.left()) > 4, 60, "more than the servers")
+        demo.await_condition(lambda: len(demo.left()) > 4, "more than the servers")
         demo.process.send_signal(number)
-        assert demo.process.wait(120) == 0, demo.errors
+        assert demo.process.wait(PATIENCE_SECONDS) == 0, demo.errors
         assert demo.left() == []
     assert "Traceback" not in demo.errors
     assert not list(tmp_path.glob("sr-assets-demo-*"))

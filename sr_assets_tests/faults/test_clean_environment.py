@@ -43,7 +43,6 @@ def clean_run(folder: Path, home: Path, *command: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
 

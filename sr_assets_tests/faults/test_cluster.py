@@ -66,10 +66,14 @@ def fill(connection: Connection, name: str, last: int, size_bytes: int) -> None:
     Publish in portions and repeat refused messages: a new leader is not yet known to all servers, and a leader with a
     stopped follower may refuse a fast publisher.
     """
-    deadline = time.monotonic() + _SECONDS
-    while (held := connection.request(f"$JS.API.STREAM.INFO.{name}", {})["state"]["last_seq"]) < last:
-        assert time.monotonic() < deadline, f"{name} holds {held}"
-        publish(connection, outgoing(name, min(2_000, last - held), first=held + 1, size_bytes=size_bytes))
+
+    def is_full() -> bool:
+        held = connection.request(f"$JS.API.STREAM.INFO.{name}", {})["state"]["last_seq"]
+        if held < last:
+            publish(connection, outgoing(name, min(2_000, last - held), first=held + 1, size_bytes=size_bytes))
+        return bool(held >= last)
+
+    wait_until(is_full, f"{last} messages in {name}", every=0.0)
 
 
 def addresses_from(leader: NatsServer, cluster: NatsCluster) -> tuple[str, ...]:
@@ -88,14 +92,16 @@ def kill_during_copy(victim: NatsServer, survivor: NatsServer, target: str) -> I
     """Kill a server with SIGKILL after about 2,000 of the 20,000 messages that the block copies into a target."""
 
     def kill() -> int:
-        deadline, held = time.monotonic() + _SECONDS, 0
+        held = [0]
+
+        def copied() -> bool:
+            held.append(connection.request(f"$JS.API.STREAM.INFO.{target}", {})["state"]["last_seq"])
+            return held[-1] >= 2_000
+
         with Connection(address(survivor)) as connection:
-            while held < 2_000:
-                assert time.monotonic() < deadline, f"{target} holds {held}"
-                time.sleep(0.005)
-                held = connection.request(f"$JS.API.STREAM.INFO.{target}", {})["state"]["last_seq"]
+            wait_until(copied, f"2,000 messages in {target}", every=0.005)
         victim.kill()
-        return held
+        return held[-1]
 
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(kill)
@@ -206,9 +212,7 @@ def test_site_survives_the_death_of_its_stream_leader(engine_home: Path, cluster
 
 def run_until_success(rig: Rig) -> None:
     """Run the site, again after each failure as the sensor would; each failure is one line."""
-    deadline = time.monotonic() + _SECONDS
-    while failures := failures_of_a_run(rig):
-        assert time.monotonic() < deadline, failures
+    wait_until(lambda: not failures_of_a_run(rig), "a run without a failure", every=0.0)
 
 
 def failures_of_a_run(rig: Rig) -> list[str]:

@@ -102,7 +102,6 @@ def test_site_runs_on_a_cluster_without_leaking_secrets(
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
         )
         assert completed.returncode == 0, completed.stderr
         result = json.loads(completed.stdout.splitlines()[-1])
@@ -168,13 +167,17 @@ def test_killed_driver_executors_and_workers_lose_nothing(
         second = start_run(rig, log=log)
     await_copies(rig, cluster, target)
     kill_executors(rig, cluster, target)
-    wait_until(lambda: run_log.read_text().count("cluster writers were lost") == 2, "the loss to be detected", 300.0)
+    wait_until(
+        lambda: run_log.read_text().count("cluster writers were lost") == 2,
+        "the loss to be detected",
+        2 * PATIENCE_SECONDS,
+    )
     # Kill the replacement executors together with their workers.
     for worker in cluster.workers():
         cluster.kill(worker)
     for name in ("worker3", "worker4"):
         cluster.start_worker(name)
-    wait_until(lambda: second.poll() is not None, "the run to end", 300.0)
+    wait_until(lambda: second.poll() is not None, "the run to end", 2 * PATIENCE_SECONDS)
     assert second.returncode == 0, run_log.read_text()
     assert_copied(rig, target, run_log.read_text())
 
@@ -186,7 +189,7 @@ def target_writers(rig: Rig, cluster: SparkCluster) -> list[psutil.Process]:
 
 def await_copies(rig: Rig, cluster: SparkCluster, target: str) -> None:
     """Wait for copies by a new writer. The server may still store messages that a killed writer had sent."""
-    wait_until(lambda: bool(target_writers(rig, cluster)), "a new writer", 300.0)
+    wait_until(lambda: bool(target_writers(rig, cluster)), "a new writer", 2 * PATIENCE_SECONDS)
     before = message_count(rig, target)
     wait_until(lambda: message_count(rig, target) > before + 2_000, "copies of the new writer")
 
@@ -223,7 +226,7 @@ def assert_copied(rig: Rig, target: str, run_log: str) -> None:
 
 def await_end(process: subprocess.Popen[bytes], code: int = 0) -> str:
     """Wait for the end of a run, which may wait for earlier writers and other machines; return its stderr."""
-    wait_until(lambda: process.poll() is not None, "the run to end", 300.0)
+    wait_until(lambda: process.poll() is not None, "the run to end", 2 * PATIENCE_SECONDS)
     return finish(process, code)
 
 
@@ -262,7 +265,9 @@ def test_writer_ends_when_its_fence_is_removed(rig: Rig, tmp_path: Path, stopped
             if not stopped:
                 # The writer reads this from the file that its copier checks; a copier that does not check is ended too.
                 wait_until(lambda: (tmp_path / "batch").read_text() != BATCH, "the writer to see it")
-            assert process.wait(30) == -signal.SIGALRM if not stopped else resume(process) == -signal.SIGALRM
+            assert (
+                process.wait(PATIENCE_SECONDS) == -signal.SIGALRM if not stopped else resume(process) == -signal.SIGALRM
+            )
         assert take_away(opened, target, "sr_assets_b1", 2), "the writer released its part"
         forget_claims(opened, target, "sr_assets_b1", 2)
         assert not take_away(opened, target, "sr_assets_b1", 2)
@@ -273,7 +278,7 @@ def resume(process: subprocess.Popen[str]) -> int:
     started = time.monotonic()
     wait_until(lambda: time.monotonic() - started > 2.5, "the lease to pass")
     process.send_signal(signal.SIGCONT)
-    return process.wait(30)
+    return process.wait(PATIENCE_SECONDS)
 
 
 def test_batch_part_has_one_writer_until_released(rig: Rig, tmp_path: Path) -> None:
@@ -285,16 +290,16 @@ def test_batch_part_has_one_writer_until_released(rig: Rig, tmp_path: Path) -> N
             assert process.stdout is not None
             assert process.stdout.readline() == "writing\n"
             with writer(plan) as second:
-                _, run_log = second.communicate(timeout=30)
+                _, run_log = second.communicate(timeout=PATIENCE_SECONDS)
                 assert "an earlier attempt to write into" in run_log
-            process.communicate(timeout=30)
+            process.communicate(timeout=PATIENCE_SECONDS)
             assert process.returncode == 0
         with writer(plan) as third:
-            third.communicate(timeout=30)
+            third.communicate(timeout=PATIENCE_SECONDS)
             assert third.returncode == 0
         assert not take_away(opened, target, "sr_assets_b1", 2)
         with writer(plan) as late:
-            _, run_log = late.communicate(timeout=30)
+            _, run_log = late.communicate(timeout=PATIENCE_SECONDS)
             assert "was abandoned before this writer started" in run_log
 
 
@@ -450,7 +455,7 @@ def check(rig: Rig) -> str:
     """Return the output of `check --connect`, which must exit with 1."""
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml")}
     command = [sys.executable, "-m", "sr_assets", "check", "--connect", "--wide"]
-    completed = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=240)
+    completed = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert completed.returncode == 1, completed.stderr
     assert "Traceback" not in completed.stderr
     return completed.stdout

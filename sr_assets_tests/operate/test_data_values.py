@@ -20,7 +20,16 @@ from sr_assets.settings import SourceSettings
 from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.members import end_lease, expire
 from sr_assets_tests.operate.rig import Up
-from sr_assets_tests.rig import Rig, Sent, address, cluster, leave_out_due_work, stop_process, wait_until
+from sr_assets_tests.rig import (
+    PATIENCE_SECONDS,
+    Rig,
+    Sent,
+    address,
+    cluster,
+    leave_out_due_work,
+    stop_process,
+    wait_until,
+)
 from sr_assets_tests.servers import NatsServer
 from sr_assets_tests.sourced import kv
 
@@ -62,7 +71,7 @@ def run(file: Path, *arguments: str) -> tuple[int, str]:
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
-    process.wait(100)
+    process.wait(PATIENCE_SECONDS)
 
 
 def copied(home: Path) -> int:

@@ -23,7 +23,7 @@ from sr_assets.settings import load_settings
 from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership, publisher_of
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.members import make_bucket
-from sr_assets_tests.rig import Command, Rig, address, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, Command, Rig, address, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -62,7 +62,7 @@ def test_follow_publishes_heartbeats_that_check_does_not_store(
             wait_until(lambda: opened.stream_info(stream).messages >= 4, "some heartbeats")
         finally:
             following.send_signal(signal.SIGINT)
-            _, errors = following.communicate(timeout=150)
+            _, errors = following.communicate(timeout=PATIENCE_SECONDS)
         assert (following.returncode, errors) == (0, "")
         for subject, kind in (("a", "all"), ("b", "own")):
             beat = opened.last_message(stream, f"{stream}.{subject}")

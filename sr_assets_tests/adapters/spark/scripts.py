@@ -37,7 +37,6 @@ _ARGUMENTS = "url, stream, folder = sys.argv[1:4]\n"
 #: Answers have their own pipe, because Spark's JVM also writes to stdout. Each script has its own variables.
 _SERVER = """
 import contextlib, io, os, traceback
-from sr_assets_tests.rig import PATIENCE_SECONDS
 answers = os.fdopen(int(sys.argv[1]), "w")
 for line in sys.stdin:
     text, *arguments = json.loads(line)

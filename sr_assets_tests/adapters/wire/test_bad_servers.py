@@ -29,7 +29,7 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
-from sr_assets_tests.rig import address, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, address, wait_until
 from sr_assets_tests.servers import NatsServer
 
 SECRET = "hunter2"
@@ -102,7 +102,7 @@ def scripted_server(*steps: Step, end: End = End.SILENCE, patience: float = 10.0
             test_ended.set()
             # End a server that no client connected to.
             with suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS).close()
             thread.join()
 
 
