@@ -28,7 +28,7 @@ def main(file: Path) -> None:
     ):
         expect.set_options(timeout=120_000)
         # The centre runs after the cities have published their first advisories.
-        demo.await_output("centre: ", 300)
+        demo.await_output("centre: ")
         _take(page, f"http://127.0.0.1:{_PORT}", file)
 
 

@@ -2,7 +2,7 @@
 
 import ast
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +51,8 @@ def modules() -> dict[str, ast.Module]:
 
 def offenders(
     is_wrong: Callable[[ast.AST], bool],
-    allowed: set[str] = frozenset(),  # type: ignore[assignment]
-    nodes: Callable[[ast.Module], Iterator[ast.AST]] = ast.walk,  # type: ignore[assignment]
+    allowed: Collection[str] = (),
+    nodes: Callable[[ast.Module], Iterator[ast.AST]] = ast.walk,
 ) -> list[str]:
     """Return the file and line of each node that is wrong, outside the allowed files."""
     return [
