@@ -209,10 +209,12 @@ class Rig:
             "spark": self.spark,
             "streams": self.entries,
         }
-        # JSON is YAML that is written in no time.
-        text = json.dumps({**document, "feeds": self.feeds, **top})
+        # A value in JSON is YAML, and is written in no time.
+        text = "".join(
+            f"{key}: {json.dumps(value)}\n" for key, value in {**document, "feeds": self.feeds, **top}.items()
+        )
         known, settings = self._loaded
-        fixed = '"data"' not in text and "file" not in text
+        fixed = "data" not in text and "file" not in text
         if settings is not None and fixed and text == known and file.exists() and file.read_text() == text:
             return settings
         # Atomically, because commands may read it meanwhile.

@@ -184,6 +184,7 @@ def test_explain_hides_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         f"name: L\nstate_store: {tmp_path}/home\nstreams:\n- {{stream: S, source_url: 'nats://u:secret-word@h', target_url: b}}\n"
         "notify: [{webhook: 'http://h/secret-word'}]\nclear_text_hosts: h\n"
     )
+    file.chmod(0o600)
     monkeypatch.setenv("SR_ASSETS_CONFIG", str(file))
     rows = explained(command, "*")
     assert "secret-word" not in str(rows)
