@@ -1,4 +1,4 @@
-"""Programs that a test needs: without one it is skipped, or fails in CI, where nobody reads the list of skipped tests."""
+"""Programs that some tests need. A test without its program is skipped, but fails in CI: nobody reads a list of skips there."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
-"""NATS servers and ports of tests: each worker of pytest has a range of ports, outside the one that the system gives away.
+"""NATS servers and ports of tests. Each worker of pytest has its own range of ports, which the system assigns to nobody.
 
-So a server that restarts finds its port free, and a port that was chosen before its listener starts is still free then.
+A restarted server therefore finds its port free, and so does a listener that starts after its port was chosen.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _numbers = itertools.count(os.getpid())
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens, another one each time."""
+    """Return a port on which nobody listens; each call returns a different one."""
     while True:
         port = _FIRST + _PORTS * _WORKER + next(_numbers) % _PORTS
         with contextlib.suppress(OSError), socket.socket() as probe:
