@@ -24,7 +24,7 @@ _STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 # The pause before an interrupt without effect is raised again.
 _AGAIN_SECONDS: Final = 0.05
-#: The RuntimeError by which DuckDB replaces the exception of a signal during a query.
+#: The RuntimeError by which DuckDB replaces the exception of a signal during a query, as soon as its other threads have ended.
 _INTERRUPTED_QUERY: Final = "Query interrupted"
 #: The pause before an ended process is started again doubles with each end, unless the process has run for a while.
 _FIRST_PAUSE_SECONDS: Final = 1.0
