@@ -117,19 +117,19 @@ class Up:
 
     def ask(self, query: str, **headers: str) -> Any:
         """Send a GraphQL query like the UI and return the response's data."""
-        status, data = self._ask(query, **headers)
-        assert status == 200, data
-        return data
+        status, text = self._post(query, **headers)
+        assert status == 200, text
+        return json.loads(text)["data"]
 
     def sensors(self, **headers: str) -> set[str] | None:
         """Return the sensors in the UI, or None if it cannot reach the code server."""
         query = f"{{ sensorsOrError(repositorySelector: {REPOSITORY}) {{ ... on Sensors {{ results {{ name }} }} }} }}"
+        status, text = self._post(query, **headers)
         # Without the code server, Dagster answers with status 500 or with an error of the location.
-        results = self._ask(query, **headers)[1]["sensorsOrError"].get("results")
+        assert status in (200, 500), text
+        results = json.loads(text)["data"]["sensorsOrError"].get("results")
         return None if results is None else {sensor["name"] for sensor in results}
 
-    def _ask(self, query: str, **headers: str) -> tuple[int, Any]:
+    def _post(self, query: str, **headers: str) -> tuple[int, str]:
         body = json.dumps({"query": query}).encode()
-        status, text = self.send("POST", "/graphql", body, content_type="application/json", **headers)
-        assert status in (200, 500), text
-        return status, json.loads(text)["data"]
+        return self.send("POST", "/graphql", body, content_type="application/json", **headers)
