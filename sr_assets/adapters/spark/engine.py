@@ -60,16 +60,21 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Whether that process is still our server; it may still be starting."""
+        """Whether that process is still our server; it may still be starting.
+
+        Another user may have a process with the number and the command of an engine that has ended.
+        """
         try:
             if Path("/proc/self").exists():
-                command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
+                process = Path(f"/proc/{self.pid}")
+                user, command = process.stat().st_uid, (process / "cmdline").read_bytes()
             else:
-                ps = ["ps", "-ww", "-p", str(self.pid), "-o", "command="]
-                command = subprocess.run(ps, capture_output=True, check=False).stdout
-        except OSError:
+                ps = ["ps", "-ww", "-p", str(self.pid), "-o", "uid=", "-o", "command="]
+                number, _, command = subprocess.run(ps, capture_output=True, check=False).stdout.strip().partition(b" ")
+                user = int(number)
+        except (OSError, ValueError):
             return False
-        return _WATCHER.encode() in command
+        return user == os.geteuid() and _WATCHER.encode() in command
 
     @property
     def alive(self) -> bool:

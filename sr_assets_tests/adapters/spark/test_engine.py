@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.spark import watch as watcher
-from sr_assets.adapters.spark.engine import Engine, keep_engine, use_engine
+from sr_assets.adapters.spark.engine import Engine, abandon_start, keep_engine, stop_engine, use_engine
 from sr_assets.adapters.spark.java import find_java
+from sr_assets_tests.strangers import BECOME_STRANGER, need_root
 
 pytestmark = pytest.mark.process
 
@@ -94,3 +97,25 @@ def test_find_java_uses_java_home_only_if_suitable(tmp_path: Path, modules: str,
     java.chmod(0o755)
     chosen = find_java(tmp_path, {"JAVA_HOME": str(tmp_path / "jdk"), "PATH": "/nowhere"})
     assert chosen == tmp_path / ("jdk" if suitable else "spark/java")
+
+
+def test_process_of_another_user_is_no_engine_and_gets_no_signal(tmp_path: Path) -> None:
+    need_root()
+    # It has the number of an engine that has ended, and its command.
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", f"{BECOME_STRANGER}print(flush=True); sys.stdin.read()", watcher.__name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd="/",
+        start_new_session=True,
+    ) as foreign:
+        assert foreign.stdout is not None
+        assert foreign.stdout.readline()
+        recorded = Engine(0, foreign.pid, "token", "", 0.0)
+        own_folder(tmp_path / "spark")
+        (tmp_path / "spark" / "engine.json").write_text(json.dumps(asdict(recorded)))
+        assert not recorded.running
+        abandon_start(tmp_path)
+        assert not stop_engine(tmp_path)
+        assert foreign.poll() is None
+        foreign.communicate()
