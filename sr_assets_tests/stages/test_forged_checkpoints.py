@@ -196,6 +196,21 @@ def test_checkpoint_without_an_identity_is_refused(forged: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    "fields",
+    (
+        {"maintenance": [{"id": "\ud800", "globs": []}]},
+        {"maintenance": [{"id": "a", "globs": ["\ud800*"], "reason": "all"}]},
+        {"paused": ["\ud800"]},
+    ),
+)
+def test_checkpoint_with_text_that_no_table_holds_is_refused(
+    forged: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    change_about(forged, **fields)
+    assert "has a wrong type or value" in refusal(forged, tmp_path / "home")
+
+
+@pytest.mark.parametrize(
     ("name", "content", "problem"),
     (
         ("state.duckdb", b"x", "is not a part of one"),

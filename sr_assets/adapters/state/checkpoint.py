@@ -338,7 +338,7 @@ def _refuse_members(file: Path, members: Iterable[zipfile.ZipInfo]) -> None:
 def _check_about(about: About) -> None:
     """Raise an error unless each field has its type."""
     sound = {
-        "replicator, site": isinstance(about.replicator, str) and isinstance(about.site, str),
+        "replicator, site": _is_texts([about.replicator, about.site]),
         "format, schema": _is_number(about.format) and _is_number(about.schema),
         "at_ns": _is_number(about.at_ns),
         "positions": _is_mapping(about.positions, _is_number),
@@ -356,7 +356,10 @@ def _is_number(value: object) -> bool:
 
 
 def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    """Return whether a value is a list of texts that tables can hold: JSON may contain unpaired surrogates."""
+    return isinstance(value, list) and all(
+        isinstance(each, str) and each.encode(errors="replace").decode() == each for each in value
+    )
 
 
 def _is_mapping(value: object, is_sound: Callable[[Any], bool]) -> bool:
@@ -365,9 +368,9 @@ def _is_mapping(value: object, is_sound: Callable[[Any], bool]) -> bool:
 
 def _is_window(row: dict[str, Any]) -> bool:
     window = read_window(row)
-    texts = (window.id, window.reason, *window.globs, *window.classes)
+    texts = [window.id, window.reason, *window.globs, *window.classes]
     sound = all(map(_is_number, (window.from_ns, window.to_ns, window.length_ns)))
-    sound = sound and window.length_ns <= _LONGEST_WINDOW_NS and all(isinstance(text, str) for text in texts)
+    sound = sound and window.length_ns <= _LONGEST_WINDOW_NS and _is_texts(texts)
     if sound and window.cron is not None:
         # Raises an error for a cron expression without a time.
         window.end_ns(_LONGEST_WINDOW_NS)

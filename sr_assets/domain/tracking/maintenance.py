@@ -10,6 +10,7 @@ from typing import Final
 from croniter import croniter
 
 from sr_assets.domain.blindness import Span, merge_spans
+from sr_assets.domain.messages import LAST_NS
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.tracking.rules import Event
 
@@ -84,5 +85,5 @@ def suppression(
         ends = [end_ns for window in own if (end_ns := window.end_ns(until_ns)) is not None]
         if not ends:
             break
-        until_ns = max(ends)
+        until_ns = min(max(ends), LAST_NS)
     return first, until_ns

@@ -19,7 +19,9 @@ from sr_assets.adapters.state.database import SCHEMA, SCHEMA_VERSION
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.undecided import Undecided
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.messages import LAST_NS
 from sr_assets.domain.tracking.announcements import NodeAnnouncements
+from sr_assets.domain.tracking.maintenance import Window, suppression
 from sr_assets.operate.notify.events import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.node_state import sweep_due
@@ -63,6 +65,14 @@ def test_maintenance_announces_the_same_for_every_cut(
                 results.append(outbox(state))
                 rows = history(state)
         assert results[0] == results[1] == announced_in_windows(rows, windows, 130)
+
+
+@pytest.mark.parametrize("days", (1, 366, 106_751))
+def test_joined_windows_end_at_the_latest_with_the_last_time(days: int) -> None:
+    window = Window("long", cron="0 0 * * *", length_ns=days * 86_400 * SECOND)
+    found = suppression([window], "web1", None, "timeout", BEGIN_NS)
+    assert found is not None
+    assert BEGIN_NS < found[1] <= LAST_NS
 
 
 def test_maintenance_announces_a_silent_node_only_at_the_end(tmp_path: Path) -> None:
