@@ -29,6 +29,8 @@ _WAIT_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 0.5
 #: Consul's own limit for a value is 512 KiB; a list of keys may be longer.
 _MOST_BYTES: Final = 16 << 20
+#: What is read and shown of an error's text.
+_LONGEST_ERROR: Final = 300
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -132,6 +134,6 @@ class ConsulSource(Source):
                 return RunError(f"{self.settings.label}{key}: Consul denies it ({error.code}); set a token that may")
         lines: list[str] = []
         with contextlib.suppress(OSError, http.client.HTTPException):
-            lines = error.read(_MOST_BYTES).decode("utf-8", "replace").strip().splitlines()
-        lines = lines or [error.reason]
-        return TransientError(f"{self.settings.label}{key}: Consul answered {error.code}: {lines[0]}")
+            lines = error.read(_LONGEST_ERROR).decode("utf-8", "replace").strip().splitlines()
+        lines = lines or [str(error.reason)]
+        return TransientError(f"{self.settings.label}{key}: Consul answered {error.code}: {lines[0][:_LONGEST_ERROR]}")
