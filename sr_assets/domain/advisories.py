@@ -18,12 +18,24 @@ OBSERVER_EVENT: Final = "observer_alive"
 SITE_PROTOCOL: Final = "io.choria.sr_assets.v1.site_event"
 NODE_PROTOCOL: Final = "io.choria.sr_assets.v1.node_event"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
+#: Before the end of a message id with which an event is published again.
+_AGAIN: Final = "/r"
 _compact: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def event_id(replicator: str, name: str, stream: str, sender: str, event: str, event_ns: int) -> str:
     """Return the id of a transition: the same in every run and every replay."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, _compact([replicator, name, stream, sender, str(event), event_ns])))
+
+
+def published_again(message_id: str, nonce: str) -> str:
+    """Return another message id of an event, whose own somebody else has used."""
+    return f"{message_id}{_AGAIN}{nonce}"
+
+
+def published_id(message_id: bytes) -> str:
+    """Return the event's id in the message id of a stored advisory or event."""
+    return message_id.decode(errors="replace").partition(_AGAIN)[0]
 
 
 def seconds(duration_ns: int) -> float:

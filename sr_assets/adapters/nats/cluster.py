@@ -17,6 +17,7 @@ from sr_assets.adapters.jetstream import (
     TOO_FEW_SERVERS,
     WRONG_LAST_SEQUENCE,
     ApiError,
+    PermissionDeniedError,
     check_response,
     consumer_creation,
     decode_response,
@@ -28,6 +29,7 @@ from sr_assets.adapters.jetstream import (
 from sr_assets.adapters.nats.client import ANY, REQUEST_SECONDS, ClientThread, PublishRules
 from sr_assets.adapters.nats.publishing import Delivery, Item, ItemPublisher, read_ack, refusal_text
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version, parse_stream_info
+from sr_assets.domain.advisories import published_again
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
@@ -188,10 +190,50 @@ class Cluster:
         message holds back later ones of its sender, to keep their order. A message stays unacknowledged if the timeout
         passes after the previous acknowledgement, or the connection is lost: resend it with the same id. `last_refusal`
         then has the reason. Sending stops after many consecutive refusals.
+
+        Whoever publishes to the same stream can use an id first, on a subject of its own. The message is then sent again
+        with an id that nobody knows.
         """
-        patience_seconds = timeout_seconds * max(1, len(items))
-        work = self._publish_many(items, senders or range(len(items)), timeout_seconds)
-        return self._thread.run(work, patience_seconds)
+        items, keys = list(items), list(senders or range(len(items)))
+        deliveries, left = [Delivery(acknowledged=False)] * len(items), list(range(len(items)))
+        while True:
+            work = self._publish_many(
+                [items[number] for number in left], [keys[number] for number in left], timeout_seconds
+            )
+            publisher = self._thread.run(work, timeout_seconds * max(1, len(left)))
+            self.last_refusal = publisher.problem
+            for number, delivery in zip(left, publisher.deliveries, strict=True):
+                deliveries[number] = delivery
+            duplicates = {left[at]: stored for at, stored in publisher.duplicates.items()}
+            for number, stored in duplicates.items():
+                subject, payload, message_id = items[number]
+                try:
+                    if not self._is_stored(subject, *stored):
+                        items[number] = subject, payload, published_again(message_id, secrets.token_hex(8))
+                        deliveries[number] = Delivery(acknowledged=False)
+                except RunError as error:
+                    publisher.problem = self.last_refusal = str(error)
+                    deliveries[number] = Delivery(acknowledged=False)
+            waiting = {keys[number] for number in duplicates}
+            left = [
+                number
+                for number in left
+                if keys[number] in waiting and not deliveries[number].acknowledged and not deliveries[number].refusal
+            ]
+            if not left or publisher.problem:
+                return deliveries
+
+    def _is_stored(self, subject: str, domain: str | None, stream: str, sequence: int) -> bool:
+        """Return whether a stream may hold a message of ours at the sequence that it names for a duplicate."""
+        if self.settings.domain not in (None, domain) or stream not in self.stream_names(subject):
+            return True  # a stream of another domain, which we do not read
+        try:
+            stored, config = self.message(stream, sequence), self.stream_info(stream).config
+        except PermissionDeniedError:
+            return True
+        if stored is None:
+            return config.get("retention") != "limits"
+        return stored.subject == subject or bool(config.get("subject_transform"))
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
         """Publish one message into JetStream; raises RunError unless a stream stores it."""
@@ -268,11 +310,10 @@ class Cluster:
 
     async def _publish_many(
         self, items: Sequence[Item], senders: Sequence[object], timeout_seconds: float
-    ) -> list[Delivery]:
+    ) -> ItemPublisher:
         publisher = ItemPublisher(self._thread, senders, timeout_seconds, self._guard)
         await publisher.publish(items)
-        self.last_refusal = publisher.problem
-        return publisher.deliveries
+        return publisher
 
     async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
         try:

@@ -1,6 +1,7 @@
 """Publishing of a list of messages through nats-py, with a bounded window and in order per sender."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -45,7 +46,9 @@ class ItemPublisher:
     """Publishes items in order and records the outcome of each; used once, in the connection's own thread.
 
     A sender's next item waits for the previous acknowledgement, and a refused item holds back later ones of its sender,
-    to keep their order. `problem` is the reason why an outcome is unknown; the timeout starts with each acknowledgement.
+    to keep their order; so does one of `duplicates`, the items that a stream says it stores: its domain, its name, the
+    sequence there.
+    `problem` is the reason why an outcome is unknown; the timeout starts with each acknowledgement.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ItemPublisher:
     ) -> None:
         self.deliveries = [_UNKNOWN] * len(senders)
         self.problem: str | None = None
+        self.duplicates: dict[int, tuple[str | None, str, int]] = {}
         self._thread = thread
         self._senders = senders
         self._timeout_seconds, self._guard = timeout_seconds, guard
@@ -102,7 +106,10 @@ class ItemPublisher:
         waits = ack.error_code != NO_RESPONDERS and reaction(ack.error_code, ack.error) is not Reaction.PARK
         self.deliveries[number] = Delivery(refusal is None, refusal, refusal is not None and waits)
         self._refused_in_a_row = self._refused_in_a_row + 1 if refusal else 0
-        if refusal:
+        if ack.duplicate:
+            answer = json.loads(message.data)
+            self.duplicates[number] = answer.get("domain"), str(answer.get("stream")), ack.target_sequence or 0
+        if refusal or ack.duplicate:
             self._held_back.add(self._senders[number])
         self._under_way.discard(self._senders[number])
         self._postpone()

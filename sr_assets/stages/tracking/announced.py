@@ -12,6 +12,7 @@ from typing import Final
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.advisories import published_id
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values
 from sr_assets.domain.positions import SequenceRange
@@ -83,4 +84,4 @@ class StoredAdvisories:
             advisory = read_message(message.payload, message.stored_ns)
             ours = self._stream.replicator, self._stream.name, self._stream.stream
             event_ns = advisory.event_ns if isinstance(advisory, Advisory) and advisory[:3] == ours else None
-            yield ids[-1].decode(errors="replace"), message.stored_ns, event_ns
+            yield published_id(ids[-1]), message.stored_ns, event_ns

@@ -8,7 +8,7 @@ from sr_assets.adapters import times, wire
 from sr_assets.adapters.jetstream import PermissionDeniedError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.advisories import encode_node_event, encode_site_event
+from sr_assets.domain.advisories import encode_node_event, encode_site_event, published_id
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.subjects import rule_subject
@@ -128,8 +128,7 @@ class _StoredEvents:
                 ):
                     for message in messages:
                         self._ids.update(
-                            value.decode(errors="replace")
-                            for value in header_values(message.headers, MESSAGE_ID_HEADER)
+                            published_id(value) for value in header_values(message.headers, MESSAGE_ID_HEADER)
                         )
             self._read_from_ns[keeper] = since_ns
         return self._ids

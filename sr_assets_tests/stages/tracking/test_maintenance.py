@@ -70,9 +70,9 @@ def test_maintenance_announces_the_same_for_every_cut(
 @pytest.mark.parametrize("days", (1, 366, 106_751))
 def test_joined_windows_end_at_the_latest_with_the_last_time(days: int) -> None:
     window = Window("long", cron="0 0 * * *", length_ns=days * 86_400 * SECOND)
-    found = suppression([window], "web1", None, "timeout", BEGIN_NS)
-    assert found is not None
-    assert BEGIN_NS < found[1] <= LAST_NS
+    suppressed = suppression([window], "web1", None, "timeout", BEGIN_NS)
+    assert suppressed is not None
+    assert BEGIN_NS < suppressed[1] <= LAST_NS
 
 
 def test_maintenance_announces_a_silent_node_only_at_the_end(tmp_path: Path) -> None:

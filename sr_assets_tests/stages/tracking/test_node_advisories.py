@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.state.outbox import Outbox
-from sr_assets.domain.positions import parse_rfc3339_ns
+from sr_assets.domain.advisories import event_id
+from sr_assets.domain.messages import encode_headers
+from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
 from sr_assets_tests.domain.advisory_schemas import V1, problems
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, connection
 
@@ -101,6 +103,32 @@ def test_unmarked_advisories_are_resent_with_the_same_id(rig: Rig, monkeypatch: 
     # The server's dedupe window recognises the ids.
     assert published_nodes(rig, advisories) == ["a", "b"]
     assert all(row["published_at"] for row in rig.rows("node_advisories"))
+
+
+def test_id_that_another_site_has_used_suppresses_no_advisory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may publish into the same stream, on subjects of its own, and knows when a node will be silent for too long."""
+    stream, advisories = rig.make(), rig.make("ADV")
+    rig.publish(stream, from_sender("a", "b"))
+    silent = {"inspect_field": "sender", "inspect_duration": "2h", "warn_duration": "1h"}
+    rig.add(stream, advisory={"subject": f"{advisories}.paris.%s.%v", "reliable": True}, **silent)
+    rig.drain()
+    first = rig.stored(stream)[0]
+    ids = [
+        event_id(SITE, SITE, stream, "a", event, first.stored_ns + hours * 3_600 * SECOND_NS)
+        for event, hours in (("timeout", 1), ("expire", 2))
+    ]
+    forged = [Sent(b"", "london", encode_headers({"Nats-Msg-Id": [event_id]})) for event_id in ids]
+    rig.publish(advisories, forged)
+    rig.travel(hours=3)
+    with monkeypatch.context() as patched:
+        # A run that ends before it notes the publication sends nothing twice.
+        patched.setattr(Outbox, "mark_published", lambda *_: 1 / 0)
+        rig.run()
+    rig.drain()
+    bodies = [json.loads(message.payload) for message in rig.stored(advisories) if message.payload]
+    events = [body["event"] for body in bodies if body["value"] == "a"]
+    assert events == ["new", "timeout", "expire"]
+    assert len({body["event_id"] for body in bodies}) == len(bodies) == 6
 
 
 def test_refused_advisories_stay_in_the_outbox_with_a_reason(rig: Rig) -> None:
