@@ -196,6 +196,7 @@ class Cluster:
         """
         items, keys = list(items), list(senders or range(len(items)))
         deliveries, left = [Delivery(acknowledged=False)] * len(items), list(range(len(items)))
+        configs = dict[tuple[str | None, str], dict[str, Any] | None]()
         while True:
             work = self._publish_many(
                 [items[number] for number in left], [keys[number] for number in left], timeout_seconds
@@ -208,7 +209,7 @@ class Cluster:
             for number, stored in duplicates.items():
                 subject, payload, message_id = items[number]
                 try:
-                    if not self._is_stored(subject, *stored):
+                    if not self._is_stored(subject, *stored, configs):
                         items[number] = subject, payload, published_again(message_id, secrets.token_hex(8))
                         deliveries[number] = Delivery(acknowledged=False)
                 except RunError as error:
@@ -223,13 +224,28 @@ class Cluster:
             if not left or publisher.problem:
                 return deliveries
 
-    def _is_stored(self, subject: str, domain: str | None, stream: str, sequence: int) -> bool:
-        """Return whether a stream may hold a message of ours at the sequence that it names for a duplicate."""
-        if self.settings.domain not in (None, domain) or stream not in self.stream_names(subject):
-            return True  # a stream of another domain, which we do not read
+    def _is_stored(
+        self,
+        subject: str,
+        domain: str | None,
+        stream: str,
+        sequence: int,
+        configs: dict[tuple[str | None, str], dict[str, Any] | None],
+    ) -> bool:
+        """Return whether a stream may hold a message of ours at the sequence that it names for a duplicate.
+
+        `configs` keeps the configuration of each stream, or None for one that we cannot read, as in another domain.
+        """
+        key = domain, stream
         try:
-            stored, config = self.message(stream, sequence), self.stream_info(stream).config
+            if key not in configs:
+                ours = self.settings.domain in (None, domain) and stream in self.stream_names(subject)
+                configs[key] = self.stream_info(stream).config if ours else None
+            if (config := configs[key]) is None:
+                return True
+            stored = self.message(stream, sequence)
         except PermissionDeniedError:
+            configs[key] = None
             return True
         if stored is None:
             return config.get("retention") != "limits"
