@@ -116,7 +116,7 @@ def _announced(bench: Bench) -> dict[str, float]:
 def _ours(bench: Bench) -> Iterable[psutil.Process]:
     """Return our processes: Dagster's, the runs, and the engine with its workers."""
     engine = engine_status(bench.home)
-    dagster = [child for child in psutil.Process().children() if any("dagster" in part for part in child.cmdline())]
+    dagster = [child for child in psutil.Process().children() if child.name() in ("code server", "daemon")]
     roots = [*dagster, *([psutil.Process(engine.pid)] if engine else [])]
     for root in roots:
         with suppress(psutil.Error):

@@ -25,10 +25,13 @@ import warnings
 from typing import Any, AnyStr, Final
 
 _IMPORTED: Final = (
+    "dagster._cli",
     "dagster._core.executor.in_process",
     "dagster._core.instance.factory",
     "dagster._core.storage.local_compute_log_manager",
     "dagster._core.storage.sqlite_storage",
+    "dagster._daemon.cli",
+    "dagster_webserver.app",
     "pandas",
     "pyarrow.dataset",
     "pyspark.sql.connect.session",
@@ -37,6 +40,7 @@ _IMPORTED: Final = (
     "sr_assets.definitions",
     "sr_assets.operate.due_work",
     "sr_assets.stages.run",
+    "uvicorn",
 )
 #: `PR_SET_CHILD_SUBREAPER` of prctl(2).
 _ADOPT: Final = 36

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.adapters.logs import print_warning, set_print_format
+from sr_assets.adapters.logs import set_print_format
 from sr_assets.cli.base import (
     FILE,
     SECONDS,
@@ -121,7 +121,6 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
     Exit code 1: a stream failed; the others ran.
     """
     from sr_assets.operate import run_sites
-    from sr_assets.stages.permissions.check import reporting_missing
 
     if once and follow:
         raise click.UsageError("--once and --follow exclude each other")
@@ -132,8 +131,7 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
     if not settings.entries and settings.heartbeats is None and not settings.topology:
         echo("nothing to run: no streams, feeds, native streams or heartbeats are configured")
         return 0
-    with reporting_missing(settings, print_warning):
-        return run_sites(settings, list(chosen.values()) or settings.entries, once=not follow)
+    return run_sites(settings, list(chosen.values()) or settings.entries, once=not follow)
 
 
 def _outlive_rotation(settings: "Settings") -> None:

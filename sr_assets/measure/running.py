@@ -1,13 +1,8 @@
-"""The run of a measured stream: the site's process of `run --follow` or `run --once`, unless a run is active.
+"""The run of a measured stream: the site's process of `run --follow` or `run --once`, unless a run is active."""
 
-As a program it is that process: `python -m sr_assets.measure.running SITE NAME/STREAM once|follow`.
-"""
-
-import runpy
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +11,8 @@ from sr_assets.adapters.logs import print_error
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
 from sr_assets.measure.measured_stream import MeasuredStream
-from sr_assets.operate.processes import start_child, stop_groups
+from sr_assets.operate.copies import Copies
+from sr_assets.operate.processes import Child, stop_groups
 
 LOG_FILE: Final = "run.log"
 #: A busy machine takes long to import Dagster.
@@ -27,7 +23,7 @@ _POLL_SECONDS: Final = 0.05
 class MeasuredRun:
     """A run of a stream's site; `began_ns` is the beginning of its work (unix ns)."""
 
-    def __init__(self, child: "subprocess.Popen[bytes] | None", log: Path) -> None:
+    def __init__(self, child: Child | None, log: Path) -> None:
         self.began_ns = times.time_ns()
         self._child, self._log = child, log
 
@@ -73,10 +69,12 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
         output = log.open("ab")
     except OSError as error:
         raise RunError(cannot_write(log, error)) from None
-    with output:
-        command = [sys.executable, "-W", "ignore", "-m", __name__, stream.entry.name, stream.entry.label, mode]
-        child = start_child(command, output.fileno(), output.fileno())
-    with child:
+    work = partial(_run_site, stream.entry.name, stream.entry.label, once=mode == "once")
+    with (
+        output,
+        Copies() as copies,
+        copies.start(site.name, work, errors=output.fileno(), output=output.fileno()) as child,
+    ):
         try:
             deadline = times.monotonic() + START_SECONDS
             while lock_owner(site) is None and child.poll() is None:
@@ -90,12 +88,12 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
             stop_groups([child])
 
 
-def _main() -> None:
+def _run_site(site: str, label: str, *, once: bool) -> int:
     """Prepare the home, then run the site like its child process of `run`."""
     from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
+    from sr_assets.operate.site import site_process
     from sr_assets.settings import load_settings
 
-    site, label, mode = sys.argv[1:]
     try:
         settings = load_settings()
         folder = prepare_instance(settings)
@@ -103,11 +101,5 @@ def _main() -> None:
         prepare_storage(folder)
     except SrAssetsError as error:
         print_error(str(error))
-        sys.exit(1)
-    sys.argv[1:] = [site, "--mode", mode, "--stream", label]
-    # In this process, because Dagster takes seconds to import.
-    runpy.run_module("sr_assets.operate", run_name="__main__")
-
-
-if __name__ == "__main__":
-    _main()
+        return 1
+    return site_process(site, [label], once=once, bars=False)

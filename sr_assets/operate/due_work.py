@@ -1,17 +1,15 @@
 """The work of Dagster's daemon next to the sites' runs: hourly and nightly jobs, native streams, and failed runs.
 
-`run` does it in one child process, `python -m sr_assets.operate.due_work`. The schedules and sensors of the definitions
+`run` does it in one child process. The schedules and sensors of the definitions
 decide here as in the daemon, so work of both kinds is listed in one place and done in one way. The jobs run in threads: in
 the main thread, Dagster would end a run at a signal, but not the process.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
-import sys
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -29,7 +27,7 @@ from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.adapters.threads import BackgroundThread, Body
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.operate.instance import open_instance, storage_errors
-from sr_assets.operate.processes import INTERRUPTED, end_with_parent, signals_as_interrupt
+from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
 from sr_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -84,12 +82,6 @@ def _remember(home: Path, **changes: object) -> None:
     before = _remembered(home)
     if before != (after := before | changes):
         write_private(home / _MEMORY, json.dumps(after))
-
-
-def command(*, once: bool, since: float) -> list[str]:
-    """Return the child's command; `since` (unix seconds) is the time from which failed runs are reported."""
-    mode = "once" if once else "follow"
-    return [sys.executable, "-W", "ignore", "-m", __name__, "--mode", mode, "--since", f"{since:.6f}"]
 
 
 class DueWork:
@@ -282,8 +274,7 @@ def _locked(home: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def due_work_process(*, once: bool, since: float) -> int:
-    """Do what `command` does, in this process, which ends with its parent; return the exit code."""
-    end_with_parent()
+    """Do the due work in this process and return the exit code; report runs that failed after `since` (unix seconds)."""
     try:
         from sr_assets.resources import configure_logging
 
@@ -313,11 +304,3 @@ def due_work_process(*, once: bool, since: float) -> int:
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="sr_assets.operate.due_work")
-    parser.add_argument("--mode", choices=("once", "follow"), default="once")
-    parser.add_argument("--since", type=float, default=0.0)
-    given = parser.parse_args()
-    sys.exit(due_work_process(once=given.mode == "once", since=given.since))

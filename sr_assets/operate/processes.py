@@ -1,19 +1,15 @@
 """Signals and child processes: handling of Ctrl-C and SIGTERM, and children that never outlive their parent."""
 
-import atexit
 import contextlib
 import logging
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import Final, Self
+from types import FrameType, TracebackType
+from typing import Final, Protocol, Self
 
 from sr_assets.adapters import times
 from sr_assets.domain.backoff import backoff_seconds
@@ -76,102 +72,6 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
-def start_child(
-    command: Sequence[str], errors: int | None = None, output: int | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a child that leads a process group; if it calls `end_with_parent`, it never outlives this process.
-
-    `errors` and `output` are the descriptors of its stderr and stdout; None: inherited.
-    """
-    environ = child_environment()
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True, env=environ
-    )
-
-
-class ForkedChild:
-    """A copy of this process that leads a process group and calls a function, whose result is its exit code.
-
-    It has all that this process has imported. Only a process with a single thread may start one (`can_fork`). If the function
-    calls `end_with_parent`, the child never outlives this process.
-    """
-
-    def __init__(self, work: Callable[[], int]) -> None:
-        reader, self._writer = os.pipe()
-        self._code: int | None = None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _be_child(work, reader, self._writer)
-        os.close(reader)
-
-    def __enter__(self) -> Self:
-        """Return self."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the pipe and wait for the end of the process."""
-        os.close(self._writer)
-        self.wait()
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, or None while the process runs."""
-        return self._await(os.WNOHANG)
-
-    def wait(self) -> int:
-        """Wait for the end of the process and return the exit code."""
-        code = self._await(0)
-        assert code is not None
-        return code
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the process, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
-
-    def _await(self, options: int) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, options)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-        return self._code
-
-
-#: A child process that leads a process group.
-Child = subprocess.Popen[bytes] | ForkedChild
-
-
-def can_fork() -> bool:
-    """Return whether a copy of this process can work: it has a single thread, so no other one holds a lock."""
-    return sys.platform == "linux" and threading.active_count() == 1
-
-
-def _be_child(work: Callable[[], int], stdin: int, writer: int) -> None:
-    """Do a forked child's work and end the process as an interpreter does, without the parent's functions of `atexit`."""
-    code = 1
-    try:
-        atexit._clear()  # noqa: SLF001  as multiprocessing does
-        os.setsid()
-        os.close(writer)
-        os.dup2(stdin, 0)
-        os.close(stdin)
-        os.environ.update(child_environment())
-        warnings.simplefilter("ignore")
-        code = work()
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except BaseException:  # noqa: BLE001  nothing of the parent's may run in the child
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
-            atexit._run_exitfuncs()  # noqa: SLF001
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
 def end_with_parent() -> None:
     """Kill this process and its group after the parent has ended, even by SIGKILL.
 
@@ -185,8 +85,31 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
+class Child(Protocol):
+    """A child process that leads a process group; a part of `Popen`."""
+
+    pid: int
+
+    def __enter__(self) -> Self:
+        """Return self."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Close the pipes, and wait for the end of the process."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+
+    def wait(self) -> int:
+        """Wait for the end of the process and return the exit code."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process, unless it has ended."""
+
+
 def stop_groups(children: Sequence[Child], *, again_seconds: float = _STOP_SECONDS) -> None:
-    """Terminate process groups by their leaders, wait, and kill them after a minute.
+    """Terminate process groups by their leaders, wait, and kill them after a minute; close the leaders' pipes.
 
     SIGTERM is repeated every `again_seconds`: a process that is still importing libraries may lose the exception that a
     signal raises.
@@ -201,8 +124,9 @@ def stop_groups(children: Sequence[Child], *, again_seconds: float = _STOP_SECON
             if child.poll() is not None or hangs:
                 # Now and not later: another process may get the id of a group that has ended.
                 signal_group(child, signal.SIGKILL)
-                child.wait()
-                left.remove(child)
+                # The end of the block waits for it and closes its pipes.
+                with child:
+                    left.remove(child)
             elif now >= again_at:
                 child.terminate()
         if now >= again_at:

@@ -1,18 +1,18 @@
-"""The runs of `sr-assets run`: one child process per site, `python -m sr_assets.operate SITE`, and one for other due work."""
+"""The runs of `sr-assets run`: one child process per site, and one for other due work."""
 
 import contextlib
 import signal
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from sr_assets.adapters import times
-from sr_assets.adapters.logs import open_log, print_error
+from sr_assets.adapters.logs import open_log, print_error, print_warning
 from sr_assets.automation.idle import is_idle
-from sr_assets.operate.due_work import command as due_work_command
+from sr_assets.operate.copies import Copies
 from sr_assets.operate.due_work import due_work_process, is_due
 from sr_assets.operate.health import Health, site_parts, watchdog_beside
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
@@ -22,13 +22,10 @@ from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import (
     INTERRUPTED,
     Child,
-    ForkedChild,
     Restarts,
-    can_fork,
     end_of,
     signal_group,
     signals_as_interrupt,
-    start_child,
     stop_groups,
 )
 from sr_assets.operate.report import print_line, report_idle
@@ -36,7 +33,19 @@ from sr_assets.operate.site import site_process
 from sr_assets.operate.static_values import static_values_watched
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.heartbeat_publisher import publisher_of
+from sr_assets.stages.permissions.check import reporting_missing
 
+#: What the children of a `run` import. pyarrow imports pandas for its first array of Python objects; Dagster's names are private.
+_IMPORTED: Final = (
+    "sr_assets.definitions",
+    "sr_assets.stages.run",
+    "pandas",
+    "pyarrow.dataset",
+    "dagster._core.executor.in_process",
+    "dagster._core.instance.factory",
+    "dagster._core.storage.local_compute_log_manager",
+    "dagster._core.storage.sqlite_storage",
+)
 #: The exit code of a wrong configuration: another process would end likewise.
 _MISCONFIGURED: Final = 2
 
@@ -50,6 +59,11 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     wrong. Without `once`, a process that ends is started again, unless its configuration is wrong; the command ends when no
     site is left. After Ctrl-C or SIGTERM the next run repeats open batches.
     """
+    with Copies(*_IMPORTED) as copies, reporting_missing(settings, print_warning):
+        return _run_sites(settings, streams, copies, once=once)
+
+
+def _run_sites(settings: Settings, streams: Sequence[Entry], copies: Copies, *, once: bool) -> int:
     folder = prepare_instance(settings)
     mark_start(settings)
     prepare_storage(folder)
@@ -62,9 +76,8 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     else:
         open_log(settings.loglevel, settings.log_format, settings.logfile)
     health = Health(settings, site_parts(settings, list(chosen)))
-    children = _Children(settings, alone=len(chosen) == 1)
     with (
-        contextlib.closing(children),
+        contextlib.closing(_Children(settings, copies, alone=len(chosen) == 1)) as children,
         signals_as_interrupt(),
         contextlib.nullcontext() if once else _services_beside(settings, health) as metrics,
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen) + 1)) as pool,
@@ -72,14 +85,11 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
         if metrics:
             print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
         try:
-            if once and len(chosen) == 1:
-                codes = [children.run_once(*site) for site in chosen.items()]
-            else:
-                work = children.run_once if once else children.follow
-                working = [pool.submit(work, *site) for site in chosen.items()]
-                # The due work ends with the last site; a platform of native streams has none.
-                keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
-                codes = [future.result() for future in working or keeping]
+            work = children.run_once if once else children.follow
+            working = [pool.submit(work, *site) for site in chosen.items()]
+            # The due work ends with the last site; a platform of native streams has none.
+            keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
+            codes = [future.result() for future in working or keeping]
             if is_whole and once and (any(codes) or is_due(settings)):
                 codes.append(children.run_due_work(once=True))
         except KeyboardInterrupt:
@@ -108,8 +118,8 @@ def _services_beside(settings: Settings, health: Health) -> Iterator[str | None]
 class _Children:
     """The child processes of a `run`, one per site."""
 
-    def __init__(self, settings: Settings, *, alone: bool) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, copies: Copies, *, alone: bool) -> None:
+        self._settings, self._copies = settings, copies
         # A site writes into `logfile` directly.
         self._logs = ChildLogs(settings, to_file=False)
         # Several children would overwrite each other's progress bars.
@@ -132,13 +142,7 @@ class _Children:
 
     def run_due_work(self, *, once: bool) -> int:
         """Do the due work in a child and return its exit code; it reports runs that failed after the start of this command."""
-
-        def start(errors: int | None) -> Child:
-            if can_fork():
-                return ForkedChild(lambda: due_work_process(once=once, since=self._begun))
-            return start_child(due_work_command(once=once, since=self._begun), errors)
-
-        return self._run("due work", start)
+        return self._run("due work", partial(due_work_process, once=once, since=self._begun))
 
     def keep_due_work(self) -> int:
         """Do the due work in a child until `stop`, as `_keep` does."""
@@ -166,26 +170,14 @@ class _Children:
 
     def _run_site(self, site: str, labels: Sequence[str], mode: str) -> int:
         """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
+        return self._run(site, partial(site_process, site, labels, once=mode == "once", bars=self._alone))
 
-        def start(errors: int | None) -> Child:
-            if can_fork():
-                # It need not import again what this process has imported.
-                return ForkedChild(lambda: site_process(site, labels, once=mode == "once", bars=self._alone))
-            command = [sys.executable, "-W", "ignore", "-m", "sr_assets.operate", site, "--mode", mode]
-            for label in labels:
-                command += ["--stream", label]
-            if self._alone:
-                command.append("--bars")
-            return start_child(command, errors)
-
-        return self._run(site, start)
-
-    def _run(self, name: str, start: Callable[[int | None], Child]) -> int:
+    def _run(self, name: str, work: Callable[[], int]) -> int:
         with self._guard:
             if self._stopped.is_set():
                 return 0
             with self._logs.output(name) as errors:
-                child = start(errors)
+                child = self._copies.start(name, work, errors=errors)
             self._children.append(child)
         with child:
             try:

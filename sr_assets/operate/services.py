@@ -1,19 +1,19 @@
 """The services of `sr-assets up`: Dagster's code server, daemon and webserver as child processes."""
 
 import contextlib
-import errno
+import io
 import json
 import os
+import runpy
 import shutil
 import socket
-import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.extras import require_extra
@@ -22,26 +22,29 @@ from sr_assets.adapters.logs import open_log, print_error, print_warning
 from sr_assets.adapters.private import open_private, refuse_foreign, write_private
 from sr_assets.automation.run_processes import LONGEST_FOLDER
 from sr_assets.domain.errors import RunError
+from sr_assets.operate.copies import Copies
 from sr_assets.operate.health import Health, daemon_parts, watchdog_beside
 from sr_assets.operate.instance import mark_start, open_instance, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import metrics_beside, page_url
 from sr_assets.operate.notify import notify_beside
 from sr_assets.operate.processes import (
+    Child,
     Restarts,
     allow_descriptors,
-    child_environment,
     end_of,
     signals_as_interrupt,
     stop_groups,
 )
 from sr_assets.operate.report import print_line
 from sr_assets.operate.static_values import static_values_watched
-from sr_assets.operate.ui_access import read_logins, refuse_open_ui, ui_sockets, weak_logins
+from sr_assets.operate.ui_access import Ui, listens, read_logins, weak_logins
+from sr_assets.operate.webserver import serve_ui
 from sr_assets.settings import Settings
 
 _MODULE: Final = "sr_assets.definitions"
-_LOOPBACK: Final = "127.0.0.1"
+#: What the processes of `Services` import; Dagster's names are private.
+IMPORTED: Final = ("dagster._cli", "dagster._daemon.cli", "dagster_webserver.app", "uvicorn")
 _START_SECONDS: Final = 180.0
 _CODE_SERVER: Final = "code server"
 _WEBSERVER: Final = "webserver"
@@ -55,75 +58,6 @@ _RECORD: Final = "up.tmp"
 _LOG_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}
 
 
-@dataclass(frozen=True, slots=True)
-class Ui:
-    """Options of the UI: its address, whether it is read-only, the file with the accepted logins, and a proxy.
-
-    `trust_proxy` is the proxy's user, or "" if all its requests have a login of the file; `public_hosts` are its names.
-
-    Raises ConfigurationError if the options would let everybody on the network launch runs.
-    """
-
-    port: int = 3000
-    read_only: bool = False
-    auth_file: Path | None = None
-    host: str = _LOOPBACK
-    trust_proxy: str | None = None
-    public_hosts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse an open UI."""
-        refuse_open_ui(
-            self.host,
-            auth_file=self.auth_file,
-            read_only=self.read_only,
-            proxy=self.trust_proxy,
-            public_hosts=self.public_hosts,
-        )
-
-    @property
-    def url(self) -> str:
-        """The URL, as this machine opens it."""
-        host = self._reachable
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
-
-    @property
-    def _reachable(self) -> str:
-        return {"0.0.0.0": _LOOPBACK, "::": "::1"}.get(self.host, self.host)  # noqa: S104  all addresses, if configured
-
-    @property
-    def options(self) -> list[str]:
-        """The options of the webserver's process."""
-        proxy = [] if self.trust_proxy is None else [f"--trust-proxy={self.trust_proxy}"]
-        login = ["--auth-file", str(self.auth_file.absolute())] if self.auth_file else []
-        return [
-            "--host",
-            self.host,
-            "--port",
-            str(self.port),
-            *(["--read-only"] if self.read_only else []),
-            *proxy,
-            *(f"--public-host={host}" for host in self.public_hosts),
-            *login,
-        ]
-
-    def refuse_used_address(self) -> None:
-        """Raise RunError if the UI cannot listen on its address."""
-        try:
-            for listening in ui_sockets(self.host, self.port):
-                listening.close()
-        except OSError as error:
-            raise RunError(
-                f"port {self.port} on {self.host}: cannot listen ({error.strerror}); choose another with"
-                f" {'--port' if error.errno == errno.EADDRINUSE else '--host'}"
-            ) from None
-
-    def listens(self) -> bool:
-        """Return whether the webserver accepts connections."""
-        family, *_, address = socket.getaddrinfo(self._reachable, self.port, type=socket.SOCK_STREAM)[0]
-        return _listens(family, address)
-
-
 class Services:
     """The code server, daemon and webserver as child processes, as a context manager; no webserver if `ui` is None.
 
@@ -133,10 +67,12 @@ class Services:
     Raises RunError if a process does not start.
     """
 
-    def __init__(self, settings: Settings, ui: Ui | None) -> None:
+    def __init__(self, settings: Settings, ui: Ui | None, copies: Copies | None = None) -> None:
+        """Without `copies` of a process that has imported `IMPORTED`, each process imports it."""
         self._settings = settings
         self._ui = ui
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._copies = copies or Copies()
+        self._children: dict[str, Child] = {}
         self._logs = ChildLogs(settings, to_file=True)
         self._stack = contextlib.ExitStack()
         self._code_answered = False
@@ -181,7 +117,7 @@ class Services:
         write_private(workspace, f"load_from:\n  - grpc_server: {server}\n")
         self._start_code_server()
         self._await(_CODE_SERVER, lambda: self._code_answered)
-        self._launch("daemon", _dagsters("dagster-daemon"), "run", "-w", str(workspace), "--log-level", level)
+        self._launch("daemon", _command("dagster-daemon", "run", "-w", str(workspace), "--log-level", level))
         if self._ui:
             self._start_webserver(self._ui)
             self._await(_WEBSERVER, self._ui.listens)
@@ -190,8 +126,8 @@ class Services:
     def _start_webserver(self, ui: Ui) -> None:
         self._ui_start_at = None
         self._ui_restarts.note_start()
-        options = [*ui.options, "--log-level", _LOG_LEVELS[self._settings.loglevel]]
-        self._launch(_WEBSERVER, ("-m", "sr_assets.operate.webserver"), str(self._folder / "workspace.yaml"), *options)
+        level = _LOG_LEVELS[self._settings.loglevel]
+        self._launch(_WEBSERVER, partial(serve_ui, self._folder / "workspace.yaml", ui.absolute(), level))
 
     def _start_code_server(self) -> None:
         self._code_answered = False
@@ -199,20 +135,20 @@ class Services:
         level = _LOG_LEVELS[self._settings.loglevel]
         # Without -d Dagster imports modules from the current folder first.
         served = ("-m", _MODULE, "-d", str(self._folder), "-s", str(self._socket), "--log-level", level)
-        self._launch(_CODE_SERVER, _dagsters("dagster"), "code-server", "start", *served)
+        self._launch(_CODE_SERVER, _command("dagster", "code-server", "start", *served))
 
-    def _launch(self, name: str, program: Sequence[str], *arguments: str) -> None:
+    def _launch(self, name: str, work: Callable[[], int]) -> None:
+        # Dagster reads variables, even DAGSTER_HOME, from .env in the current folder; the code server does not, and it must
+        # resolve relative paths of the configuration.
+        folder = None if name == _CODE_SERVER else self._folder
+        environ = {"PYTHONUNBUFFERED": "1", "TMPDIR": str(self._temporary)}
         with self._logs.output(name) as output:
-            self._children[name] = subprocess.Popen(
-                [sys.executable, *program, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if output is None else output,
-                stderr=output,
-                start_new_session=True,
-                # Dagster reads variables, even DAGSTER_HOME, from .env in the current folder; the code server does not,
-                # and it must resolve relative paths of the configuration.
-                cwd=None if name == _CODE_SERVER else self._folder,
-                env={**child_environment(), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self._temporary)},
+            self._children[name] = self._copies.start(
+                name,
+                partial(_run_in, folder, work),
+                errors=output,
+                output=2 if output is None else output,
+                environ=environ,
             )
 
     def _await(self, name: str, condition: Callable[[], bool]) -> None:
@@ -233,9 +169,9 @@ class Services:
         if self._ui and self._ui_start_at is not None and times.monotonic() >= self._ui_start_at:
             self._start_webserver(self._ui)
         for name, child in list(self._children.items()):
-            if child.poll() is None:
+            if (code := child.poll()) is None:
                 continue
-            ended = f"the Dagster {name} {end_of(child.returncode)}"
+            ended = f"the Dagster {name} {end_of(code)}"
             if name == _WEBSERVER and self._ui_answered:
                 stop_groups([self._children.pop(name)])
                 pause_seconds = self._ui_restarts.pause_seconds()
@@ -248,7 +184,7 @@ class Services:
             # Its children, including runs, must not continue next to those of its successor.
             stop_groups([child])
             self._start_code_server()
-        self._code_answered = self._code_answered or _listens(socket.AF_UNIX, str(self._socket))
+        self._code_answered = self._code_answered or listens(socket.AF_UNIX, str(self._socket))
 
     def stop(self, *names: str) -> None:
         """Stop the named processes, by default all, the daemon first; kill a process that takes over a minute."""
@@ -269,12 +205,17 @@ def serve(settings: Settings, ui: Ui | None) -> int:
     Without `ui` there is no webserver. Raises ConfigurationError if the file of logins is unusable. Raises RunError if the
     port is in use, another `up` uses this home, or the daemon ends by itself.
     """
+    allow_descriptors()
+    with Copies(*IMPORTED) as copies:
+        return _serve(settings, ui, copies)
+
+
+def _serve(settings: Settings, ui: Ui | None, copies: Copies) -> int:
     from sr_assets.adapters.spark.engine import stop_engine
     from sr_assets.stages.following import follow_checkpoints
     from sr_assets.stages.heartbeat_publisher import publisher_of
     from sr_assets.stages.leadership import lead_all
 
-    allow_descriptors()
     if ui and ui.auth_file:
         read_logins(ui.auth_file)
         for warning in weak_logins(ui.auth_file):
@@ -294,7 +235,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
                 # Ends after the leaderships: it may wait for a store.
                 follow_checkpoints(settings, settings.sites),
                 lead_all(settings),
-                Services(settings, ui) as services,
+                Services(settings, ui, copies) as services,
                 daemon_parts(open_instance, lambda: services.checked_at) as parts,
                 metrics_beside(settings, health := Health(settings, parts)) as metrics,
                 watchdog_beside(health),
@@ -337,8 +278,18 @@ def _temporary_folder(home: Path) -> Iterator[Path]:
     record.unlink(missing_ok=True)
 
 
-def _dagsters(name: str) -> tuple[str]:
-    """Return the path of a command that Dagster installs; raises RunError if it is missing.
+def _run_in(folder: Path | None, work: Callable[[], int]) -> int:
+    """Do a child's work in a folder, or in the current one, and write its output line by line."""
+    if folder:
+        os.chdir(folder)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    return work()
+
+
+def _command(name: str, *arguments: str) -> Callable[[], int]:
+    """Return the work of a command that Dagster installs; raises RunError if it is missing.
 
     The commands are public, their modules are not. The first folder is pip's, the second a virtual environment's.
     """
@@ -346,10 +297,10 @@ def _dagsters(name: str) -> tuple[str]:
     script = next((folder / name for folder in folders if (folder / name).is_file()), None)
     if script is None:
         raise RunError(f"the command {name} is not in {folders[0]}; install dagster there")
-    return (str(script),)
+    return partial(_run_script, str(script), arguments)
 
 
-def _listens(family: socket.AddressFamily, address: str | tuple[Any, ...]) -> bool:
-    with socket.socket(family) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(address) == 0
+def _run_script(script: str, arguments: Sequence[str]) -> int:
+    sys.argv[:] = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+    return 0

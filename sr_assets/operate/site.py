@@ -17,7 +17,7 @@ from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError, StandbyError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.operate.instance import open_instance, storage_errors
-from sr_assets.operate.processes import INTERRUPTED, end_with_parent, recorded_signals, signals_as_interrupt
+from sr_assets.operate.processes import INTERRUPTED, recorded_signals, signals_as_interrupt
 from sr_assets.operate.report import print_line, report_run
 from sr_assets.settings import Entry, Settings, load_settings
 from sr_assets.stages.following import FollowedSite, follow_checkpoints
@@ -35,9 +35,8 @@ _INTERVAL_SECONDS: Final = 5.0
 def site_process(site: str, labels: Sequence[str], *, once: bool, bars: bool) -> int:
     """Do the work of a site's child process, print its error if it fails, and return the exit code.
 
-    `bars` draws progress bars. The process ends with its parent.
+    `bars` draws progress bars.
     """
-    end_with_parent()
     try:
         with signals_as_interrupt():
             from sr_assets.resources import configure_logging

@@ -20,20 +20,22 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import parse_qs
 
 from sr_assets.adapters.connection_table import peer_user
 from sr_assets.domain.clusters import is_loopback
-from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.errors import ConfigurationError, RunError
 
 logger = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_LOOPBACK: Final = "127.0.0.1"
+
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: A page with another name that resolves to loopback (DNS rebinding) sends its own name.
@@ -365,3 +367,67 @@ def refuse_other_user(scope: Scope, proxy_user: int | None = None) -> Refusal | 
     if peer_user(scope.get("client"), scope.get("server")) in (None, 0, os.geteuid(), proxy_user or 0):
         return None
     return Refusal(403, "this UI belongs to another user, who can admit others with --auth-file")
+
+
+@dataclass(frozen=True, slots=True)
+class Ui:
+    """Options of the UI: its address, whether it is read-only, the file with the accepted logins, and a proxy.
+
+    `trust_proxy` is the proxy's user, or "" if all its requests have a login of the file; `public_hosts` are its names.
+
+    Raises ConfigurationError if the options would let everybody on the network launch runs.
+    """
+
+    port: int = 3000
+    read_only: bool = False
+    auth_file: Path | None = None
+    host: str = _LOOPBACK
+    trust_proxy: str | None = None
+    public_hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an open UI."""
+        refuse_open_ui(
+            self.host,
+            auth_file=self.auth_file,
+            read_only=self.read_only,
+            proxy=self.trust_proxy,
+            public_hosts=self.public_hosts,
+        )
+
+    @property
+    def url(self) -> str:
+        """The URL, as this machine opens it."""
+        host = self._reachable
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def _reachable(self) -> str:
+        return {"0.0.0.0": _LOOPBACK, "::": "::1"}.get(self.host, self.host)  # noqa: S104  all addresses, if configured
+
+    def refuse_used_address(self) -> None:
+        """Raise RunError if the UI cannot listen on its address."""
+        try:
+            for listening in ui_sockets(self.host, self.port):
+                listening.close()
+        except OSError as error:
+            raise RunError(
+                f"port {self.port} on {self.host}: cannot listen ({error.strerror}); choose another with"
+                f" {'--port' if error.errno == errno.EADDRINUSE else '--host'}"
+            ) from None
+
+    def listens(self) -> bool:
+        """Return whether the webserver accepts connections."""
+        family, *_, address = socket.getaddrinfo(self._reachable, self.port, type=socket.SOCK_STREAM)[0]
+        return listens(family, address)
+
+    def absolute(self) -> Self:
+        """Return these options for a process in another folder."""
+        return self if self.auth_file is None else replace(self, auth_file=self.auth_file.absolute())
+
+
+def listens(family: socket.AddressFamily, address: str | tuple[Any, ...]) -> bool:
+    """Return whether somebody accepts connections at an address."""
+    with socket.socket(family) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(address) == 0

@@ -1,6 +1,5 @@
-"""`python -m sr_assets.operate.webserver`: Dagster's UI with access control, a child process of `services`."""
+"""Dagster's UI with access control, a child process of `services`."""
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from sr_assets.domain.clusters import is_loopback
 from sr_assets.operate.documents import DocumentsMiddleware
-from sr_assets.operate.ui_access import Access, AccessMiddleware, Logins, ui_sockets, user_number
+from sr_assets.operate.ui_access import Access, AccessMiddleware, Logins, Ui, ui_sockets, user_number
 
 #: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
 _DATABASE = (15_000, 3_600, 20)
@@ -26,34 +25,25 @@ _HEAD_SECONDS: Final = 10
 _CHECK_SECONDS: Final = 1.0
 
 
-def _main() -> None:
-    """Serve the UI until SIGTERM."""
+def serve_ui(workspace: Path, ui: Ui, log_level: str) -> int:
+    """Serve the UI of a workspace file until SIGTERM; return the exit code."""
     import uvicorn
 
-    parser = argparse.ArgumentParser(prog="sr_assets.operate.webserver")
-    parser.add_argument("workspace", type=Path)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--trust-proxy")
-    parser.add_argument("--public-host", action="append", default=[])
-    parser.add_argument("--read-only", action="store_true")
-    parser.add_argument("--auth-file", type=Path)
-    parser.add_argument("--log-level", default="info")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=arguments.log_level.upper())
-    logins = Logins(arguments.auth_file) if arguments.auth_file else None
-    hosts = frozenset(host.lower() for host in arguments.public_host)
-    any_host = not hosts and (arguments.trust_proxy is not None or not is_loopback(arguments.host))
-    proxy_user = user_number(arguments.trust_proxy) if arguments.trust_proxy else None
+    logging.basicConfig(level=log_level.upper())
+    logins = Logins(ui.auth_file) if ui.auth_file else None
+    hosts = frozenset(host.lower() for host in ui.public_hosts)
+    any_host = not hosts and (ui.trust_proxy is not None or not is_loopback(ui.host))
+    proxy_user = user_number(ui.trust_proxy) if ui.trust_proxy else None
     access = Access(logins, any_host, proxy_user, hosts)
-    with _dagster_ui(arguments.workspace, read_only=arguments.read_only) as application:
+    with _dagster_ui(workspace, read_only=ui.read_only) as application:
         # Access control needs the connection's own addresses, not those in a client's headers.
         guarded = AccessMiddleware(DocumentsMiddleware(application), access)
         protocol = bounded_protocol(most_connections())
         config = uvicorn.Config(
             guarded, http=protocol, log_level="warning", proxy_headers=False, backlog=_MOST_ACCEPTED
         )
-        uvicorn.Server(config).run(sockets=ui_sockets(arguments.host, arguments.port))
+        uvicorn.Server(config).run(sockets=ui_sockets(ui.host, ui.port))
+    return 0
 
 
 def most_connections() -> int:
@@ -133,7 +123,3 @@ def _dagster_ui(workspace: Path, *, read_only: bool) -> Iterator[Any]:
         target = WorkspaceFileTarget([str(workspace)])
         with WorkspaceProcessContext(instance, target, version=__version__, read_only=read_only) as context:
             yield create_app_from_workspace_process_context(context, "", _POLL_MS)
-
-
-if __name__ == "__main__":
-    _main()

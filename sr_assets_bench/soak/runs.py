@@ -105,8 +105,12 @@ class Operator:
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the active run: the command and its children, without the engine."""
         try:
-            run = psutil.Process(self._run.process.pid) if self._run else None
-            return [run, *run.children()] if run else []
+            if not self._run:
+                return []
+            run = psutil.Process(self._run.process.pid)
+            # The sites are the children of the process of which they are copies.
+            originals = run.children()
+            return [run, *originals, *(site for original in originals for site in original.children())]
         except psutil.NoSuchProcess:
             return []
 

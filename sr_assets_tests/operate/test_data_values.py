@@ -177,7 +177,7 @@ def test_lock_of_a_suspended_holder_passes_on_without_a_double_commit(
     holder = start(first, "run", "--follow", output=tmp_path / "log")
     try:
         wait_until((tmp_path / "LONDON" / "fleet.duckdb").exists, "the holder's first publication")
-        site = next(child for child in psutil.Process(holder.pid).children() if "LONDON" in child.cmdline())
+        site = next(child for child in psutil.Process(holder.pid).children(recursive=True) if child.name() == "LONDON")
         stop_process(site.pid)
         end_lease(tmp_path / "LONDON", "LONDON/locks")
         expire(rig, data_bucket)

@@ -11,11 +11,10 @@ import weakref
 from pathlib import Path
 
 import duckdb
-import psutil
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from sr_assets.operate.processes import signals_as_interrupt, start_child, stop_groups
+from sr_assets.operate.processes import signals_as_interrupt, stop_groups
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 
@@ -65,56 +64,11 @@ while True:
     signal.pause()
 """
     ready = tmp_path / "ready"
-    with start_child([sys.executable, "-c", program, str(ready)]) as child:
+    command = [sys.executable, "-c", program, str(ready)]
+    with subprocess.Popen(command, start_new_session=True) as child:
         wait_until(ready.exists, "the child")
         stop_groups([child], again_seconds=0.1)
     assert child.returncode == 7
-
-
-#: Starts a child, whose work is the second argument, and prints its exit code, or its id before the end of the parent.
-FORKING = """
-import atexit, os, signal, sys, time
-from sr_assets.operate.processes import ForkedChild, can_fork, end_with_parent, signal_group
-atexit.register(print, "end of the parent")
-def work():
-    end_with_parent()
-    atexit.register(print, "end of the child")
-    return eval(sys.argv[1])
-assert can_fork()
-with ForkedChild(work) as child:
-    if len(sys.argv) > 2:
-        print(child.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    code = child.wait()
-print(code, child.poll(), flush=True)
-"""
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("work", "code"),
-    (
-        ("7", 7),
-        ("os.getpgid(0) - os.getpid()", 0),
-        ("os.kill(os.getpid(), 9)", -9),
-        ("sys.exit('lost')", 1),
-        ("1 / 0", 1),
-    ),
-)
-def test_forked_child_leads_a_group_and_ends_with_its_own_code(work: str, code: int) -> None:
-    ended = subprocess.run([sys.executable, "-c", FORKING, work], capture_output=True, text=True, check=True)
-    child_end = [] if code < 0 else ["end of the child"]
-    assert ended.stdout.splitlines() == [*child_end, f"{code} {code}", "end of the parent"]
-    assert ("ZeroDivisionError" in ended.stderr) == ("/" in work)
-
-
-@pytest.mark.process
-def test_forked_child_ends_with_its_parent() -> None:
-    command = [sys.executable, "-c", FORKING, "time.sleep(1000)", "kill"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie", "the child's end")
 
 
 @pytest.mark.process

@@ -5,7 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psutil
@@ -16,7 +19,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate.processes import start_child
+from sr_assets.operate.copies import Copies
 from sr_assets.operate.runs import _Children
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.forks import Forked
@@ -96,7 +99,7 @@ def test_follow_starts_a_killed_site_again(platform: Settings, tmp_path: Path) -
 def test_child_that_ends_is_started_again_with_longer_pauses(
     platform: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    children, pauses, clock = _Children(platform, alone=True), list[float](), [0.0]
+    children, pauses, clock = _Children(platform, Copies(), alone=True), list[float](), [0.0]
     # Each run lasts this long and ends with this code; the last but one is healthy for a while.
     ends = [(1.0, 1), (1.0, -9), (1.0, 130), *[(1.0, 0)] * 5, (61.0, 1), (1.0, 2)]
 
@@ -122,13 +125,15 @@ def test_child_that_ends_is_started_again_with_longer_pauses(
 
 @pytest.mark.process
 def test_ended_child_leaves_no_process_and_is_forgotten(platform: Settings, tmp_path: Path) -> None:
-    children, pid = _Children(platform, alone=True), tmp_path / "pid"
+    children, pid = _Children(platform, Copies(), alone=True), tmp_path / "pid"
     program = """
-import pathlib, subprocess, sys
+import pathlib, subprocess
 left = subprocess.Popen(["sleep", "1000"])
-pathlib.Path(sys.argv[1]).write_text(str(left.pid))
+pathlib.Path(file).write_text(str(left.pid))
+raise SystemExit(0)
 """
-    assert children._run("test", lambda errors: start_child([sys.executable, "-c", program, str(pid)], errors)) == 0
+    work: Callable[[], Any] = partial(exec, program, {"file": str(pid)})
+    assert children._run("test", work) == 0
     left = int(pid.read_text())
     wait_until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie", "the group to end")
     assert children._children == []

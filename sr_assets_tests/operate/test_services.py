@@ -129,7 +129,7 @@ def test_up_outlives_half_open_connections_and_its_webserver(platform: Settings,
     with up, connected_stranger(up.port, 1_500, b"GET / HT"):
         token = "Bearer 0123456789abcdef"
         assert up.sensors(authorization=token) == SENSORS
-        webserver = next(each for each in up.processes() if "sr_assets.operate.webserver" in each.cmdline())
+        webserver = next(each for each in up.processes() if each.name() == "webserver")
         assert len(webserver.net_connections("inet")) <= 256 + 2
         webserver.kill()
         line = "the Dagster webserver was ended by signal 9; restarting it in 1 s"

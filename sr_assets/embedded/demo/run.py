@@ -30,7 +30,9 @@ from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import find_nats_server
 from sr_assets.operate import Services, Ui, prepare_instance, run_sites, signals_as_interrupt
+from sr_assets.operate.copies import Copies
 from sr_assets.operate.metrics import Exposition, MetricsServer
+from sr_assets.operate.services import IMPORTED
 from sr_assets.settings import Settings, load_settings
 
 _LOG: Final = "demo.log"
@@ -67,6 +69,7 @@ def run_demo(
     if ui:
         require_extra("the demo's Dagster UI (omitted with --no-ui)", "ui", "dagster_webserver")
     with (
+        Copies(*IMPORTED) as copies,
         stdout_on_stderr() if as_json else contextlib.nullcontext(),
         signals_as_interrupt(*_signals()) as ignore_signals,
     ):
@@ -74,7 +77,7 @@ def run_demo(
         stack = contextlib.ExitStack()
         try:
             folder = stack.enter_context(demo_home(home))
-            demo = _Demo(console, folder, CITIES[:sites], nodes, stack)
+            demo = _Demo(console, folder, CITIES[:sites], nodes, stack, copies)
             result = demo.run(port, ui=ui, for_seconds=for_seconds, judged=as_json or for_seconds is not None)
         except KeyboardInterrupt:
             return 0 if for_seconds is None else 128 + signal.SIGINT
@@ -94,13 +97,20 @@ class _Demo:
     """One demo in its folder; the stack stops what it starts, in reverse order."""
 
     def __init__(
-        self, console: Console, folder: Path, cities: Sequence[str], nodes: int, stack: contextlib.ExitStack
+        self,
+        console: Console,
+        folder: Path,
+        cities: Sequence[str],
+        nodes: int,
+        stack: contextlib.ExitStack,
+        copies: Copies,
     ) -> None:
         self._console = console
         self._folder = folder
         self._cities = cities
         self._nodes = nodes
         self._stack = stack
+        self._copies = copies
         self._began = times.utc_now()
 
     def run(self, port: int, *, ui: bool, for_seconds: float | None, judged: bool) -> dict[str, Any] | None:
@@ -115,7 +125,7 @@ class _Demo:
             engine = self._start_engine(settings)
             with step(self._console, "Dagster"):
                 logged = settings.changed(logfile=self._folder / _LOG)
-                services = self._stack.enter_context(Services(logged, Ui(port) if ui else None))
+                services = self._stack.enter_context(Services(logged, Ui(port) if ui else None, self._copies))
             metrics = self._stack.enter_context(MetricsServer(Exposition(settings), _LOOPBACK, 0))
             self._print_addresses(services.url, metrics)
             with step(self._console, "Spark"):

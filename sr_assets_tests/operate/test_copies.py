@@ -1,0 +1,60 @@
+"""Children of a process: copies of it, or new processes."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from sr_assets_tests.rig import wait_until
+
+pytestmark = pytest.mark.process
+
+#: Starts a child, whose work is the second argument, and prints its exit code, or its id before the end of the parent.
+PARENT = """
+import atexit, os, signal, sys, threading
+from functools import partial
+from sr_assets.operate import copies
+kind, work, *kill = sys.argv[1:]
+atexit.register(print, "end of the parent")
+if kind == "new":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+with copies.Copies() as children, children.start("its name", partial(eval, work)) as child:
+    assert isinstance(child, copies.Copy) == (kind == "copy")
+    if kill:
+        print(child.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    code = child.wait()
+    assert child.poll() == code
+print(code, flush=True)
+"""
+KINDS = ("copy", "new")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("work", "code"),
+    (
+        ("7", 7),
+        ("__import__('os').getpgid(0) - __import__('os').getpid()", 0),
+        ("__import__('os').kill(__import__('os').getpid(), 9)", -9),
+        ("__import__('sys').exit('lost')", 1),
+        ("1 // 0", 1),
+        ("open('/proc/self/comm').read() == 'its name\\n'", 1),
+        ("__import__('atexit').register(print, 'end of the child') and 3", 3),
+    ),
+)
+def test_child_leads_a_group_and_ends_with_its_own_code(kind: str, work: str, code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", PARENT, kind, work], capture_output=True, text=True, check=True)
+    child_end = ["end of the child"] if "atexit" in work else []
+    assert ended.stdout.splitlines() == [*child_end, str(code), "end of the parent"]
+    assert ("ZeroDivisionError" in ended.stderr) == ("//" in work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_child_ends_with_its_parent(kind: str) -> None:
+    command = [sys.executable, "-c", PARENT, kind, "__import__('threading').Event().wait()", "kill"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie", "the child's end")
