@@ -134,6 +134,8 @@ def test_run_follow_ends_when_every_site_is_misconfigured(platform: Settings, tm
     assert lines[1] in log.read_text()
 
 
+# In the gate, `up --no-ui` runs a site in `test_data_values.py`.
+@pytest.mark.nightly
 def test_up_without_ui_runs_the_sites(platform: Settings) -> None:
     with following("up", "--no-ui") as process:
         assert process.stdout is not None
@@ -150,7 +152,7 @@ def test_run_once_records_a_run_that_failed_as_a_whole(platform: Settings) -> No
     assert (failure.job, failure.streams) == ("london_replication", (platform.streams[0].stream,))
 
 
-@pytest.mark.parametrize("mode", ("--once", "--follow"))
+@pytest.mark.parametrize("mode", ("--once", pytest.param("--follow", marks=pytest.mark.nightly)))
 def test_native_streams_are_created_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, unique: Callable[[str], str], mode: str
 ) -> None:
@@ -217,8 +219,15 @@ def hanging(
         child.communicate()
 
 
-@pytest.mark.parametrize("mode", ("once", "follow"))
-@pytest.mark.parametrize("where", (TOPOLOGY_RUN, RETENTION_RUN), ids=("topology", "retention"))
+@pytest.mark.parametrize(
+    ("where", "mode"),
+    (
+        pytest.param(TOPOLOGY_RUN, "once", id="topology-once"),
+        pytest.param(RETENTION_RUN, "follow", id="retention-follow"),
+        pytest.param(TOPOLOGY_RUN, "follow", id="topology-follow", marks=pytest.mark.nightly),
+        pytest.param(RETENTION_RUN, "once", id="retention-once", marks=pytest.mark.nightly),
+    ),
+)
 def test_signal_ends_due_work_and_cancels_its_job(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

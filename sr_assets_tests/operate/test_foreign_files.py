@@ -14,6 +14,7 @@ from sr_assets.definitions import build
 from sr_assets.operate.instance import open_instance, prepare_instance, prepare_storage
 from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.forgetting import SCRATCH
+from sr_assets_tests.operate.rig import run
 from sr_assets_tests.rig import Command
 
 #: Names like those of our own files, for each folder of the home.
@@ -62,6 +63,19 @@ def publish(settings: Settings, nodes: int) -> None:
     with Connection(stream.source, "test") as opened:
         acknowledged = list(Publisher(opened).publish_all(messages))
     assert not [ack for ack in acknowledged if ack.error]
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """The command in this process, but `run` in a process whose children need not import the platform."""
+
+    def carried_out(*arguments: str) -> tuple[int, str, str]:
+        if arguments[0] != "run":
+            return command(*arguments)
+        ended = run(*arguments[1:], due_work=True)
+        return ended.returncode, ended.stdout, ended.stderr
+
+    return carried_out
 
 
 @pytest.fixture

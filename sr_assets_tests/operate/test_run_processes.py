@@ -75,14 +75,32 @@ def last_event(instance: dg.DagsterInstance) -> str:
     return events[-1].message or ""
 
 
-def test_runs_share_imports_and_end_with_their_code_server(services: Services, rig: Rig) -> None:
-    with services:
-        run = await_run(rig)
-        fork_server = parent_of(run)
-        assert FORK_SERVER in fork_server.cmdline()[-1]
-        # The signal that stops the services reaches the whole process group.
-        assert ignores_sigterm(fork_server)
-        assert not ignores_sigterm(run)
+def test_runs_share_imports_and_end_with_their_code_server(
+    services: Services, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TemporaryDirectory() as parent:
+        # It is too long for the address of a socket.
+        folder = Path(parent) / ("t" * 100)
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        # A process that was killed left this.
+        left = folder / "sr-left"
+        left.mkdir()
+        (rig.home / "up.tmp").write_text(str(left))
+        with services:
+            run = await_run(rig)
+            fork_server = parent_of(run)
+            assert FORK_SERVER in fork_server.cmdline()[-1]
+            # The signal that stops the services reaches the whole process group.
+            assert ignores_sigterm(fork_server)
+            assert not ignores_sigterm(run)
+            private = Path(fork_server.environ()["TMPDIR"])
+            assert private.stat().st_mode & 0o777 == 0o700
+            sockets = [each.laddr for each in fork_server.net_connections("unix") if each.status == psutil.CONN_LISTEN]
+            assert all(Path(str(socket)).is_relative_to(private) for socket in sockets)
+        assert not list(folder.iterdir())
+        assert not private.exists()
+        assert not (rig.home / "up.tmp").exists()
     _, alive = psutil.wait_procs([run, fork_server], timeout=PATIENCE_SECONDS)
     assert not alive
     with dg.DagsterInstance.get() as instance:
@@ -99,29 +117,6 @@ def test_runs_end_with_their_fork_server_and_the_next_has_another(services: Serv
         assert not run.is_running()
         assert FORK_SERVER in following.cmdline()[-1]
         assert following.pid != fork_server.pid
-
-
-def test_runs_share_imports_with_a_temporary_folder_too_long_for_a_socket(
-    services: Services, rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with TemporaryDirectory() as parent:
-        folder = Path(parent) / ("t" * 100)
-        folder.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        # A process that was killed left this.
-        left = folder / "sr-left"
-        left.mkdir()
-        (rig.home / "up.tmp").write_text(str(left))
-        with services:
-            fork_server = parent_of(await_run(rig))
-            assert FORK_SERVER in fork_server.cmdline()[-1]
-            private = Path(fork_server.environ()["TMPDIR"])
-            assert private.stat().st_mode & 0o777 == 0o700
-            sockets = [each.laddr for each in fork_server.net_connections("unix") if each.status == psutil.CONN_LISTEN]
-            assert all(Path(str(socket)).is_relative_to(private) for socket in sockets)
-        assert not list(folder.iterdir())
-        assert not private.exists()
-        assert not (rig.home / "up.tmp").exists()
 
 
 @pytest.mark.process
