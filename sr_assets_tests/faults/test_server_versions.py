@@ -45,6 +45,7 @@ from sr_assets_tests.adapters.wire.rig import (
     outgoing,
     publish,
 )
+from sr_assets_tests.axes import combinations
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.rig import Rig, Sent, address, cluster, wait_until
 from sr_assets_tests.server_versions import MINORS, server_binary
@@ -65,15 +66,9 @@ AXES: dict[str, dict[str, object]] = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on every combination; of all three, the gate takes every second one, so that each pair occurs."""
-    names = [name for name in AXES if name in metafunc.fixturenames]
-    cases = []
-    for named in itertools.product(*(AXES[name].items() for name in names)):
-        shown, values = zip(*named, strict=True)
-        places = (list(AXES[name].values()).index(value) for name, value in zip(names, values, strict=True))
-        at_night = len(names) == len(AXES) and sum(places) % 2
-        cases.append(pytest.param(*values, id="-".join(shown), marks=pytest.mark.nightly if at_night else ()))
-    metafunc.parametrize(names, cases, indirect=True, scope="module")
+    """Run a test on every combination; the gate leaves out half of those of all three."""
+    axes = {name: values for name, values in AXES.items() if name in metafunc.fixturenames}
+    metafunc.parametrize(list(axes), combinations(axes), indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

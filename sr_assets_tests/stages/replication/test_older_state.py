@@ -16,6 +16,7 @@ from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.stages.retiring import act_on_node
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_bench.comparison.tables import Kind
+from sr_assets_tests.axes import every_pair
 from sr_assets_tests.reference import Rules, by_field
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -119,7 +120,15 @@ CRASHES = (None, None, Point.PLANNED, Point.PUBLISHED, Point.COMMITTED, Point.FO
 
 
 @pytest.mark.parametrize("tracked", (False, True), ids=("plain", "tracked"))
-@pytest.mark.parametrize("seed", (0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))))
+@pytest.mark.parametrize(
+    "seed",
+    (
+        0,
+        # Another sequence of the same steps.
+        pytest.param(1, marks=pytest.mark.nightly),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3)),
+    ),
+)
 def test_any_sequence_of_older_states_and_crashes_ends_exactly(
     rig: Rig, crash: Callable[[Point | None], None], seed: int, tracked: bool
 ) -> None:
@@ -224,15 +233,17 @@ def test_waiting_advisory_is_sent_after_published_ones_were_deleted(rig: Rig, de
     assert announced(rig, feed)[2:] == ["n0"]
 
 
-@pytest.mark.parametrize("entry", (PLAIN, FORCED), ids=("plain", "tracked"))
 @pytest.mark.parametrize("created", ("by_us", "by_others"))
-@pytest.mark.parametrize("paused", (False, True), ids=("empty", "paused"))
+@pytest.mark.parametrize(
+    ("entry", "paused"),
+    # A paused plain stream reads nothing, so its state equals an empty one.
+    ((PLAIN, False), pytest.param(FORCED, False, marks=pytest.mark.nightly), (FORCED, True)),
+    ids=("plain-empty", "tracked-empty", "tracked-paused"),
+)
 def test_state_before_the_first_copy_makes_no_copy_twice(
     rig: Rig, entry: dict[str, Any], created: str, paused: bool
 ) -> None:
     """The stream has a position, but its source was empty, or its copying paused."""
-    if paused and not entry:
-        pytest.skip("a paused plain stream reads nothing, so its state equals an empty one")
     stream = rig.make()
     configured = rig.add(stream, **entry)
     if created == "by_others":
@@ -264,9 +275,13 @@ def test_state_before_the_first_copy_makes_no_copy_twice(
     assert rig.row("replication")["copied_messages"] == len(copies)
 
 
-@pytest.mark.parametrize("entry", (PLAIN, FORCED), ids=("plain", "tracked"))
-@pytest.mark.parametrize("position", ("before", "after"))
-@pytest.mark.parametrize("followed", (False, True), ids=("later_state_stopped", "later_state_followed"))
+@every_pair(
+    {
+        "entry": {"plain": PLAIN, "tracked": FORCED},
+        "position": {"before": "before", "after": "after"},
+        "followed": {"later_state_stopped": False, "later_state_followed": True},
+    }
+)
 def test_state_older_than_a_rollback_of_its_source_copies_each_message(
     rig: Rig, restore_source: Callable[[str], None], entry: dict[str, Any], position: str, followed: bool
 ) -> None:
