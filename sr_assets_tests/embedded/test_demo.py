@@ -1,31 +1,75 @@
-"""The demo as a user runs it: on a machine with Python alone, checked by its last line; and stopped at any time."""
+"""The demo as a user runs it: on a machine with Python alone, its UI in a browser, its result, and stopped at any time."""
 
 import json
 import re
 import signal
 import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import duckdb
 import pytest
+from playwright.sync_api import Page, expect
 
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.embedded.demo import CITIES, configuration, run_demo
 from sr_assets.settings import load_settings
+from sr_assets_tests.browser import open_page
 from sr_assets_tests.demo_process import DemoProcess
-from sr_assets_tests.rig import PATIENCE_SECONDS
+from sr_assets_tests.programs import chromium
+from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
+from sr_assets_tests.servers import free_port
 
 NODES = 40
+_PATIENCE_MS = 180_000
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a machine without Java: a HOME, and a PATH with everything else."""
-    programs = tmp_path / "bin"
+    home = tmp_path_factory.mktemp("bare")
+    programs = home / "bin"
     programs.mkdir()
     for program in [*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()]:
         if not program.name.startswith("java") and not (programs / program.name).is_symlink():
             (programs / program.name).symlink_to(program)
-    return {"HOME": str(tmp_path), "PATH": str(programs)}
+    return {"HOME": str(home), "PATH": str(programs)}
+
+
+@pytest.fixture(scope="module")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the home of the demo that tests share."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """The port of the shared demo's UI."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def demo(demo_folder: Path, bare: dict[str, str], port: int) -> Iterator[DemoProcess]:
+    """A demo of one city that has published its first tables; the test of its end ends it."""
+    arguments = ("--port", str(port), "--sites", "1", "--nodes", str(NODES))
+    with DemoProcess(demo_folder, *arguments, environ=bare) as demo:
+        demo.await_output("first rows")
+        yield demo
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    """A page in Chromium."""
+    with open_page(chromium()) as page:
+        yield page
+
+
+@pytest.fixture
+def demo_url(demo: DemoProcess, port: int) -> str:
+    """The UI of the shared demo."""
+    assert demo.process.poll() is None, demo.errors
+    return f"http://127.0.0.1:{port}"
 
 
 def _scrape(url: str) -> bytes:
@@ -34,15 +78,120 @@ def _scrape(url: str) -> bytes:
         return metrics
 
 
+def await_metrics(demo: DemoProcess) -> None:
+    """Wait until the demo's metrics show nodes."""
+    address = re.search(r"http://127\.0\.0\.1:\d+/metrics", demo.written + demo.errors)
+    assert address, demo.written + demo.errors
+    demo.await_condition(lambda: b"sr_assets_nodes{" in _scrape(address[0]), "its metrics")
+
+
+@pytest.mark.browser
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_graph_leads_to_an_asset_with_its_metadata(demo_url: str, page: Page) -> None:
+    page.goto(f"{demo_url}/asset-groups")
+    for group in ("london", "centre", "topology", "fleet"):
+        expect(page.get_by_text(group, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+    page.goto(f"{demo_url}/asset-groups?expanded=global@global:london")
+    for noun in ("source", "replica", "node_snapshots", "node_state", "node_advisories"):
+        expect(page.get_by_text(noun, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+    page.get_by_text("replica", exact=True).first.click()
+    page.get_by_role("link", name="View in Asset Catalog").click()
+    expect(page).to_have_url(re.compile("/assets/london/CHORIA_[A-Z]+/replica"), timeout=_PATIENCE_MS)
+    for key in ("copied_messages", "lag_messages", "next_sequence", "settings_digest"):
+        expect(page.get_by_text(key, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+
+
+# The checks and automations are those of the definitions, whose tests show them; each page takes a demo ten seconds.
+@pytest.mark.nightly
+@pytest.mark.browser
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_asset_page_shows_checks(demo_url: str, page: Page) -> None:
+    page.goto(f"{demo_url}/assets/london/CHORIA_REGISTRATION/replica?view=checks")
+    for check in ("no_gap", "in_order", "no_loss", "senders_found"):
+        expect(page.get_by_text(check, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+
+
+@pytest.mark.nightly
+@pytest.mark.browser
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_all_sensors_and_schedules_are_on(demo_url: str, page: Page) -> None:
+    page.goto(f"{demo_url}/automation")
+    automations = (
+        "london_lag",
+        "centre_lag",
+        "topology_watch",
+        "run_failures",
+        "hourly_availability",
+        "hourly_inventory",
+        "nightly_retention",
+    )
+    for automation in automations:
+        expect(page.get_by_text(automation, exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+    # The switches are check boxes.
+    expect(page.locator("input[type=checkbox]:checked")).to_have_count(len(automations), timeout=_PATIENCE_MS)
+
+
+# Without the dialog, the tests of the daily assets compute several days in one run.
+@pytest.mark.nightly
+@pytest.mark.browser
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_dialog_backfills_three_days_of_availability(demo_url: str, demo_folder: Path, page: Page) -> None:
+    # The schedule computes only the last two days.
+    today = datetime.now(UTC).date()
+    asset = f"{demo_url}/assets/fleet/availability_daily?view=partitions"
+    page.goto(asset)
+    page.get_by_role("button", name="Materialize").first.click()
+    dialog = page.get_by_role("dialog").filter(has_text="Partition selection")
+    # No partition is selected yet.
+    days = dialog.get_by_placeholder("No matching partitions")
+    days.fill(f"[{today - timedelta(days=2)}...{today}]")
+    days.press("Enter")
+    expect(dialog.get_by_text("3 partitions", exact=True)).to_be_visible(timeout=_PATIENCE_MS)
+    dialog.get_by_role("button", name="Launch backfill").click()
+    # The dialog closes when the backfill is stored.
+    expect(dialog).to_be_hidden(timeout=_PATIENCE_MS)
+    materialized = page.get_by_text(re.compile(r"^Materialized \(\d+\)$"))
+
+    def shows_three() -> bool:
+        page.goto(asset)
+        return materialized.inner_text() == "Materialized (3)"
+
+    wait_until(shows_three, "three materialised days", every=1.0)
+    page.goto(f"{asset}&partition={today}")
+    expect(page.get_by_text("dagster/row_count", exact=True).first).to_be_visible(timeout=_PATIENCE_MS)
+    (home,) = (file.parent for file in demo_folder.glob("*/fleet.duckdb"))
+    with duckdb.connect(str(home / "fleet.duckdb"), read_only=True) as fleet:
+        cities = fleet.execute("SELECT DISTINCT name FROM availability_daily WHERE date = $1", [today]).fetchall()
+    assert {name for (name,) in cities} == {"london"}
+    computed = {file.stem for file in (home / "availability").glob("*.parquet")}
+    assert computed >= {f"{today - timedelta(days=number)}" for number in range(3)}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_terminated_demo_leaves_nothing(demo: DemoProcess, demo_folder: Path) -> None:
+    """It runs without Java on the PATH."""
+    await_metrics(demo)
+    demo.process.terminate()
+    assert demo.process.wait(2 * PATIENCE_SECONDS) == 0, demo.errors
+    assert demo.left() == []
+    assert "Traceback" not in demo.errors
+    assert not list(demo_folder.glob("sr-assets-demo-*")), "the temporary home was not deleted"
+
+
+# The test above ends such a demo, and the tests of the whole platform compare such copies and tables with a reference.
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.process
-def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, bare: dict[str, str]) -> None:
+def test_headless_demo_succeeds_and_leaves_nothing(tmp_path: Path, bare: dict[str, str]) -> None:
     arguments = ("--no-ui", "--for", "45", "--json", "--nodes", str(NODES))
     with DemoProcess(tmp_path, *arguments, environ=bare) as demo:
         demo.await_output("first rows")
-        address = re.search(r"http://127\.0\.0\.1:\d+/metrics", demo.errors)
-        assert address, demo.errors
-        demo.await_condition(lambda: b"sr_assets_nodes{" in _scrape(address[0]), "its metrics")
+        await_metrics(demo)
         code = demo.process.wait()
         assert demo.left() == []
     result = json.loads(demo.written)
@@ -68,7 +217,6 @@ def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, 
         assert result["native"].pop(f"centre/{label}") == held
     assert result["native"] == {}
     assert set(result["advisories"]) == {"new", "timeout", "recover", "expire"}
-    assert all(result["advisories"].values())
     tables = result["tables"]
     assert tables["node_availability"] == tables["node_snapshots"] == 2 * NODES
     assert tables["last_seen_nodes"] + tables["retired_nodes"] == 2 * NODES
@@ -77,14 +225,14 @@ def test_headless_demo_succeeds_without_java_and_leaves_nothing(tmp_path: Path, 
     # A mirror, two sources, four replicas and the feed.
     assert tables["topology_links"] == 8
     assert (tables["global_summary"], tables["global_rejects"]) == (2, 0)
+    assert all(result["advisories"].values())
     assert not list(tmp_path.glob("sr-assets-demo-*")), "the temporary home was not deleted"
 
 
+# A demo that is terminated later leaves nothing either, and neither does an engine whose start is abandoned.
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "number",
-    (signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.nightly) for number in (signal.SIGINT, signal.SIGHUP))),
-)
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 @pytest.mark.process
 def test_demo_stopped_during_its_start_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with DemoProcess(tmp_path, "--no-ui", "--nodes", "4") as demo:

@@ -3,15 +3,27 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from sr_assets.adapters.private import own_folder
+from sr_assets.adapters.spark import engine as engines
 from sr_assets.adapters.spark import watch as watcher
-from sr_assets.adapters.spark.engine import Engine, abandon_start, keep_engine, stop_engine, use_engine
+from sr_assets.adapters.spark.engine import (
+    Engine,
+    abandon_start,
+    keep_engine,
+    start_engine,
+    stop_engine,
+    use_engine,
+)
 from sr_assets.adapters.spark.java import find_java
+from sr_assets.domain.errors import RunError
+from sr_assets.settings import SparkSettings
+from sr_assets_tests.rig import wait_until
 from sr_assets_tests.strangers import BECOME_STRANGER, need_root
 
 pytestmark = pytest.mark.process
@@ -19,10 +31,14 @@ pytestmark = pytest.mark.process
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
+def watched(folder: Path, *_: object) -> list[str]:
+    """Return the command that starts a sleeping process behind a watcher."""
+    return [sys.executable, "-m", watcher.__name__, str(folder), *SLEEPER]
+
+
 def start_watcher(home: Path) -> subprocess.Popen[bytes]:
     """Start a watcher of a sleeping process and record it as the engine."""
-    command = [sys.executable, "-m", watcher.__name__, str(home / "spark"), *SLEEPER]
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(watched(home / "spark"), start_new_session=True)
     if (home / "spark").exists():
         (home / "spark" / "engine.json").write_text(json.dumps({"pid": process.pid}))
     return process
@@ -63,6 +79,27 @@ def test_engine_of_ended_process_is_not_running_on_a_host_without_ps(monkeypatch
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     assert not Engine(1, ended.pid, "", "", 0.0).running
+
+
+def test_abandoned_start_fails_at_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_command", watched)
+    monkeypatch.setattr(engines, "_START_SECONDS", 3_600.0)
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(start_engine, SparkSettings(), tmp_path)
+        record = tmp_path / "spark" / "engine.json"
+        wait_until(lambda: record.exists() or start.done(), "the engine")
+        engine = Engine(**json.loads(record.read_text()))
+        try:
+            wait_until(lambda: engine.running, "the watcher")
+            abandon_start(tmp_path)
+            wait_until(start.done, "the end of the start")
+        finally:
+            # A start that was not abandoned would wait for an hour.
+            engines._stop(tmp_path / "spark")
+    with pytest.raises(RunError, match="did not start"):
+        start.result()
+    assert not engine.running
+    assert not record.exists()
 
 
 def test_keep_engine_does_not_shorten_idle_time(tmp_path: Path) -> None:
