@@ -103,10 +103,7 @@ def test_batch_reads_columns_ranges_and_filters(rig: Rig, script: Script) -> Non
     assert filtered == [5, 7, 2]
 
 
-def test_stream_restarts_exactly_once_from_its_checkpoint(
-    rig: Rig, script: Script, lone_script: Script, tmp_path: Path
-) -> None:
-    """It restarts in another process."""
+def test_stream_restarts_exactly_once_from_its_checkpoint(rig: Rig, script: Script, tmp_path: Path) -> None:
     stream = rig.make()
     publish(rig, stream, range(1, 26))
     read = """
@@ -122,7 +119,7 @@ def test_stream_restarts_exactly_once_from_its_checkpoint(
     rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 27})
     publish(rig, stream, range(26, 31))
     rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 27})
-    (again,) = lone_script(stream, read)
+    (again,) = script(stream, read)
     assert sum(again) == 4
     lines = [json.loads(line) for file in (tmp_path / "rows").glob("*.json") for line in file.read_text().splitlines()]
     assert sorted(row["sequence"] for row in lines) == [*range(1, 27), 28, 29, 30]
@@ -149,6 +146,8 @@ def test_each_query_of_a_frame_stands_alone(rig: Rig, script: Script) -> None:
     assert (counts, empty) == ([5, 30, 2, 15, 20], [0] * 5)
 
 
+# The reader's part of it is in the next test.
+@pytest.mark.nightly
 def test_query_that_fails_in_its_first_batch_restarts(rig: Rig, script: Script) -> None:
     """Spark stores only the end of the first batch; until that is committed, it asks for the start again."""
     stream = rig.make()
@@ -251,27 +250,44 @@ def test_write_publishes_each_row_once_with_headers(rig: Rig, script: Script) ->
     assert sorted(int(message.payload) for message in own) == list(range(200))
 
 
-def test_documented_examples_run_against_a_stream(
-    rig: Rig, script: Script, lone_script: Script, tmp_path: Path
-) -> None:
-    stream, copies = rig.make(), rig.make("COPIES", subjects=["copies.>"])
-    publish(rig, stream, range(1, 4))
+def documented_examples(stream: str, copies: str, url: str, checkpoint: Path) -> str:
+    """Return the examples of docs/spark.md as one script that reads a stream and writes into another."""
     text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     examples = "".join(re.findall(r"```python spark\n(.*?)```", text, re.DOTALL))
     for shown, real in (
-        ("nats://localhost:4222", f"nats://{rig.source.address}"),
+        ("nats://localhost:4222", url),
         ("NODES", stream),
         ("COPIES", copies),
         ("nodes.eu.%", f"{stream}.%"),
-        ("/var/lib/copies", str(tmp_path / "checkpoint")),
+        ("/var/lib/copies", str(checkpoint)),
     ):
         assert shown in examples
         examples = examples.replace(shown, real)
-    shown = lone_script(stream, examples, prints_json=False)
+    return examples
+
+
+@pytest.mark.parametrize(
+    "first",
+    (
+        "script",
+        # In a process of its own, whose checkpoint another process continues.
+        pytest.param("lone_script", marks=pytest.mark.nightly),
+    ),
+)
+def test_documented_examples_run_against_a_stream(
+    rig: Rig, request: pytest.FixtureRequest, script: Script, tmp_path: Path, first: str
+) -> None:
+    stream, copies = rig.make(), rig.make("COPIES", subjects=["copies.>"])
+    publish(rig, stream, range(1, 4))
+    examples = documented_examples(stream, copies, f"nats://{rig.source.address}", tmp_path / "checkpoint")
+    run: Script = request.getfixturevalue(first)
+    shown = run(stream, examples, prints_json=False)
     assert re.search(rf"\| *{stream}\.s1\| *2\|", shown)
     publish(rig, stream, range(4, 6))
     script(stream, examples, prints_json=False)
     assert [int(message.payload) for message in rig.stored(copies)] == [1, 2, 3, 4, 5]
+    # The subjects are the documented ones, so that no other stream can have them.
+    rig.api(f"STREAM.DELETE.{copies}")
 
 
 def test_misuse_is_one_line_inside_the_exception(rig: Rig, script: Script) -> None:
