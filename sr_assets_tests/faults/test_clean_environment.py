@@ -91,6 +91,11 @@ def cluster() -> Iterator[SparkCluster]:
 
 def test_local_spark_needs_nothing_of_the_environment(rig: Rig, tmp_path: Path) -> None:
     run_site({}, tmp_path / "site", rig.source, rig.target)
+
+
+# The site's run finds Spark in the same way, and the tests of the daily assets run Dagster's command.
+@pytest.mark.nightly
+def test_daily_table_needs_nothing_of_the_environment(tmp_path: Path) -> None:
     compute_day({}, tmp_path / "daily")
 
 
@@ -101,6 +106,8 @@ def test_cluster_needs_nothing_of_the_environment(rig: Rig, tmp_path: Path, clus
     compute_day(spark, tmp_path / "daily")
 
 
+# The local engine is a Connect server too.
+@pytest.mark.nightly
 def test_connect_server_needs_nothing_of_the_environment(rig: Rig, tmp_path: Path, cluster: SparkCluster) -> None:
     with cluster.connect() as mode:
         run_site({"mode": mode}, tmp_path / "server", rig.source, rig.target)

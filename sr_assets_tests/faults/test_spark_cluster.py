@@ -28,6 +28,7 @@ from sr_assets.settings import SparkSettings
 from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE
 from sr_assets_tests.faults.copying import BATCH, copy_plan
 from sr_assets_tests.faults.rig import finish, kill_run, start_run
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.histories import FIRST, HOUR, Change, Message, configured, publish
 from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, address, connection, stop_process, wait_until
 from sr_assets_tests.secured import Authority
@@ -247,7 +248,7 @@ with Lease(plan, 0, seconds=float(sys.argv[2])):
 def writer(plan: CopyPlan, lease_seconds: float = 8.0) -> subprocess.Popen[str]:
     """Start a writer with a lease in its own process; it writes no message."""
     command = [sys.executable, "-c", _WRITER, json.dumps(plan.encode()), f"{lease_seconds}"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Forked(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("stopped", (True, False), ids=("stopped", "running"))
@@ -303,7 +304,8 @@ def test_batch_part_has_one_writer_until_released(rig: Rig, tmp_path: Path) -> N
             assert "was abandoned before this writer started" in run_log
 
 
-@pytest.mark.parametrize("scheme", ("spark", "sc"))
+# Only a driver of its own takes a JVM to find out.
+@pytest.mark.parametrize("scheme", (pytest.param("spark", marks=pytest.mark.nightly), "sc"))
 def test_unreachable_cluster_is_an_error(rig: Rig, scheme: str) -> None:
     rig.spark = {"mode": f"{scheme}://127.0.0.1:{free_port()}"}
     rig.add(rig.make(server=rig.source))
@@ -324,6 +326,8 @@ socket.socket = Walled
 """
 
 
+# The local engine's executor names an unreachable server in the same way.
+@pytest.mark.nightly
 def test_check_names_the_executor_and_the_unreachable_server(clustered: Rig, cluster: SparkCluster) -> None:
     rig = clustered
     port = int(rig.target.address.rpartition(":")[2])

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.spark.connect import _channel_builder, join_engine
 from sr_assets.adapters.spark.engine import (
     Engine,
@@ -26,10 +27,11 @@ from sr_assets.adapters.spark.engine import (
     start_engine,
     use_engine,
 )
+from sr_assets.adapters.spark.remote import try_remotely
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
 from sr_assets.domain.errors import EngineLostError, TransientError
-from sr_assets.settings import SparkSettings
-from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
+from sr_assets.settings import ClusterSettings, SparkSettings
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, address
 from sr_assets_tests.servers import free_port
 from sr_assets_tests.strangers import stranger_listens
 
@@ -80,6 +82,18 @@ def test_open_session_replaces_session_closed_by_server(rig: Rig) -> None:
     assert again.range(3).count() == 3
     again.client.release_session()
     leave_session(again)
+
+
+def test_probe_from_an_executor_names_the_unreachable_server(rig: Rig) -> None:
+    links = {
+        "open": pack_cluster(address(rig.source)),
+        "closed": pack_cluster(ClusterSettings((f"127.0.0.1:{free_port()}",))),
+    }
+    session = open_session(SparkSettings(), rig.home, SITE)
+    tried = {link: error for _, link, error in try_remotely(session, links)}
+    leave_session(session)
+    assert tried["open"] is None
+    assert "Connection refused" in (tried["closed"] or "")
 
 
 def test_spark_client_logger_stays_silent_when_enabled(rig: Rig) -> None:
