@@ -185,7 +185,8 @@ def test_site_survives_the_death_of_its_stream_leader(engine_home: Path, cluster
         create_replicated(cluster, f"{stream}_T", f"to.{stream}.>")
     victim = cluster.leader(f"{plain}_T")
     survivor = next(server for server in cluster.servers if server is not victim)
-    rig = Rig(engine_home, survivor, survivor, unique)
+    # The fault is the servers': a copy through Spark survives it in the tests of failing servers.
+    rig = Rig(engine_home, survivor, survivor, unique, spark={"from_messages": 100_000})
     rig.publish(tracked, [Sent(json.dumps({"sender": f"n{n % 40}", "n": n}).encode()) for n in range(400)])
     urls = dict.fromkeys(("source_url", "target_url"), ",".join(addresses_from(victim, cluster)))
     rig.add(plain, target_stream=f"{plain}_T", target_subject_prefix="to", **urls)
@@ -322,7 +323,14 @@ def test_leader_without_followers_proves_no_silence(rig: Rig, cluster: NatsClust
     assert [(row["node"], row["silence_ns"] // 10**9) for row in rows] == [("n0", 4), ("n1", 4), ("n2", 4)]
 
 
-@pytest.mark.parametrize("silent_seconds", (4.0, 25.0), ids=("still_leader", "stepped_down"))
+@pytest.mark.parametrize(
+    "silent_seconds",
+    (
+        pytest.param(4.0, id="still_leader"),
+        # Then it refuses copies, as the new leader's followers do after a kill.
+        pytest.param(25.0, id="stepped_down", marks=pytest.mark.nightly),
+    ),
+)
 def test_leader_that_commits_nothing_loses_and_doubles_no_copy(
     rig: Rig, cluster: NatsCluster, monkeypatch: pytest.MonkeyPatch, silent_seconds: float
 ) -> None:

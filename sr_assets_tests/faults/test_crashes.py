@@ -60,7 +60,10 @@ def assert_recovered(rig: Rig, undisturbed: dict[str, Any], feed: str) -> None:
 
 # No node falls silent or is retired by hand here, and no files are merged; other tests end runs at these points.
 _ELSEWHERE = {Point.SWEPT, Point.ANSWERING, Point.REFILLING, Point.MERGED_HISTORY, Point.REPLACED_HISTORY}
-_OF_THE_COMMAND = {Point.PLANNED, Point.PUBLISHING, Point.COMMITTED, Point.PUBLISHED_TABLES}
+#: Within the batch, and after it.
+_OF_THE_COMMAND = {Point.PUBLISHING, Point.COMMITTED}
+#: What the command adds at these points is the same as at those above.
+_AT_NIGHT = {Point.PLANNED, Point.PUBLISHED_TABLES}
 
 
 @pytest.mark.parametrize("point", [point for point in Point if point not in _ELSEWHERE])
@@ -78,7 +81,9 @@ def test_next_run_recovers_from_a_kill_at_any_point(
 @pytest.mark.parametrize(
     "point",
     [
-        point if point in _OF_THE_COMMAND else pytest.param(point, marks=pytest.mark.long)
+        point
+        if point in _OF_THE_COMMAND
+        else pytest.param(point, marks=pytest.mark.nightly if point in _AT_NIGHT else pytest.mark.long)
         for point in Point
         if point not in _ELSEWHERE
     ],
@@ -94,7 +99,14 @@ def test_next_command_recovers_from_a_kill_of_the_command(
     assert_recovered(rig, undisturbed, disturbed)
 
 
-@pytest.mark.parametrize("point", (Point.PUBLISHING, Point.PUBLISHED, Point.COMMITTING))
+@pytest.mark.parametrize(
+    "point",
+    (
+        Point.PUBLISHING,
+        # From here on, nothing depends on how the copies were published.
+        *(pytest.param(point, marks=pytest.mark.nightly) for point in (Point.PUBLISHED, Point.COMMITTING)),
+    ),
+)
 def test_next_run_recovers_from_a_kill_without_batch_publishing(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path, point: Point
 ) -> None:

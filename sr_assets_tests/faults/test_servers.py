@@ -63,15 +63,15 @@ def test_server_failure_during_a_batch_changes_no_outcome(
     tmp_path: Path,
 ) -> None:
     source, target = failing_servers["source"], failing_servers["target"]
-    options = {"source_url": source.url, "target_url": target.url, "batch_messages": 6_000}
+    options = {"source_url": source.url, "target_url": target.url, "batch_messages": 1_000}
     if not undisturbed:
         stream = rig.make("S", source)
-        # More than a window of messages, so that some are not yet fetched at the time of the fault.
-        publish_rounds(rig, stream, senders=9_000, rounds=2, server=source)
+        # In each batch more than a window of messages, so that some are not yet fetched at the time of the fault.
+        publish_rounds(rig, stream, senders=1_500, rounds=2, server=source)
         configure(rig, stream, rig.make("FEED", source), rig.unique("WHOLE"), **options)
         rig.drain()
         undisturbed.update(stream=stream, outcome=outcome(rig, rig.entries[0]["target_stream"], target))
-        assert len(undisturbed["outcome"]["copies"]) == 9_001
+        assert len(undisturbed["outcome"]["copies"]) == 1_501
         rig.__post_init__()
         hold.marker.write_text("disarmed")
     feed, target_stream = rig.make("FEED", source), rig.unique("CUT")
@@ -91,7 +91,7 @@ def test_server_failure_during_a_batch_changes_no_outcome(
     assert all("\n" not in failure and "Traceback" not in failure for failure in failures)
     rig.drain()
     assert outcome(rig, target_stream, target) == undisturbed["outcome"]
-    assert len({message.headers for message in rig.stored(feed, source)}) == len(rig.stored(feed, source)) == 9_000
+    assert len({message.headers for message in rig.stored(feed, source)}) == len(rig.stored(feed, source)) == 1_500
 
 
 def is_down(server: NatsServer) -> bool:

@@ -109,7 +109,7 @@ def test_lingering_run_publishes_promptly_during_a_target_outage(
             rig.publish(
                 stream, [Sent(json.dumps({"sender": f"late{round_}", "force": True, "n": 20 + round_}).encode())]
             )
-            wait_until(lambda: rig.info(advisories).last_sequence > before, "an advisory", 30)  # noqa: B023  at once
+            wait_until(lambda: rig.info(advisories).last_sequence > before, "an advisory", 30, every=0.2)  # noqa: B023  at once
     rig.drain()
     assert numbers(rig, stream, target) == list(range(26))
     assert len(rig.stored(advisories)) == 26
@@ -156,7 +156,7 @@ def test_dead_target_of_one_stream_leaves_others_running(rig: Rig, target: NatsS
         for n in range(4):
             before = rig.info(advisories).last_sequence
             rig.publish(tracked, [Sent(json.dumps({"sender": f"new{n}"}).encode())])
-            wait_until(lambda: rig.info(advisories).last_sequence > before, "an advisory", 30)  # noqa: B023  at once
+            wait_until(lambda: rig.info(advisories).last_sequence > before, "an advisory", 30, every=0.2)  # noqa: B023  at once
     target.start()
     rig.drain()
     assert numbers(rig, dead, target) == numbers(rig, plain, target) == list(range(100))
