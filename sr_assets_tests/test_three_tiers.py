@@ -139,6 +139,8 @@ def by_node(messages: list[Message]) -> dict[str, list[Message]]:
     return by_sender
 
 
+# The tests of a tree sample and announce over three tiers, and those below check these files.
+@pytest.mark.nightly
 @pytest.mark.process
 def test_three_tiers_sample_and_announce_up_to_the_centre(
     tiers: dict[str, Settings], servers: dict[str, NatsServer]

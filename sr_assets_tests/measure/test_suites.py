@@ -83,7 +83,7 @@ def running(servers: tuple[NatsServer, NatsServer], tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("home").resolve()
     file = configure(folder, servers[0].url, servers[1].url, **TRACKED, **ADVISED)
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(file)}
-    with subprocess.Popen([sys.executable, "-c", RUN], env=environ) as child:
+    with Forked([sys.executable, "-c", RUN], env=environ) as child:
         wait_until(lambda: lock_owner(folder / "home" / "sites" / SITE) is not None, "the run")
         yield file
         child.kill()
