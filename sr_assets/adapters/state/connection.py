@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import duckdb
 
+from sr_assets.adapters.state.attached import AttachedFile
 from sr_assets.adapters.state.database import TABLES
 
 Rows = list[tuple[Any, ...]]
@@ -65,11 +66,15 @@ class _Memory:
 
 
 class StateConnection:
-    """One connection to the state, for one thread. Every change of the state goes through `execute` or `executemany`."""
+    """One connection to the state, for one thread. Every change of the state goes through `execute` or `executemany`.
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, memory: _Memory | None = None) -> None:
+    The first one is the file's main connection.
+    """
+
+    def __init__(self, file: AttachedFile, memory: _Memory | None = None) -> None:
+        self._file = file
         #: DuckDB's connection, for statements that change no table of the state.
-        self.raw = connection
+        self.raw = file.main if memory is None else file.connect()
         self._memory = memory or _Memory()
         self._writing = False
         self._touched: set[str] = set()
@@ -80,11 +85,14 @@ class StateConnection:
 
     def second(self) -> StateConnection:
         """Return another connection to the same file, for another thread."""
-        return StateConnection(self.raw.cursor(), self._memory)
+        return StateConnection(self._file, self._memory)
 
     def close(self) -> None:
-        """Close the connection."""
-        self.raw.close()
+        """Close the connection, with the first one the file."""
+        if self.raw is self._file.main:
+            self._file.close()
+        else:
+            self._file.disconnect(self.raw)
 
     # -------------------------------------------------------------------------------------------------- transactions
 

@@ -51,9 +51,9 @@ class CopyComparison:
             self._connection = stack.enter_context(duckdb.connect(config=limits))
             self._connection.execute("CREATE TABLE runs (place BIGINT, sequence BIGINT, length BIGINT)")
             self._connection.execute("CREATE TABLE held (place BIGINT, sequence BIGINT)")
-            with contextlib.closing(self._state.raw.cursor()) as reading:
-                reading.execute(_LOGGED, [self._stream])
-                while rows := reading.fetchmany(PORTION):
+            with contextlib.closing(self._state.second()) as reading:
+                found = reading.execute(_LOGGED, [self._stream])
+                while rows := found.fetchmany(PORTION):
                     at, sequences, lengths = zip(*rows, strict=True)
                     self._insert("runs", pa.table({"place": at, "sequence": sequences, "length": lengths}))
             self._stack = stack.pop_all()

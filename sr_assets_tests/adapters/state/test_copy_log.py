@@ -3,12 +3,12 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sr_assets.adapters.state import copy_comparison
+from sr_assets.adapters.state.attached import AttachedFile
 from sr_assets.adapters.state.connection import StateConnection
 from sr_assets.adapters.state.copy_comparison import CopyComparison
 from sr_assets.adapters.state.copy_log import RETENTION_NS, SCHEMA, CopyLog, Resend
@@ -83,9 +83,9 @@ def test_comparison_finds_the_last_kept_and_all_lost_copies(
     chunk=st.integers(1, 20),
 )
 def test_resends_come_once_and_in_order_for_any_portion(sequences: set[int], chunk: int) -> None:
-    with duckdb.connect() as connection:
-        connection.execute(SCHEMA)
-        copy_log = CopyLog(StateConnection(connection), "S")
+    with AttachedFile(Path(":memory:")) as file:
+        file.main.execute(SCHEMA)
+        copy_log = CopyLog(StateConnection(file), "S")
         copy_log.add_resends([SequenceRange(sequence, sequence + 1) for sequence in sorted(sequences)], was_copied=True)
         sent: list[int] = []
         while resends := copy_log.resends(chunk):
