@@ -121,9 +121,11 @@ class SiteRun:
                     return
             due_at = min(work.due_at for work in works)
             caught_up, copying = due_at > times.monotonic(), any(work.copying_active for work in works)
-            site.publish(now=False, caught_up=caught_up, copying=copying)
+            # A run that drains ends soon after, and publishes then.
+            lingers = caught_up and not drain_only
+            site.publish(now=False, caught_up=lingers, copying=copying)
             yield caught_up and not any(work.pending for work in works)
-            publishing_due_at = site.publishing_due_at(caught_up=caught_up, copying=copying)
+            publishing_due_at = site.publishing_due_at(caught_up=lingers, copying=copying)
             pause_seconds = min(due_at, publishing_due_at) - times.monotonic()
             if pause_seconds > 0:
                 site.woken.wait(min(pause_seconds, _POLL_SECONDS))

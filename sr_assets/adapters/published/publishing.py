@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import duckdb
 import pyarrow as pa
@@ -34,6 +34,9 @@ from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
     from sr_assets.adapters.state.store import SiteState
+
+#: The tables with rows in the state of a site. One query: each costs as much as reading a small table.
+_FILLED: Final = " UNION ALL ".join(f"(SELECT '{name}' FROM {table.state} LIMIT 1)" for name, table in TABLES.items())
 
 
 def publish_site(
@@ -124,6 +127,7 @@ def _write_site(
     with state.read_snapshot(), Files(connection, folder, mode) as files:
         shown = [*streams, *_unnamed(state, streams)]
         names = [stream.stream for stream in shown]
+        filled = state.connection.rows(_FILLED)
         publication = Publication(site, files.token, since, {}, _history(state, names))
         # The end of the snapshot forgets the name.
         connection.register("progress", progress(state, site, shown))
@@ -134,7 +138,7 @@ def _write_site(
             if before is not None and state.connection.remembered(key, query) == before.content(name):
                 publication.keep(name, before)
                 continue
-            if state.connection.rows(f"SELECT 1 FROM {table.state} LIMIT 1"):  # faster than writing an empty file
+            if (name,) in filled:  # faster than writing an empty file
                 _write_table(
                     connection, folder, files, publication, before, name, table, of_streams(table.entry, names)
                 )
