@@ -52,8 +52,8 @@ class CopyComparison:
             self._connection.execute("CREATE TABLE runs (place BIGINT, sequence BIGINT, length BIGINT)")
             self._connection.execute("CREATE TABLE held (place BIGINT, sequence BIGINT)")
             with contextlib.closing(self._state.second()) as reading:
-                found = reading.execute(_LOGGED, [self._stream])
-                while rows := found.fetchmany(PORTION):
+                logged = reading.execute(_LOGGED, [self._stream])
+                while rows := logged.fetchmany(PORTION):
                     at, sequences, lengths = zip(*rows, strict=True)
                     self._insert("runs", pa.table({"place": at, "sequence": sequences, "length": lengths}))
             self._stack = stack.pop_all()
