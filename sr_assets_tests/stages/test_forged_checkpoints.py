@@ -256,6 +256,26 @@ def test_small_checkpoint_with_many_equal_rows_is_refused(forged: Path, tmp_path
     assert "gaps.parquet has more than" in refusal(forged, tmp_path / "home")
 
 
+@pytest.mark.parametrize("number", (2**63 - 1, 2**62 + 1, -(2**62) - 1))
+def test_checkpoint_with_an_impossible_number_is_refused(forged: Path, tmp_path: Path, number: int) -> None:
+    change_part(forged, "commits.parquet", parquet(tmp_path, f"SELECT 1::BIGINT AS number UNION ALL SELECT {number}"))
+    assert "commits.parquet has an impossible number in number" in refusal(forged, tmp_path / "home")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("column", ("target_adopted", "target_checked", "lost_messages"))
+def test_state_with_a_forged_number_stops_no_run(rig: Rig, column: str) -> None:
+    stream, _ = add(rig)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain()
+    with rig.open() as site, site.state.transaction():
+        site.state.connection.execute(f"UPDATE copying SET {column} = ?", [2**62])
+    for n in (4, 5):
+        rig.publish(stream, numbered(n, n + 1))
+        rig.drain()
+    assert numbers(rig, stream) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.process
 def test_replaced_file_outside_the_history_is_not_deleted(
     rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -44,6 +44,8 @@ _MOST_ROWS: Final = 100_000_000
 _FEW_ROWS: Final = 200_000
 _ROWS_A_BYTE: Final = 8
 _MOST_BYTES: Final = 16 << 30
+#: Sequences and counters are smaller, so that the sum of two of them is still a number of the tables.
+_LARGEST_COUNT: Final = 1 << 62
 _LONGEST_WINDOW_NS: Final = 366 * DAY_NS
 #: The types of the tables' columns, each with the bytes of a value that has no fixed length.
 _TYPES: Final = {
@@ -426,7 +428,7 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
 
 
 def _refuse_huge(connection: duckdb.DuckDBPyConnection, part: Path, most_rows: int) -> None:
-    """Refuse a part with columns that no table has, or whose rows are too many or much larger than its file."""
+    """Refuse a part with columns that no table has, rows that are too many or much larger than its file, or huge numbers."""
     file = [str(part)]
     rows = connection.execute("SELECT column_name, column_type FROM (DESCRIBE FROM read_parquet(?))", file).fetchall()
     if not all(name.isidentifier() and type_ in _TYPES for name, type_ in rows):
@@ -440,6 +442,11 @@ def _refuse_huge(connection: duckdb.DuckDBPyConnection, part: Path, most_rows: i
     (size,) = connection.execute(f"SELECT {total} FROM read_parquet(?)", file).fetchall()[0]
     if size > _MOST_BYTES:
         raise ValueError(f"{part.name} has more than {_MOST_BYTES >> 30} GiB of text and lists")
+    for name, type_ in rows:
+        if type_ == "BIGINT" and not name.endswith("_ns"):
+            query = f'SELECT count(*) FROM read_parquet(?) WHERE "{name}" NOT BETWEEN {-_LARGEST_COUNT} AND {_LARGEST_COUNT}'
+            if connection.execute(query, file).fetchall() != [(0,)]:
+                raise ValueError(f"{part.name} has an impossible number in {name}")
 
 
 def _put_in_place(draft: Path, state: Path) -> Path | None:

@@ -38,7 +38,9 @@ def adopt_copies(context: CopyContext, state: StreamState, copying: CopyState, t
         # A later state created the target, or somebody recreated it, since this state's only check.
         checked = 1
     first = min([checked, *(intent.target_sequence + 1 for intent in open_intents)])
-    held = SequenceRange(max(1, first, target.first_sequence), target.last_sequence + 1)
+    after = target.last_sequence + 1
+    # Not beyond the end, if somebody has forged the state.
+    held = SequenceRange(min(max(1, first, target.first_sequence), after), after)
     others = 0
     for copy in _read_copies(context, copying, target, held):
         copies.add(copy)
