@@ -30,7 +30,13 @@ _form: Literal["text", "json"] = "text"
 #: The variable with the tag that a parent expects in front of its children's JSON lines on stderr: text that begins like
 #: such a line, for example in a traceback, must not pass as one.
 TAG_VARIABLE: Final = "SR_ASSETS_LOG_TAG"
-_tag: Final = os.environ.get(TAG_VARIABLE, "")
+_tag = os.environ.get(TAG_VARIABLE, "")
+
+
+def take_tag() -> None:
+    """Use the tag of the parent of this process, which has imported this module before it had that parent."""
+    global _tag  # noqa: PLW0603  as at the import
+    _tag = os.environ.get(TAG_VARIABLE, "")
 
 
 class JsonLines(logging.Formatter):

@@ -140,6 +140,8 @@ class HostRun:
             self._hosted[site] = threading.Thread(
                 target=self._run_hosted, args=(site,), name=f"site {site}", daemon=True
             )
+            # It may end before the next look at it.
+            self._served_at = times.monotonic()
             self._hosted[site].start()
 
     def _is_hosted(self, site: str) -> bool:

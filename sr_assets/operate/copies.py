@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, Self
 
+from sr_assets.adapters.logs import take_tag
 from sr_assets.operate.processes import INTERRUPTED, Child, child_environment, end_with_parent
 
 #: `PR_SET_NAME` of prctl(2), which shortens the name to 15 bytes.
@@ -290,6 +291,7 @@ def _work() -> int:
     os.environ.update(environ)
     # It may be another folder than the parent's.
     tempfile.tempdir = None
+    take_tag()
     end_with_parent()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_NAME, name.encode())
