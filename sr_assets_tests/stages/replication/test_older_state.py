@@ -237,7 +237,7 @@ def test_waiting_advisory_is_sent_after_published_ones_were_deleted(rig: Rig, de
 @pytest.mark.parametrize(
     ("entry", "paused"),
     # A paused plain stream reads nothing, so its state equals an empty one.
-    ((PLAIN, False), pytest.param(FORCED, False, marks=pytest.mark.nightly), (FORCED, True)),
+    ((PLAIN, False), (FORCED, False), (FORCED, True)),
     ids=("plain-empty", "tracked-empty", "tracked-paused"),
 )
 def test_state_before_the_first_copy_makes_no_copy_twice(
