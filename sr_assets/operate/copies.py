@@ -91,7 +91,7 @@ class Copies:
     """Starts children inside `with`: copies if this process has a single thread when it enters the block, else new processes."""
 
     def __init__(self, *modules: str) -> None:
-        """`modules` are those that the children would import. One that cannot be imported costs them time, nothing else."""
+        """Let the original import `modules`, which the children need; it ignores one that cannot be imported."""
         self._modules = modules
         self._original: socket.socket | None = None
 

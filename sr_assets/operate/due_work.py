@@ -1,8 +1,8 @@
 """The work of Dagster's daemon next to the sites' runs: hourly and nightly jobs, native streams, and failed runs.
 
-`run` does it in one child process. The schedules and sensors of the definitions
-decide here as in the daemon, so work of both kinds is listed in one place and done in one way. The jobs run in threads: in
-the main thread, Dagster would end a run at a signal, but not the process.
+`run` does it in one child process. The schedules and sensors of the definitions decide here as in the daemon, so work of
+both kinds is listed in one place and done in one way. The jobs run in threads: in the main thread, Dagster would end a run at
+a signal, but not the process.
 """
 
 from __future__ import annotations

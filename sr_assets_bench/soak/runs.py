@@ -108,7 +108,7 @@ class Operator:
             if not self._run:
                 return []
             run = psutil.Process(self._run.process.pid)
-            # The sites are the children of the process of which they are copies.
+            # The parent of the sites is the original of `operate/copies.py`.
             originals = run.children()
             return [run, *originals, *(site for original in originals for site in original.children())]
         except psutil.NoSuchProcess:

@@ -117,7 +117,7 @@ WINDOW = Window("w", ("*",), 1, 2)
 
 
 def create_two_states(folder: Path) -> None:
-    """Create two states, of which the second is a copy of an empty one."""
+    """Create two states; the second gets the content of the first."""
     create_database(folder / "first.duckdb")
     create_database(folder / "state.duckdb")
 

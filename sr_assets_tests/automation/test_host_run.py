@@ -212,7 +212,7 @@ def test_many_events_of_hosted_sites_leave_time_for_the_host(settings: Settings)
     host = HostRun(settings.changed(linger_ns=3 * 3_600 * 10**9), "run", 1, hosted, logging.getLogger("test"))
     with host.open(lingers=True):
         wait_until(lambda: ended.is_set() and host.sites_served == 1, "the hosted run to end")
-        # Nobody may have seen that run alive.
+        # It began and ended between two looks.
         assert host.keep_running
         recorded = 0
         for _ in host.results():

@@ -191,8 +191,8 @@ class Cluster:
         passes after the previous acknowledgement, or the connection is lost: resend it with the same id. `last_refusal`
         then has the reason. Sending stops after many consecutive refusals.
 
-        Whoever publishes to the same stream can use an id first, on a subject of its own. The message is then sent again
-        with an id that nobody knows.
+        Another publisher of the stream may already have used the id, on another subject. Then the message is sent again
+        with a random id.
         """
         items, keys = list(items), list(senders or range(len(items)))
         deliveries, left = [Delivery(acknowledged=False)] * len(items), list(range(len(items)))
