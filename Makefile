@@ -15,8 +15,8 @@ demo: $(READY) ## run two sites and a centre on this machine, with the Dagster U
 test-fast: $(READY) ## run the tests that start no server, no Spark and no other process; ARGS='-k settings'
 	$(PYTEST) -m 'not process' $(ARGS)
 
-properties: $(READY) ## search a few minutes for examples that break a property; ARGS='-k senders'
-	$(PYTEST) -m 'hypothesis and not process' --hypothesis-profile=search --timeout 0 $(ARGS)
+properties: $(READY) ## search for examples that break a property; ARGS='-k senders'
+	$(PYTEST) -m hypothesis --hypothesis-profile=search --timeout 0 $(ARGS)
 
 coverage: $(READY) ## run the fast tests and require a minimum coverage; ARGS='--cov-report=term-missing:skip-covered'
 	$(PYTEST) -m 'not process' --cov --cov-report= $(ARGS)

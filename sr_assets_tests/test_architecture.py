@@ -2,9 +2,8 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "sr_assets"
@@ -107,6 +106,9 @@ MODULES = {
 ALL_SOURCES = MODULES | {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "sr_assets_bench").rglob("*.py"))}
 
 
+TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+
+
 def ring(module: str) -> int:
     """Return the position of a module's ring; the modules of a folder share its ring."""
     return RINGS.index(module.partition(".")[0])
@@ -123,12 +125,18 @@ def resolve(name: str) -> str:
     return next((m for m in (rest, rest.rpartition(".")[0]) if m in MODULES), "") if top == "sr_assets" else ""
 
 
-def imports(module: str, tree: ast.AST) -> Iterator[str]:
-    """Yield every name that a source imports, at any level, as an absolute name."""
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of a source's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+def imports(module: str) -> Iterator[str]:
+    """Yield every name that a module imports, at any level, as an absolute name."""
     package = ["sr_assets", *module.split(".")]
     if MODULES[module].name != "__init__.py":
         package.pop()
-    for node in ast.walk(tree):
+    for node in nodes_of(MODULES[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -137,33 +145,34 @@ def imports(module: str, tree: ast.AST) -> Iterator[str]:
             yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module])
-def test_a_module_imports_only_its_own_and_inner_rings(module: str) -> None:
-    imported = {resolve(name) for name in imports(module, ast.parse(MODULES[module].read_text()))} - {"", "cli.render"}
-    assert not [name for name in imported if ring(name) > ring(module)]
+def test_a_module_imports_only_its_own_and_inner_rings() -> None:
+    outwards = {
+        (module, imported)
+        for module in filter(None, MODULES)
+        for imported in {resolve(name) for name in imports(module)} - {"", "cli.render"}
+        if ring(imported) > ring(module)
+    }
+    assert outwards == set()
 
 
 def package_imports() -> dict[str, set[str]]:
     """Return the packages of the same ring that each package imports."""
     edges: dict[str, set[str]] = {package(module): set() for module in MODULES if "." in module}
     for module in (module for module in MODULES if "." in module):
-        for name in imports(module, ast.parse(MODULES[module].read_text())):
+        for name in imports(module):
             imported = package(resolve(name))
             if "." in imported and imported != package(module) and ring(imported) == ring(module):
                 edges[package(module)].add(imported)
     return edges
 
 
-@pytest.mark.parametrize("of_ring", PACKAGE_ORDER)
-def test_a_package_imports_only_earlier_packages_of_its_ring(of_ring: str) -> None:
-    order = PACKAGE_ORDER[of_ring]
-    edges = {name: imported for name, imported in package_imports().items() if name.startswith(f"{of_ring}.")}
-    assert set(order) == {name.partition(".")[2] for name in edges}
-    position = {f"{of_ring}.{name}": index for index, name in enumerate(order)}
-    later = {
-        (name, other) for name, imported in edges.items() for other in imported if position[other] > position[name]
-    }
-    assert not later
+def test_a_package_imports_only_earlier_packages_of_its_ring() -> None:
+    position = {f"{of_ring}.{name}": at for of_ring, names in PACKAGE_ORDER.items() for at, name in enumerate(names)}
+    edges = {name: imported for name, imported in package_imports().items() if name.partition(".")[0] in PACKAGE_ORDER}
+    assert position.keys() == edges.keys()
+    assert [
+        (name, other) for name, others in edges.items() for other in others if position[other] > position[name]
+    ] == []
 
 
 def test_packages_of_a_ring_import_each_other_in_no_circle() -> None:
@@ -178,25 +187,23 @@ def test_packages_of_a_ring_import_each_other_in_no_circle() -> None:
     assert not edges
 
 
-@pytest.mark.parametrize("module", ALL_SOURCES)
-def test_results_are_fetched_to_their_end(module: str) -> None:
+def test_results_are_fetched_to_their_end() -> None:
     """Registering a table fails on a connection with an unfinished result, but only if the machine is busy."""
-    assert ".fetchone(" not in ALL_SOURCES[module].read_text()
+    assert [module for module, path in ALL_SOURCES.items() if ".fetchone(" in path.read_text()] == []
 
 
 def test_names_of_tests_are_short() -> None:
-    sources = [ast.parse(path.read_text()) for path in sorted(Path(__file__).parent.rglob("test_*.py"))]
-    nodes = [node for source in sources for node in ast.walk(source)]
+    nodes = [node for path in TESTS if path.name.startswith("test_") for node in nodes_of(path)]
     names = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
     assert names
     assert not [name for name in names if len(name) > MAX_TEST_NAME]
 
 
-def bound_names(tree: ast.AST) -> Iterator[str]:
+def bound_names(path: Path) -> Iterator[str]:
     """Yield the names of a source's variables and parameters, without the fields of classes."""
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
     fields = {id(part.target) for node in classes for part in node.body if isinstance(part, ast.AnnAssign)}
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.arg):
             yield node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
@@ -204,18 +211,12 @@ def bound_names(tree: ast.AST) -> Iterator[str]:
 
 
 def test_variables_have_descriptive_names() -> None:
-    sources = [*ALL_SOURCES.values(), *sorted(Path(__file__).parent.rglob("*.py"))]
-    vague = {path: names for path in sources if (names := VAGUE_NAMES & {*bound_names(ast.parse(path.read_text()))})}
-    assert vague == {}
+    sources = [*ALL_SOURCES.values(), *TESTS]
+    assert {path: names for path in sources if (names := VAGUE_NAMES & {*bound_names(path)})} == {}
 
 
-@pytest.mark.parametrize(
-    "module", [module for module in MODULES if ring(module or "domain") <= RINGS.index("settings")]
-)
-def test_rules_and_settings_read_no_clock(module: str) -> None:
-    calls = {
-        ast.unparse(node.func)
-        for node in ast.walk(ast.parse(MODULES[module].read_text()))
-        if isinstance(node, ast.Call)
-    }
-    assert not calls & {"time.time", "time.time_ns", "time.monotonic", "datetime.now", "date.today"}
+def test_rules_and_settings_read_no_clock() -> None:
+    clocks = {"time.time", "time.time_ns", "time.monotonic", "datetime.now", "date.today"}
+    inner = [module for module in MODULES if ring(module or "domain") <= RINGS.index("settings")]
+    calls = [(module, node) for module in inner for node in nodes_of(MODULES[module]) if isinstance(node, ast.Call)]
+    assert [(module, node.lineno) for module, node in calls if ast.unparse(node.func) in clocks] == []

@@ -10,7 +10,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
@@ -32,6 +32,7 @@ from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.saving import save_site
 from sr_assets.stages.site import Site
+from sr_assets_tests.examples import one_in
 from sr_assets_tests.members import elected, make_bucket, member
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, address, wait_until
 from sr_assets_tests.test_cli_members import use
@@ -451,7 +452,7 @@ class Members:
 STEPS = ("read", "commit", "checkpoint", "publish", "lose status")
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@one_in(12)
 @given(turns=st.lists(st.tuples(st.sampled_from((0, 1)), st.lists(st.sampled_from(STEPS), max_size=5)), max_size=5))
 @example(turns=[(0, ["read", "publish", "read", "checkpoint", "commit"]), (0, [])])
 @example(turns=[(0, ["read", "checkpoint", "commit", "commit"]), (1, ["commit", "checkpoint"]), (0, []), (1, [])])

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import nats
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.nats.object_store import ObjectBucket
@@ -32,6 +32,7 @@ from sr_assets.stages.checkpointing import described, find_checkpoint, restore_s
 from sr_assets.stages.following import show_checkpoint
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.saving import save_site
+from sr_assets_tests.examples import one_in
 from sr_assets_tests.members import make_bucket, member
 from sr_assets_tests.rig import SITE, Rig, address
 from sr_assets_tests.stages.test_checkpointing import (
@@ -152,7 +153,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("name", sorted(About.__dataclass_fields__))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@one_in(8)
 @given(value=VALUES)
 def test_any_origin_of_a_checkpoint_is_read_or_refused(genuine: Path, tmp_path: Path, name: str, value: object) -> None:
     file = tmp_path / "checkpoint"
@@ -170,7 +171,7 @@ def test_any_origin_of_a_checkpoint_is_read_or_refused(genuine: Path, tmp_path: 
     assert problem.isprintable()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@one_in(8)
 @given(at=st.integers(0, 1 << 20), junk=st.binary(max_size=8), cut=st.integers(0, 8), end=st.integers(0, 1 << 20))
 def test_any_bytes_of_a_checkpoint_are_read_or_refused(
     genuine: Path, tmp_path: Path, at: int, junk: bytes, cut: int, end: int
@@ -476,7 +477,7 @@ def test_forged_object_reaches_no_other_object(rig: Rig, tmp_path: Path, forge: 
 
 
 @given(st.dictionaries(st.text(), st.integers(0, 2**63 - 1), max_size=8), st.integers(0, 5_000))
-@settings(max_examples=50, deadline=None)
+@one_in(4)
 def test_positions_of_a_checkpoint_are_one_short_line(positions: dict[str, int], more: int) -> None:
     positions = {f"\x1b[2J{n}": n for n in range(more)} | positions
     line = described(Stored(1, positions))

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -21,6 +21,7 @@ from sr_assets.adapters.published.history import (
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.registration import FILE_PROTOCOL
+from sr_assets_tests.examples import one_in
 
 DAY_NS = 86_400 * 10**9
 
@@ -58,7 +59,7 @@ def registration(content: bytes) -> bytes:
     return json.dumps({"protocol": "choria:adapters:jetstream:output:1", "data": data}).encode()
 
 
-@settings(max_examples=10)
+@one_in(10)
 @given(
     st.lists(
         st.builds(

@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.state import copy_comparison
@@ -14,6 +14,7 @@ from sr_assets.adapters.state.copy_comparison import CopyComparison
 from sr_assets.adapters.state.copy_log import RETENTION_NS, SCHEMA, CopyLog, Resend
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.positions import SequenceRange
+from sr_assets_tests.examples import one_in
 
 
 def copies(state: SiteState, stream: str) -> list[tuple[int, int]]:
@@ -50,7 +51,7 @@ def test_keep_until_drops_copies_that_the_target_lost(tmp_path: Path) -> None:
         assert copies(state, "S") == [(1, 11), (2, 12), (3, 13), (5, 20), (6, 21)]
 
 
-@settings(max_examples=25)
+@one_in(10)
 @given(
     logged=st.dictionaries(st.integers(1, 40), st.integers(1, 60), max_size=30),
     changed=st.dictionaries(st.integers(1, 40), st.integers(1, 60), max_size=8),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.spark.source import read_advisories
@@ -18,6 +18,7 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.received import Advisory, Observation, read_message
 from sr_assets_tests.domain.advisory_fold import fold
+from sr_assets_tests.examples import one_in
 
 BASE = 1_700_000_000
 V1 = {"$schema": "https://choria.io/schemas/sr/v1/age_advisory.json"}
@@ -51,7 +52,7 @@ def message(sequence: int, document: dict[str, Any], first: bool, stored: int) -
     return Message(sequence, (BASE + stored) * 1_000_000_000, "adv.x", b"", json.dumps(body).encode())
 
 
-@settings(max_examples=25)
+@one_in(10)
 @given(histories, st.data())
 def test_sql_fold_agrees_with_the_rules(
     state: SiteState, history: list[tuple[dict[str, Any], bool, int]], data: st.DataObject

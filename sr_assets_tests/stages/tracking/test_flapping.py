@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.spark.source import read_advisories
@@ -27,6 +27,7 @@ from sr_assets.stages.tracking.announcing import decide_announcements
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_advisories import advisory_body
 from sr_assets_tests.announcing import BEGIN_NS, SECOND, at, configured, fold, history, outbox, site_events
+from sr_assets_tests.examples import one_in
 from sr_assets_tests.naive_rules import Report, announced_with_flapping
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
@@ -52,7 +53,7 @@ def restless(draw: st.DrawFn) -> list[tuple[int, str]]:
     return sorted(sightings)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@one_in(12)
 @given(
     restless(),
     st.sampled_from((0, 3, 5)),
@@ -75,7 +76,7 @@ def test_flapping_announces_the_same_for_every_cut(
                 assert outbox(state) == announced
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@one_in(12)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.sampled_from((None, "quiet"))), min_size=3, max_size=20),
     st.lists(st.integers(0, 250), max_size=5, unique=True),
@@ -117,7 +118,7 @@ def back_and_forth(at: int, second: int) -> Transition:
     return Transition(event, event_ns, event_ns, 0, at, previous, at + 1, returned=False, outage_ns=None)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@one_in(12)
 @given(
     restless(),
     st.tuples(st.integers(0, 150), st.integers(1, 60)),
@@ -153,7 +154,7 @@ def test_rules_together_announce_the_same_for_every_cut(
         assert results[0] == results[1]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@one_in(12)
 @given(restless(), st.lists(st.integers(0, 250), max_size=3, unique=True), st.integers(60, 250), st.randoms())
 def test_centre_shows_the_status_of_nodes_that_have_settled(
     sightings: list[tuple[int, str]], cuts: list[int], end: int, chance: random.Random

@@ -10,7 +10,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.published.manifest import is_published
@@ -35,6 +35,7 @@ from sr_assets_tests.announcing import (
     history,
     outbox,
 )
+from sr_assets_tests.examples import one_in
 from sr_assets_tests.naive_rules import announced_in_windows
 from sr_assets_tests.rig import SITE, Rig
 from sr_assets_tests.rig import Sent as Message
@@ -46,7 +47,7 @@ seconds = st.integers(0, 100)
 spans = st.tuples(st.sampled_from(("*", "web*")), seconds, st.integers(1, 40)).map(lambda x: (x[0], x[1], x[1] + x[2]))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@one_in(12)
 @given(
     st.lists(st.tuples(seconds, st.sampled_from(NODES)), min_size=1, max_size=25, unique=True).map(sorted),
     st.lists(spans, max_size=3),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.published.node_histories import TIMEOUT, UP, Histories
@@ -20,6 +20,7 @@ from sr_assets.operate.notify.events import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets_tests.announcing import POLICY, SECOND, configured, fold, history, outbox, site_events
+from sr_assets_tests.examples import one_in
 from sr_assets_tests.naive_rules import NaiveGuard, announced_by_guard
 from sr_assets_tests.rig import SITE, Rig, wait_until
 from sr_assets_tests.rig import Sent as Message
@@ -44,7 +45,7 @@ def fleets(draw: st.DrawFn) -> list[tuple[int, str]]:
     return sorted(sightings)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@one_in(12)
 @given(
     fleets(),
     st.sampled_from(((50, 100), (55, 80), (30, 30))),
