@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 SITE = "LONDON"
 #: The block `spark` that sends every batch to Spark.
 ALL_ON_SPARK = {"from_messages": 0}
+#: The block `spark` that keeps every batch in the run's process: an engine takes ten seconds to start.
+IN_PROCESS = {"from_messages": 1_000_000}
 #: Long enough for a busy machine.
 PATIENCE_SECONDS = 200.0
 #: Runs `sr-assets` in this process: exit code, stdout, stderr.
@@ -98,7 +100,7 @@ class Rig:
     target: NatsServer
     unique: Callable[[str], str]
     tls: dict[str, Any] = field(default_factory=dict)
-    spark: dict[str, Any] = field(default_factory=dict)
+    spark: dict[str, Any] = field(default_factory=lambda: dict(IN_PROCESS))
     entries: list[dict[str, Any]] = field(default_factory=list)
     feeds: list[dict[str, Any]] = field(default_factory=list)
     clocks: Travel | None = None

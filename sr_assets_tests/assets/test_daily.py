@@ -151,6 +151,8 @@ def test_one_inventory_run_counts_and_checks_several_days(
     assert counted == [("agent_version", "0.30.2", 1, 0, 1), ("agent_version", "0.31.0", 1, 1, 0)]
 
 
+# A run in this process computes several days too.
+@pytest.mark.nightly
 @pytest.mark.process
 def test_dagster_command_computes_a_range_and_recomputes_one_day(settings: Settings, tmp_path: Path) -> None:
     folder = settings.home / "dagster"

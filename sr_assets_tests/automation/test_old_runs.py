@@ -54,7 +54,7 @@ def opened(folder: Path, settings: str, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield instance
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.nightly)])
 def instance(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
@@ -134,6 +134,7 @@ def clean(instance: dg.DagsterInstance, untagged: tuple[str, ...] = ()) -> None:
     delete_old_data(instance, KEYS, untagged)
 
 
+@pytest.mark.parametrize("instance", ("sqlite", "postgres"), indirect=True)
 def test_job_deletes_all_data_of_old_runs_and_none_of_recent_ones(instance: dg.DagsterInstance, tmp_path: Path) -> None:
     old = [run_at(instance, timedelta(days=8)), run_at(instance, timedelta(days=31), dg.DagsterRunStatus.FAILURE)]
     kept = [run_at(instance, timedelta(days=6)), run_at(instance, timedelta(days=29), dg.DagsterRunStatus.FAILURE)]

@@ -57,7 +57,7 @@ def rates(figures: dict[str, Any]) -> list[Any]:
     return [value for figure, value in figures.items() if figure.endswith("_per_second")]
 
 
-@pytest.mark.parametrize("direct", (True, False))
+@pytest.mark.parametrize("direct", (True, pytest.param(False, marks=pytest.mark.nightly)))
 def test_copy_is_compared_with_mirror_and_one_at_a_time(bench: Bench, *, direct: bool) -> None:
     figures = measure_copy(bench, 512, 300, direct=direct)
     assert len(rates(figures)) == 3
@@ -132,6 +132,8 @@ def test_fleet_is_compared_with_its_messages(bench: Bench) -> None:
     assert set(wrong.values()) == {0}, wrong
 
 
+# The tests of the sensors show that an idle stream requests no run.
+@pytest.mark.nightly
 def test_idle_streams_request_no_run(bench: Bench) -> None:
     assert waiting.measure_quiet(bench, 2)["cpu_seconds_per_hour"] > 0
 

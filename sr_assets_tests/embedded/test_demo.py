@@ -85,6 +85,8 @@ def await_metrics(demo: DemoProcess) -> None:
     demo.await_condition(lambda: b"sr_assets_nodes{" in _scrape(address[0]), "its metrics")
 
 
+# The assets and their metadata are those of the definitions, whose tests show them.
+@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.process
 @pytest.mark.timeout(600)

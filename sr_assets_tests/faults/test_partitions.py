@@ -1,6 +1,7 @@
 """A killed run of a partitioned stream; the next run has another number of partitions."""
 
 import psutil
+import pytest
 
 from sr_assets_tests.faults.conftest import Hold
 from sr_assets_tests.faults.rig import kill_run, start_run
@@ -8,6 +9,8 @@ from sr_assets_tests.partitioned import assert_exact, rounds, sequences
 from sr_assets_tests.rig import Rig
 
 
+# New lanes also finish the batch of a run that crashed in its own process.
+@pytest.mark.nightly
 def test_new_lanes_finish_the_batch_of_a_killed_writer(rig: Rig, hold: Hold) -> None:
     """One lane's writer is held after its first acknowledgement, and killed with its run; the senders move meanwhile."""
     stream = rig.make()

@@ -51,8 +51,15 @@ def silence(server: NatsServer) -> None:
         os.kill(server.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("victim", ("target", "source"))
-@pytest.mark.parametrize("fault", (crash, silence))
+@pytest.mark.parametrize(
+    ("fault", "victim"),
+    (
+        (crash, "target"),
+        (silence, "source"),
+        pytest.param(crash, "source", marks=pytest.mark.nightly),
+        pytest.param(silence, "target", marks=pytest.mark.nightly),
+    ),
+)
 def test_server_failure_during_a_batch_changes_no_outcome(
     rig: Rig,
     hold: Hold,

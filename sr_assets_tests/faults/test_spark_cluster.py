@@ -71,6 +71,8 @@ def clustered(rig: Rig, cluster: SparkCluster) -> Rig:
     return rig
 
 
+# On local Spark, another test searches the same places for secrets.
+@pytest.mark.nightly
 def test_site_runs_on_a_cluster_without_leaking_secrets(
     cluster: SparkCluster, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]
 ) -> None:

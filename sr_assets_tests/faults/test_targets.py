@@ -71,7 +71,7 @@ def lingering_run(rig: Rig) -> Iterator[None]:
     run.result()
 
 
-@pytest.mark.parametrize("fault", (kill, freeze))
+@pytest.mark.parametrize("fault", (kill, pytest.param(freeze, marks=pytest.mark.nightly)))
 def test_run_without_its_target_does_everything_else_and_fails(
     rig: Rig, target: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
 ) -> None:
@@ -94,7 +94,7 @@ def test_run_without_its_target_does_everything_else_and_fails(
     assert (row["copied_messages"], row["queued_messages"], row["last_error"]) == (120, 0, None)
 
 
-@pytest.mark.parametrize("fault", (kill, freeze))
+@pytest.mark.parametrize("fault", (pytest.param(kill, marks=pytest.mark.nightly), freeze))
 def test_lingering_run_publishes_promptly_during_a_target_outage(
     rig: Rig, target: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
 ) -> None:

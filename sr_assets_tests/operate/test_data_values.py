@@ -109,7 +109,9 @@ def is_paused(home: Path) -> bool | None:
     return bool(rows[0][0]) if rows else None
 
 
-@pytest.mark.parametrize("command", (("run", "--follow"), ("up", "--no-ui")), ids=" ".join)
+@pytest.mark.parametrize(
+    "command", (("run", "--follow"), pytest.param(("up", "--no-ui"), marks=pytest.mark.nightly)), ids=" ".join
+)
 def test_dynamic_pause_is_shown_without_messages(
     rig: Rig, ops: Source, data_bucket: str, stream: str, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
@@ -128,6 +130,8 @@ def test_dynamic_pause_is_shown_without_messages(
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+# A run announces changes too, and the tests of dynamic values show each announcement.
+@pytest.mark.nightly
 def test_up_announces_a_changed_static_value(
     rig: Rig, ops: Source, data_bucket: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,8 @@ def test_run_of_selected_streams_does_no_other_work(platform: Settings) -> None:
     assert ended_jobs(platform.home) == {"london_replication": 1}
 
 
+# `run --once` does the same work.
+@pytest.mark.nightly
 def test_run_follow_does_the_daily_tables(tracked: Settings) -> None:
     with following("run", "--follow") as process:
         wait_until(
@@ -269,6 +271,8 @@ def test_killed_topology_run_does_not_block_the_next_one(
     assert statuses == [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
 
+# Tests of the asset show that it records changes only.
+@pytest.mark.nightly
 def test_run_once_records_unchanged_native_streams_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, unique: Callable[[str], str]
 ) -> None:

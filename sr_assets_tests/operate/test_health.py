@@ -251,7 +251,9 @@ def answers(url: str, wanted: tuple[int, str]) -> bool:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", (("run", "--follow"), ("up", "--no-ui")), ids=" ".join)
+@pytest.mark.parametrize(
+    "command", (("run", "--follow"), pytest.param(("up", "--no-ui"), marks=pytest.mark.nightly)), ids=" ".join
+)
 def test_command_becomes_healthy_and_ready(platform: Settings, command: tuple[str, ...]) -> None:
     with served(*command) as base:
         wait_until(lambda: answers(f"{base}/readyz", (200, "ok\n")), "readiness")

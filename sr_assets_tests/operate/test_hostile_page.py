@@ -95,6 +95,8 @@ def attack(page: Page, hosts: tuple[str, ...], port: int) -> list[tuple[int, str
     return answers
 
 
+# Without a browser, the tests of the services send what such a page sends.
+@pytest.mark.nightly
 def test_hostile_page_changes_nothing_while_the_ui_works(platform: Settings, tmp_path: Path) -> None:
     # With a login, which the browser adds to every request to the UI.
     file, login = tmp_path / "logins", HttpCredentials(username="me", password="secret")

@@ -13,6 +13,8 @@ from sr_assets_tests.postgres import postgres
 EXAMPLE = Path(__file__).parent.parent.parent / "conf" / "dagster" / "postgres.yaml"
 
 
+# The nightly deletion of runs is tested with this storage.
+@pytest.mark.nightly
 def test_runs_and_ui_store_everything_in_postgres(platform: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with postgres() as url:
         monkeypatch.setenv("DAGSTER_POSTGRES_URL", url)

@@ -114,6 +114,8 @@ def status(url: str, context: ssl.SSLContext, headers: dict[str, str], data: byt
         return error.code
 
 
+# The rules for a trusted proxy are tested without one.
+@pytest.mark.nightly
 def test_documented_proxy_serves_the_ui_to_logins_only(proxy: tuple[str, ssl.SSLContext]) -> None:
     url, context = proxy
     query = b'{"query": "{ version }"}'

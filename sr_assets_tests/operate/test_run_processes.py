@@ -108,6 +108,8 @@ def test_runs_share_imports_and_end_with_their_code_server(
         assert last_event(instance) == f"Process for run exited (pid: {run.pid})."
 
 
+# The first test shows that runs end with it, the tests of the services that they start what has ended again.
+@pytest.mark.nightly
 def test_runs_end_with_their_fork_server_and_the_next_has_another(services: Services, rig: Rig) -> None:
     with services:
         run = await_run(rig)

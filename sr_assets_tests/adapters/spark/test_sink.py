@@ -21,13 +21,12 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.settings import ClusterSettings
 from sr_assets.stages.replication.batch import Batch
+from sr_assets_tests.axes import every_pair
 from sr_assets_tests.faults.copying import copy_plan
-from sr_assets_tests.rig import Rig, Sent, address, cluster
+from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent, address, cluster
 from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
-PLANS: tuple[dict[str, Any], ...] = ({}, TRACKED, {"workers": 2, "order": "none"}, {**TRACKED, "workers": 2})
-PLAN_NAMES = ("plain", "sampled", "plain, 2 workers", "sampled, 2 workers")
 
 
 class CrashError(BaseException):
@@ -51,11 +50,18 @@ def crash(*_: object) -> None:
 # ----------------------------------------------------------------------------------------------------- interrupted runs
 
 
-@pytest.mark.parametrize("entry", PLANS, ids=PLAN_NAMES)
-@pytest.mark.parametrize("step", ("run", "_save_receipt"), ids=("before writing", "before the commit"))
+@every_pair(
+    {
+        "step": {"before writing": "run", "before the commit": "_save_receipt"},
+        "entry": {"plain": {}, "sampled": TRACKED},
+        "workers": {"one worker": 1, "two workers": 2},
+    }
+)
 def test_run_finishes_batch_interrupted_by_a_crash(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], step: str
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, step: str, entry: dict[str, Any], workers: int
 ) -> None:
+    if workers > 1:
+        entry = {"workers": workers, **(entry or {"order": "none"})}
     stream = rig.make()
     rig.add(stream, **entry)
     rig.publish(stream, numbered(10))
@@ -110,7 +116,7 @@ def test_run_fills_holes_between_copies_found_after_a_crash(rig: Rig, monkeypatc
 
 
 def test_run_survives_short_target_outage(rig: Rig, tmp_path: Path) -> None:
-    stream = rig.make()
+    rig.spark, stream = ALL_ON_SPARK, rig.make()
     rig.publish(stream, numbered(20_000, size_bytes=300))
     with NatsServer(tmp_path, "mortal") as mortal:
         rig.create(stream, mortal)

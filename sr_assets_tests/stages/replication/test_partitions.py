@@ -59,7 +59,8 @@ def test_partitions_of_a_paused_stream_count_their_own_lag(rig: Rig) -> None:
     assert [lag["lag_messages"] for lag in lags] == [4, 2, 2]
 
 
-@pytest.mark.parametrize("spark", (ALL_ON_SPARK, {}))
+# Lanes on Spark copy in the test above.
+@pytest.mark.parametrize("spark", (pytest.param(ALL_ON_SPARK, marks=pytest.mark.nightly), {}))
 def test_tracked_lanes_share_the_nodes_when_their_count_changes(rig: Rig, spark: dict[str, int]) -> None:
     rig.spark = dict(spark)
     stream = rig.make()

@@ -46,7 +46,7 @@ def announced(rig: Rig, advisories: str) -> list[tuple[str, str]]:
     return [(body["value"], body["event"]) for body in bodies]
 
 
-@pytest.mark.parametrize("spark", ({}, ALL_ON_SPARK), ids=("here", "on spark"))
+@pytest.mark.parametrize("spark", ({}, pytest.param(ALL_ON_SPARK, marks=pytest.mark.nightly)), ids=("here", "on spark"))
 def test_first_matching_class_wins_with_its_own_durations(rig: Rig, spark: dict[str, Any]) -> None:
     stream, advisories = add(rig, *KINDS)
     rig.publish(stream, [message("web1", "db"), message("a", "db", "vip"), message("b", "x", "vip"), message("c", "x")])

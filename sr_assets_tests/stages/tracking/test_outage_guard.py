@@ -102,7 +102,15 @@ def test_nodes_retired_by_hand_count_neither_as_up_nor_as_silent(tmp_path: Path,
         assert site_events(state) == []
 
 
-@pytest.mark.parametrize(("end", "nodes"), ((64, set()), (66, {"f"}), (69, {"f"}), (71, {"e", "f"})))
+@pytest.mark.parametrize(
+    ("end", "nodes"),
+    (
+        pytest.param(64, set(), marks=pytest.mark.nightly),
+        (66, {"f"}),
+        pytest.param(69, {"f"}, marks=pytest.mark.nightly),
+        (71, {"e", "f"}),
+    ),
+)
 def test_hold_after_an_outage_lasts_the_warn_duration_of_the_class(tmp_path: Path, end: int, nodes: set[str]) -> None:
     slow = [{"name": "slow", "match": "e", "warn_duration": "15s"}]
     guard = {"partial": "50%", "quiet": "5s", "hold": "1h", "min_nodes": 3}
