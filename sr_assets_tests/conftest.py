@@ -157,13 +157,10 @@ def rig(
 
 
 @pytest.fixture
-def command(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """A function that runs `sr-assets` in this process and returns exit code, stdout and stderr."""
-    site: Rig | None = request.getfixturevalue("rig") if "rig" in request.fixturenames else None
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        if site is not None:
-            site.publish_tables()
         code = run_command(arguments)
         return (code, *capsys.readouterr())
 

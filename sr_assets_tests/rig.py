@@ -23,7 +23,6 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.published.table import literal
-from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_confirmed
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.operate.due_work import note_checked
@@ -76,18 +75,6 @@ class Sent:
     headers: bytes = b""
 
 
-class _LateSite(Site):
-    """A site whose run leaves publishing, a third of its cost, to the first reader: most drains of a test have none."""
-
-    def publish(self, **_: bool) -> None:
-        """Do not publish."""
-
-    def publish_late(self) -> None:
-        """Publish the committed work of the ended run."""
-        with SiteState(self.folder, time_ns=self.clock.servers_ns) as self.state:
-            super().publish()
-
-
 @dataclass(slots=True)
 class Rig:
     """A home and two servers. The tests of a session share the home, emptied for each, and its warm Spark engine.
@@ -106,8 +93,6 @@ class Rig:
     clocks: Travel | None = None
     #: The last configuration as text and loaded.
     _loaded: tuple[str, Settings | None] = ("", None)
-    #: The sites with committed work that no test has read yet.
-    _unpublished: dict[str, _LateSite] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Empty the home, except for the engine."""
@@ -248,33 +233,19 @@ class Rig:
     @contextmanager
     def open(self, site: str = SITE, **top: Any) -> Iterator[Site]:
         """Open a site as a run does."""
-        self.publish_tables()
         with Site(self.settings(**top), site, owner="test", run_id="test", wait_seconds=0) as opened:
             yield opened
 
     def run(
         self, site: str = SITE, stages: Iterable[Stage] = tuple(Stage), *, drain_only: bool = True, **top: Any
     ) -> dict[str, StreamReport]:
-        """Run a site as Dagster's job does; return the reports by stream, failures included.
-
-        Call `publish` before you read its tables or its status otherwise than by `rows` and `row`.
-        """
-        kind = _LateSite if drain_only else Site
-        with kind(self.settings(**top), site, owner="test", run_id="test", wait_seconds=0) as opened:
-            if isinstance(opened, _LateSite):
-                self._unpublished[site] = opened
+        """Run a site as Dagster's job does; return the reports by stream, failures included."""
+        with self.open(site, **top) as opened:
             selection = {entry.stream: frozenset(stages) for entry in opened.entries}
             return run_site(opened, selection, drain_only=drain_only)
 
-    def publish_tables(self) -> None:
-        """Publish what drains have committed, and write their status."""
-        while self._unpublished:
-            _, site = self._unpublished.popitem()
-            site.publish_late()
-
     def start(self, environ: Mapping[str, str] | None = None, **top: Any) -> subprocess.Popen[str]:
         """Start a run of the site in a process that may be killed; it prints the failures as JSON."""
-        self.publish_tables()
         self.settings(**top)
         command = [sys.executable, "-c", _RUN, str(self.home / "replication.yaml")]
         return Forked(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -298,7 +269,6 @@ class Rig:
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Return rows of the published tables; `query` is SQL or a table's name."""
-        self.publish_tables()
         with _open_fleet(self.home) as opened:
             result = opened.execute(query if " " in query else f"SELECT * FROM {query}")
             names = [column[0] for column in result.description or ()]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
+from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig
 
 #: A site's process as `sr-assets run` starts it, with all clocks except the monotonic one moved.
@@ -37,7 +38,7 @@ def run_skewed(rig: Rig, offset_seconds: int, code: int = 0) -> str:
     environ = {**os.environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), "DAGSTER_HOME": str(instance)}
     labels = [f"{SITE}/{entry['stream']}" for entry in rig.entries]
     command = [sys.executable, "-W", "ignore", "-c", _SKEWED, str(offset_seconds), SITE, *labels]
-    process = subprocess.Popen(
+    process = Forked(
         command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     # Its stdin stays open while it runs: the process ends with its parent.
