@@ -4,6 +4,7 @@ A test that starts a server, Spark or another process has the marker `process`, 
 without the marker is fast: an audit hook keeps it from starting a process.
 """
 
+import gc
 import itertools
 import logging
 import os
@@ -73,6 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "faults" in item.path.parts or _PROCESS_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("process")
     costs.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests from garbage collection, which would visit them all again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

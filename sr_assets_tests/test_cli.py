@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -143,9 +144,10 @@ def publish(
         publish_site(home, "london", state, streams, sites=["london", "paris"], run=Run(NOW_NS, "run"))
 
 
-@pytest.fixture
-def published(home: Path) -> Path:
-    """Four nodes: two up, one timed out, one retired; three transitions; one message."""
+@pytest.fixture(scope="module")
+def published_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A home with published tables, and a copy that a test cannot change."""
+    home = tmp_path_factory.mktemp("published") / "home"
     day = history.stream_folder(home, "london", "REG") / "date=2026-01-31"
     day.mkdir(parents=True)
     message = {
@@ -170,6 +172,17 @@ def published(home: Path) -> Path:
         transition_row("web1.example.net", "recover", NOW_NS - MINUTE_NS, 3),
     ]
     publish(home, nodes, transitions, (day / "1-8.parquet",))
+    kept = shutil.copytree(home, home.with_name("kept"), symlinks=True)
+    return home, kept
+
+
+@pytest.fixture
+def published(home: Path, published_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four nodes: two up, one timed out, one retired; three transitions; one message."""
+    home, kept = published_once
+    shutil.rmtree(home)
+    shutil.copytree(kept, home, symlinks=True)
+    monkeypatch.setenv("SR_ASSETS_CONFIG", str(write_configuration(home.parent, configuration(home))))
     return home
 
 

@@ -28,20 +28,26 @@ with copies.Copies() as children, children.start("its name", partial(eval, work)
     assert child.poll() == code
 print(code, flush=True)
 """
-KINDS = ("copy", "new")
+WORKS = (
+    ("7", 7),
+    ("__import__('os').kill(__import__('os').getpid(), 9)", -9),
+    ("__import__('os').getpgid(0) - __import__('os').getpid()", 0),
+    ("__import__('sys').exit('lost')", 1),
+    ("1 // 0", 1),
+    ("open('/proc/self/comm').read() == 'its name\\n'", 1),
+    ("__import__('atexit').register(print, 'end of the child') and 3", 3),
+)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("work", "code"),
+    ("kind", "work", "code"),
     (
-        ("7", 7),
-        ("__import__('os').getpgid(0) - __import__('os').getpid()", 0),
-        ("__import__('os').kill(__import__('os').getpid(), 9)", -9),
-        ("__import__('sys').exit('lost')", 1),
-        ("1 // 0", 1),
-        ("open('/proc/self/comm').read() == 'its name\\n'", 1),
-        ("__import__('atexit').register(print, 'end of the child') and 3", 3),
+        *(("copy", *each) for each in WORKS),
+        # A new process ends as each Python process does.
+        *(
+            pytest.param("new", *each, marks=() if number < 2 else pytest.mark.nightly)
+            for number, each in enumerate(WORKS)
+        ),
     ),
 )
 def test_child_leads_a_group_and_ends_with_its_own_code(kind: str, work: str, code: int) -> None:
@@ -51,7 +57,7 @@ def test_child_leads_a_group_and_ends_with_its_own_code(kind: str, work: str, co
     assert ("ZeroDivisionError" in ended.stderr) == ("//" in work)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ("copy", "new"))
 def test_child_ends_with_its_parent(kind: str) -> None:
     command = [sys.executable, "-c", PARENT, kind, "__import__('threading').Event().wait()", "kill"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
