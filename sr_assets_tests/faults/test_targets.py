@@ -117,7 +117,7 @@ def test_lingering_run_publishes_promptly_during_a_target_outage(
 
 def test_target_that_dies_during_a_copy_loses_nothing(rig: Rig, target: NatsServer) -> None:
     stream, advisories = add_tracked_stream(rig, target)
-    rig.publish(stream, forced(0, 3_000))
+    rig.publish(stream, forced(0, 1_000))
     reports: list[dict[str, StreamReport]] = []
     run = threading.Thread(target=lambda: reports.append(rig.run(run_budget="20s")))
     run.start()
@@ -126,15 +126,15 @@ def test_target_that_dies_during_a_copy_loses_nothing(rig: Rig, target: NatsServ
     wait_until(lambda: not run.is_alive(), "the run's end")
     failure = reports[0][stream].failure
     row = rig.row("replication")
-    assert (row["seen_messages"], row["lag_messages"]) == (3_000, 0)
+    assert (row["seen_messages"], row["lag_messages"]) == (1_000, 0)
     assert len(rig.stored(advisories)) == 20
     assert failure is not None
     assert "\n" not in failure
     target.start()
     rig.drain()
-    assert numbers(rig, stream, target) == list(range(3_000))
+    assert numbers(rig, stream, target) == list(range(1_000))
     row = rig.row("replication")
-    assert (row["copied_messages"], row["queued_messages"]) == (3_000, 0)
+    assert (row["copied_messages"], row["queued_messages"]) == (1_000, 0)
 
 
 def test_dead_target_of_one_stream_leaves_others_running(rig: Rig, target: NatsServer) -> None:

@@ -51,8 +51,15 @@ def page() -> Iterator[Page]:
         yield page
 
 
-@pytest.mark.parametrize("scheme", ("light", "dark"))
-@pytest.mark.parametrize(("name", "plots"), (("report", 2), ("both", 4)))
+@pytest.mark.parametrize(
+    ("name", "plots", "scheme"),
+    (
+        ("report", 2, "light"),
+        ("both", 4, "dark"),
+        pytest.param("report", 2, "dark", marks=pytest.mark.nightly),
+        pytest.param("both", 4, "light", marks=pytest.mark.nightly),
+    ),
+)
 def test_page_from_disk_shows_its_plots(
     pages: dict[str, Path], page: Page, name: str, plots: int, scheme: Literal["light", "dark"]
 ) -> None:
