@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster  # noqa: F401  its first import starts a process, which no fast test may do
 import pytest
@@ -66,6 +67,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the recorder of costs."""
     if file := config.getoption("costs"):
         config.pluginmanager.register(costs.Recorder(file), "costs")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> costs.Scheduling:
+    """Distribute files among the workers."""
+    return costs.Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,15 +14,41 @@ from typing import Final, cast
 
 import psutil
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 KEPT: Final = Path(__file__).with_name("costs.json")
 _PROPERTY: Final = "costs"
+#: The files whose tests need a warm Spark engine: one worker runs them all, and starts one.
+_WARM: Final = {
+    f"sr_assets_tests/{file}"
+    for file in (
+        "adapters/spark/test_session.py",
+        "adapters/spark/test_sink.py",
+        "adapters/spark/test_source.py",
+        "assets/test_daily.py",
+        "faults/test_crashes.py",
+        "faults/test_disk.py",
+        "faults/test_partitions.py",
+        "faults/test_servers.py",
+        "stages/replication/test_partitions.py",
+        "stages/test_daily.py",
+        "test_resources.py",
+    )
+}
 
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Sort tests by the recorded wall time of their files; files without a record come first."""
     seconds = {file: wall for file, (_, wall, _) in json.loads(KEPT.read_text()).items()}
     items.sort(key=lambda item: -seconds.get(_file(item), float("inf")))
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
+    """One worker runs the tests of a file, and one those of all files that need a warm engine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "a warm engine" if file in _WARM else file
 
 
 class Recorder:

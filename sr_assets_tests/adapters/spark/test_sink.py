@@ -117,22 +117,22 @@ def test_run_fills_holes_between_copies_found_after_a_crash(rig: Rig, monkeypatc
 
 def test_run_survives_short_target_outage(rig: Rig, tmp_path: Path) -> None:
     rig.spark, stream = ALL_ON_SPARK, rig.make()
-    rig.publish(stream, numbered(20_000, size_bytes=300))
+    rig.publish(stream, numbered(6_000, size_bytes=300))
     with NatsServer(tmp_path, "mortal") as mortal:
         rig.create(stream, mortal)
         rig.add(stream, target_url=mortal.url)
 
         def restart_target() -> None:
-            kill_at_message_count(mortal, stream, 3_000)
+            kill_at_message_count(mortal, stream, 1_000)
             mortal.start()
 
         restarter = threading.Thread(target=restart_target)
         restarter.start()
         (report,) = rig.drain().values()
         restarter.join()
-        assert 0 < report.found < 20_000
+        assert 0 < report.found < 6_000
         copied = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
-        assert copied == list(range(1, 20_001))
+        assert copied == list(range(1, 6_001))
         assert rig.row("replication")["last_error"] is None
 
 
