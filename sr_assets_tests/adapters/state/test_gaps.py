@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.state.gaps import Gap, Gaps, gap_row
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.positions import DAY_NS, SequenceRange
+from sr_assets_tests.examples import one_in
 
 APART = 10
 
@@ -37,7 +38,7 @@ holes = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@one_in(4)
 @given(holes, st.data())
 def test_gap_rows_do_not_depend_on_batch_boundaries(
     gaps: Gaps, distances: list[tuple[int, int, str]], data: st.DataObject
