@@ -89,7 +89,7 @@ def cluster() -> Iterator[SparkCluster]:
         yield started
 
 
-# The demo runs on Spark without Java on the PATH.
+# The demo also starts Spark without Java on the PATH.
 @pytest.mark.nightly
 def test_local_spark_needs_nothing_of_the_environment(rig: Rig, tmp_path: Path) -> None:
     run_site({}, tmp_path / "site", rig.source, rig.target)

@@ -133,7 +133,7 @@ def test_next_run_recovers_from_a_kill_while_catching_up(
 @pytest.mark.parametrize(
     "writer_resumes",
     (
-        # It finds that it may not write any more, as a writer that was never stopped.
+        # It may not write any more, like the writer of the other case.
         pytest.param(True, marks=pytest.mark.nightly),
         False,
     ),

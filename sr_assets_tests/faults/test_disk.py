@@ -88,8 +88,6 @@ def run_limited(rig: Rig, file_bytes: int) -> subprocess.CompletedProcess[str]:
     return run_forked([sys.executable, "-W", "ignore", "-c", _LIMITED, str(file_bytes), "run", "--once"], env=environ)
 
 
-# The state and the published files also meet a full disk.
-@pytest.mark.nightly
 def test_full_disk_while_staging_parquet_is_an_error_until_freed(rig: Rig, prepared: dict[str, Any]) -> None:
     with limited_workers(rig, 4_096):
         failure = rig.failure()

@@ -43,7 +43,7 @@ WORKS = (
     ("kind", "work", "code"),
     (
         *(("copy", *each) for each in WORKS),
-        # A new process ends as each Python process does.
+        # A new process ends as each process of Python does.
         *(
             pytest.param("new", *each, marks=() if number < 2 else pytest.mark.nightly)
             for number, each in enumerate(WORKS)

@@ -130,7 +130,7 @@ def test_dynamic_pause_is_shown_without_messages(
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-# A run announces changes too, and the tests of dynamic values show each announcement.
+# `run --follow` announces changes too.
 @pytest.mark.nightly
 def test_up_announces_a_changed_static_value(
     rig: Rig, ops: Source, data_bucket: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -271,7 +271,7 @@ def test_killed_topology_run_does_not_block_the_next_one(
     assert statuses == [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
 
-# Tests of the asset show that it records changes only.
+# A test of the tick shows that it records changes.
 @pytest.mark.nightly
 def test_run_once_records_unchanged_native_streams_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, unique: Callable[[str], str]

@@ -108,7 +108,7 @@ def test_runs_share_imports_and_end_with_their_code_server(
         assert last_event(instance) == f"Process for run exited (pid: {run.pid})."
 
 
-# The first test shows that runs end with it, the tests of the services that they start what has ended again.
+# The test above ends the runs, and tests of the services show that they start again what has ended.
 @pytest.mark.nightly
 def test_runs_end_with_their_fork_server_and_the_next_has_another(services: Services, rig: Rig) -> None:
     with services:

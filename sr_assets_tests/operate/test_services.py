@@ -145,7 +145,7 @@ def is_served(up: Up, token: str) -> bool:
         return False
 
 
-# Another test shows what a login opens, and one which addresses need it.
+# One test shows what a login opens, another which addresses need it.
 @pytest.mark.nightly
 def test_ui_with_login_listens_on_every_address(platform: Settings, tmp_path: Path) -> None:
     file = tmp_path / "logins"

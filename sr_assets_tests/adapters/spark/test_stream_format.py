@@ -128,7 +128,7 @@ def test_stream_restarts_exactly_once_from_its_checkpoint(rig: Rig, script: Scri
     assert "is not the stream of this query's checkpoint" in script(stream, read, fails=True)
 
 
-# Each query of the other tests has an identity of its own too.
+# The other tests run several queries in one session too.
 @pytest.mark.nightly
 def test_each_query_of_a_frame_stands_alone(rig: Rig, script: Script) -> None:
     stream = rig.make()
