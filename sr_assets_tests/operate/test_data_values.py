@@ -130,7 +130,7 @@ def test_dynamic_pause_is_shown_without_messages(
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-# `run --follow` announces changes too.
+# The tests of settings show the announcement.
 @pytest.mark.nightly
 def test_up_announces_a_changed_static_value(
     rig: Rig, ops: Source, data_bucket: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
