@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> costs.Scheduling:
-    """Distribute files among the workers."""
+    """Distribute whole files among the workers, whatever `--dist` says."""
     return costs.Scheduling(config, log)
 
 

@@ -185,8 +185,7 @@ def test_site_survives_the_death_of_its_stream_leader(engine_home: Path, cluster
         create_replicated(cluster, f"{stream}_T", f"to.{stream}.>")
     victim = cluster.leader(f"{plain}_T")
     survivor = next(server for server in cluster.servers if server is not victim)
-    # The fault is the servers': a copy through Spark survives it in the tests of failing servers.
-    rig = Rig(engine_home, survivor, survivor, unique, spark={"from_messages": 100_000})
+    rig = Rig(engine_home, survivor, survivor, unique)
     rig.publish(tracked, [Sent(json.dumps({"sender": f"n{n % 40}", "n": n}).encode()) for n in range(400)])
     urls = dict.fromkeys(("source_url", "target_url"), ",".join(addresses_from(victim, cluster)))
     rig.add(plain, target_stream=f"{plain}_T", target_subject_prefix="to", **urls)

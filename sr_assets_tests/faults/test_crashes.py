@@ -61,7 +61,7 @@ def assert_recovered(rig: Rig, undisturbed: dict[str, Any], feed: str) -> None:
 # No node falls silent or is retired by hand here, and no files are merged; other tests end runs at these points.
 _ELSEWHERE = {Point.SWEPT, Point.ANSWERING, Point.REFILLING, Point.MERGED_HISTORY, Point.REPLACED_HISTORY}
 _OF_THE_COMMAND = {Point.PUBLISHING}
-#: What the command adds at these points is the same as at those above.
+#: What the command adds at these points is the same.
 _AT_NIGHT = {Point.PLANNED, Point.COMMITTED, Point.PUBLISHED_TABLES}
 
 
@@ -133,7 +133,7 @@ def test_next_run_recovers_from_a_kill_while_catching_up(
 @pytest.mark.parametrize(
     "writer_resumes",
     (
-        # It may not write any more, like the writer of the other case.
+        # A writer waits for an earlier one: `test_writer_waits_for_earlier_writer`.
         pytest.param(True, marks=pytest.mark.nightly),
         False,
     ),

@@ -211,8 +211,6 @@ def test_pipeline_starts_and_stops_a_run_of_its_own(
     assert lock_owner(tmp_path / "home" / "sites" / SITE) is None
 
 
-# The other suites count the messages of an active run.
-@pytest.mark.nightly
 @pytest.mark.process
 def test_catch_up_drains_a_backlog_in_a_run_of_its_own(
     servers: tuple[NatsServer, NatsServer], command: Command, tmp_path: Path

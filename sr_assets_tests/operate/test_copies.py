@@ -28,6 +28,8 @@ with copies.Copies() as children, children.start("its name", partial(eval, work)
     assert child.poll() == code
 print(code, flush=True)
 """
+
+#: What a child does, and its exit code.
 WORKS = (
     ("7", 7),
     ("__import__('os').kill(__import__('os').getpid(), 9)", -9),
@@ -43,7 +45,7 @@ WORKS = (
     ("kind", "work", "code"),
     (
         *(("copy", *each) for each in WORKS),
-        # A new process ends as each process of Python does.
+        # Two ways to end a new process are enough: our code is the same for all.
         *(
             pytest.param("new", *each, marks=() if number < 2 else pytest.mark.nightly)
             for number, each in enumerate(WORKS)

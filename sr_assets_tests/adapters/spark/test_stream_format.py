@@ -128,8 +128,6 @@ def test_stream_restarts_exactly_once_from_its_checkpoint(rig: Rig, script: Scri
     assert "is not the stream of this query's checkpoint" in script(stream, read, fails=True)
 
 
-# The other tests run several queries in one session too.
-@pytest.mark.nightly
 def test_each_query_of_a_frame_stands_alone(rig: Rig, script: Script) -> None:
     stream = rig.make()
     publish(rig, stream, range(1, 31))
@@ -197,8 +195,6 @@ def test_first_batch_has_the_same_messages_after_a_restart(rig: Rig) -> None:
         assert (task.first, task.next) == (6, 8)
 
 
-# The test without Spark shows that a repeated batch has the same messages.
-@pytest.mark.nightly
 def test_repeated_batch_loses_no_row_after_a_purge_of_its_source(rig: Rig, script: Script) -> None:
     stream, target = rig.make(), rig.make("COPY", subjects=["to.>"], max_msgs=60, discard="new")
     publish(rig, stream, range(1, 101))
@@ -218,8 +214,6 @@ def test_repeated_batch_loses_no_row_after_a_purge_of_its_source(rig: Rig, scrip
     assert [int(message.payload) for message in rig.stored(target)] == list(range(1, 101))
 
 
-# Another test counts the rows of a save.
-@pytest.mark.nightly
 def test_each_save_in_a_batch_of_a_query_is_stored(rig: Rig, script: Script) -> None:
     stream, target = rig.make(), rig.make("COPY", subjects=["twice.>"])
     publish(rig, stream, range(1, 6))

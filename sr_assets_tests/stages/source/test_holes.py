@@ -63,8 +63,6 @@ def test_sparse_source_is_read_in_few_batches(rig: Rig, entry: dict[str, Any]) -
         for n in range(count)
     )
     rig.publish(stream, messages)
-    # The run's own process reads the range as Spark does, and needs no engine.
-    rig.spark = {"from_messages": 2 * count}
     rig.add(stream, batch_messages=50, **entry)
     (report,) = rig.drain().values()
     assert report.batches <= 6
