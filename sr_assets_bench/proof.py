@@ -26,8 +26,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.received import LIFE_CYCLE, Advisory, read_message
 from sr_assets.embedded.fleet_plan import FleetPlan, Window
-from sr_assets.measure.expectation import Expectation
-from sr_assets.measure.stream_log import StreamLog
+from sr_assets.measure.observation import Expectation, StreamLog
 from sr_assets_bench.__main__ import describe_machine
 from sr_assets_bench.processes import Processes
 from sr_assets_bench.rig import cluster_of, open_bench

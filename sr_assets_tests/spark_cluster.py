@@ -24,8 +24,7 @@ from typing import Self
 import psutil
 import pyspark
 
-from sr_assets.adapters.spark.config import JAVA_OPTIONS
-from sr_assets.adapters.spark.java import find_java
+from sr_assets.adapters.spark.config import JAVA_OPTIONS, find_java
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 from sr_assets_tests.servers import free_port
 

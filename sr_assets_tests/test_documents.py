@@ -24,13 +24,12 @@ from sr_assets.adapters.data import SourceReader
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.assets.columns import COLUMN_TYPES, table_schema
 from sr_assets.cli.base import cli
-from sr_assets.operate.documents import anchor
+from sr_assets.operate.webserver import anchor
 from sr_assets.settings import load_settings, mapping
 from sr_assets.settings.entries import CommonKeys
-from sr_assets.settings.operators import OperatorKeys
-from sr_assets.settings.partitions import ParallelKeys
 from sr_assets.settings.reference import key_table
 from sr_assets.settings.references import Known
+from sr_assets.settings.streams import OperatorKeys, ParallelKeys
 from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publish_nodes
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sr_assets.adapters.spark.java import _JAVA_MAJORS
+from sr_assets.adapters.spark.config import _JAVA_MAJORS
 from sr_assets_tests.server_versions import MINORS
 
 ROOT = Path(__file__).parent.parent

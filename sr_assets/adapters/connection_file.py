@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from sr_assets.adapters.private import remove_files, write_private
 from sr_assets.adapters.wire import Connection
-from sr_assets.adapters.wire.connection import REQUEST_SECONDS
-from sr_assets.adapters.wire.link import VANISHED_MS
+from sr_assets.adapters.wire.connection import REQUEST_SECONDS, VANISHED_MS
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
 

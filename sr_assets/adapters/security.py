@@ -1,19 +1,156 @@
-"""TLS contexts, logins and their error messages, for the connections of `wire` and `nats`.
+"""The security of connections to NATS servers, for `wire` and `nats`: logins (also Choria's), TLS contexts, error messages."""
 
-Each connection reads the files again, so the next one uses a renewed certificate or credential.
-"""
-
+import base64
+import binascii
+import datetime as dt
+import hashlib
+import json
 import re
 import ssl
 import stat
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from sr_assets.adapters.choria import read_choria
-from sr_assets.adapters.login import Login, read_text
+from sr_assets.adapters import times
 from sr_assets.adapters.signing import UserKey
-from sr_assets.domain.clusters import ClusterSettings, TlsSettings
+from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.domain.errors import RunError
+
+_SEED_PREFIX: Final = 18 << 3
+_USER_PREFIX: Final = 20 << 3
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Login:
+    """A user with a password, a token, or an nkey pair that signs the server's nonce, alone or with a JWT.
+
+    Responses arrive below `inbox_prefix`. `seed` is the nkey's seed, set only without a JWT.
+    """
+
+    inbox_prefix: str
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    jwt: str | None = None
+    seed: str | None = None
+    pair: UserKey | None = None
+
+    def connect_options(self, nonce: str | None) -> dict[str, Any]:
+        """Return the login as options of CONNECT, with a signature if the server sent a nonce."""
+        options: dict[str, Any] = {"user": self.user, "pass": self.password, "auth_token": self.token}
+        if self.pair and nonce:
+            options["sig"] = _signature(self.pair, nonce).decode()
+            options |= {"jwt": self.jwt} if self.jwt else {"nkey": self.pair.public_key.decode()}
+        return {key: value for key, value in options.items() if value}
+
+    def client_options(self) -> dict[str, Any]:
+        """Return the login as options of nats-py."""
+        options: dict[str, Any] = {"user": self.user, "password": self.password, "token": self.token}
+        if self.jwt and self.pair:
+            options |= {"user_jwt_cb": self.jwt.encode, "signature_cb": partial(_signature, self.pair)}
+        return options | {"nkeys_seed_str": self.seed, "inbox_prefix": self.inbox_prefix, "no_echo": True}
+
+
+def _signature(pair: UserKey, nonce: str) -> bytes:
+    """Return the signature of a server's nonce: base64 for URLs without padding, as Go's client encodes it.
+
+    Choria's broker refuses every other form.
+    """
+    return base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=")
+
+
+def read_text(key: str, file: str) -> str:
+    """Return the text of the file that a key of the configuration names; raises RunError if it cannot be read."""
+    try:
+        return Path(file).read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise RunError(f"{key} {file}: cannot be read: {error.strerror}") from None
+
+
+def user_seed(raw: bytes) -> bytes:
+    """Return 32 bytes as the encoded seed of a user (`SU…`): prefix, seed and checksum in base32."""
+    # The first five bits are the S of a seed, the next eight the U of a user.
+    prefixed = bytes([_SEED_PREFIX | _USER_PREFIX >> 5, (_USER_PREFIX & 31) << 3]) + raw
+    return base64.b32encode(prefixed + binascii.crc_hqx(prefixed, 0).to_bytes(2, "little")).rstrip(b"=")
+
+
+_PURPOSES: Final = {"choria_client_id": "callerid", "choria_server": "identity"}
+_CHORIA_SEED: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def read_choria(choria: ChoriaSettings) -> Login:
+    """Read and check both files; raises RunError, one line without their content, if the broker would refuse them.
+
+    The broker permits subscriptions to this inbox prefix only.
+    """
+    where = f"choria: jwt_file {choria.jwt_file}"
+    token = read_text("choria: jwt_file", choria.jwt_file).strip()
+    claims = _claims(where, token)
+    purpose = claims.get("purpose")
+    if purpose not in _PURPOSES:
+        known = " or ".join(_PURPOSES)
+        raise RunError(
+            f"{where}: the token's purpose is {str(purpose)[:40]!r}; use a client's or a server's token ({known})"
+        )
+    name, key = claims.get(_PURPOSES[purpose]), claims.get("public_key")
+    for claim, value in ((_PURPOSES[purpose], name), ("public_key", key)):
+        if not isinstance(value, str) or not value:
+            raise RunError(f"{where}: the token has no {claim}; request another one from the issuer")
+    _refuse_untimely(where, claims)
+    pair = _pair(choria.seed_file)
+    if base64.b32decode(bytes(pair.public_key) + b"=" * (-len(pair.public_key) % 8))[1:33].hex() != str(key).lower():
+        raise RunError(f"choria: seed_file {choria.seed_file}: does not match the token in jwt_file {choria.jwt_file}")
+    holder = hashlib.md5(str(name).encode(), usedforsecurity=False).hexdigest()
+    return Login(f"{choria.collective}.reply.{holder}", token=token, jwt=token, pair=pair)
+
+
+def _claims(where: str, token: str) -> dict[str, Any]:
+    try:
+        header, claims, signature = (_decoded(part) for part in token.split("."))
+        algorithm, read = json.loads(header)["alg"], json.loads(claims)
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{where}: contains no token; it needs a JWT of three parts") from None
+    if algorithm != "EdDSA" or not signature or not isinstance(read, dict):
+        raise RunError(f"{where}: is not a token of Choria; its tokens are signed with EdDSA")
+    return read
+
+
+def _refuse_untimely(where: str, claims: dict[str, Any]) -> None:
+    """Raise RunError if the token or its issuer has expired, or the token is not valid yet."""
+    now = times.time()
+    ends = [
+        claims[claim] for claim in ("exp", "issexp") if isinstance(claims.get(claim), (int, float)) and claims[claim]
+    ]
+    if ends and min(ends) <= now:
+        raise RunError(f"{where}: the token expired at {_at(min(ends))}; replace it")
+    begins = claims.get("nbf")
+    if isinstance(begins, (int, float)) and begins > now:
+        raise RunError(f"{where}: the token is valid from {_at(begins)} on: wait, or check the clocks")
+
+
+def _pair(file: str) -> UserKey:
+    # A file may end with a line break, although Choria writes none.
+    seed = read_text("choria: seed_file", file).strip()
+    if not _CHORIA_SEED.fullmatch(seed):
+        raise RunError(f"choria: seed_file {file}: contains no seed; it needs 64 hexadecimal digits")
+    return UserKey(user_seed(bytes.fromhex(seed)))
+
+
+def _decoded(part: str) -> bytes:
+    try:
+        return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
+    except binascii.Error:
+        raise ValueError(part) from None
+
+
+def _at(seconds: float) -> str:
+    try:
+        return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return str(seconds)
+
 
 NO_TLS: Final = "the server has no TLS, which tls or tls:// requires; give it a certificate, or remove that setting"
 

@@ -7,10 +7,16 @@ import dagster as dg
 
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily import DAILY_TABLES
-from sr_assets.adapters.published.hop_schema import HOP_COLUMNS
-from sr_assets.adapters.published.leaders import SITE_LEADERS
-from sr_assets.adapters.published.schema import INTERNAL, NODE_COLUMNS, SNAPSHOT_COLUMNS, SNAPSHOT_INFO, TABLES
-from sr_assets.adapters.published.topology_schema import TOPOLOGY_TABLES
+from sr_assets.adapters.published.index import SITE_LEADERS
+from sr_assets.adapters.published.schema import (
+    HOP_COLUMNS,
+    INTERNAL,
+    NODE_COLUMNS,
+    SNAPSHOT_COLUMNS,
+    SNAPSHOT_INFO,
+    TABLES,
+    TOPOLOGY_TABLES,
+)
 
 _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     **{name: table.kinds for name, table in (TABLES | TOPOLOGY_TABLES).items() if name not in INTERNAL},

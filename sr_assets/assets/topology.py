@@ -14,7 +14,6 @@ from sr_assets.domain.topology.plan import Action
 from sr_assets.domain.topology.wanted import WantedStream
 from sr_assets.resources import Platform, configure_logging
 from sr_assets.settings import Settings, TopologySettings
-from sr_assets.stages.topology.applying import apply_steps, await_links, refused
 from sr_assets.stages.topology.evaluation import (
     DRIFT_CHECK,
     LINK_CHECKS,
@@ -24,7 +23,7 @@ from sr_assets.stages.topology.evaluation import (
     remember_run,
     topology_lock,
 )
-from sr_assets.stages.topology.planning import make_plan, topology_of
+from sr_assets.stages.topology.planning import apply_steps, await_links, make_plan, refused, topology_of
 from sr_assets.stages.topology.survey import Survey
 
 GROUP: Final = "topology"

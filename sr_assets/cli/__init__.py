@@ -2,7 +2,6 @@
 
 from sr_assets.cli import (  # noqa: F401  the commands register themselves
     advisories,
-    availability,
     data,
     emulating,
     engine,
@@ -11,7 +10,6 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     maintenance,
     measuring,
     members,
-    metrics,
     nodes,
     page,
     permissions,

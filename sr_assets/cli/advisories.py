@@ -21,7 +21,7 @@ from sr_assets.domain.received import Advisory
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
-    from sr_assets.stages.feeds.follow import Follower
+    from sr_assets.stages.feeds import Follower
 
 _FOLLOW_SECONDS = 0.5
 #: The columns that a narrow window keeps.
@@ -108,7 +108,7 @@ def _follow_streams(
 ) -> None:
     """Print the advisories of all feeds as their streams store them, until an interrupt."""
     from sr_assets.adapters.published.queries import GLOBAL_ADVISORY_COLUMNS
-    from sr_assets.stages.feeds.follow import Follower
+    from sr_assets.stages.feeds import Follower
 
     since_ns = None if since is None else int(since * 1e9)
     with contextlib.ExitStack() as stack:

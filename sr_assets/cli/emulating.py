@@ -126,7 +126,7 @@ def _job(
     chosen: "dict[str, int | str]",
 ) -> "tuple[Job, int | None]":
     """Return the job of the chosen options, and the port of its counters."""
-    from sr_assets.domain.choria_rpc import REGISTRATION_SUBJECT
+    from sr_assets.embedded.choria_rpc import REGISTRATION_SUBJECT
     from sr_assets.embedded.daemons import Job
 
     if "ingest" in chosen and "adapter" not in chosen:

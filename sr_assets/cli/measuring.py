@@ -133,10 +133,8 @@ def _rpc(suite: str, nodes: tuple[int, ...], options: "dict[str, Any]") -> "tupl
 
 def _fleet(suite: str, nodes: tuple[int, ...], options: "dict[str, Any]") -> "tuple[dict[str, Any], _Work]":
     """Return the facts about a measurement of a configured stream, and its work."""
-    from sr_assets.measure.catch_up import measure_catch_up
     from sr_assets.measure.measured_stream import choose_entry, default_load, open_stream
-    from sr_assets.measure.pipeline import measure_pipeline
-    from sr_assets.measure.silence import measure_silence
+    from sr_assets.measure.suites import measure_catch_up, measure_pipeline, measure_silence
     from sr_assets.settings import load_settings
 
     settings = load_settings()

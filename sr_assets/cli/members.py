@@ -27,7 +27,7 @@ def members(settings: "Settings", form: Format) -> int:
     Exit code 1 if a server cannot be queried.
     """
     from sr_assets.stages.checkpointing import find_checkpoint
-    from sr_assets.stages.members import find_members
+    from sr_assets.stages.leadership import find_members
 
     columns = ["name", "leader", "leader_host", "leader_since", "followers"]
     columns += ["checkpoint_at", "checkpoint_age_seconds", "checkpoint_position"]
@@ -65,7 +65,7 @@ def _position(positions: dict[str, int]) -> int | str | None:
 @configured
 def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int:
     """Write a checkpoint of a site's state now."""
-    from sr_assets.stages.saving import save_site
+    from sr_assets.stages.operator_commands import save_site
 
     sites = _sites(settings, site)
     if file is not None and len(sites) > 1:

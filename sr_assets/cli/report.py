@@ -250,8 +250,7 @@ def _sort_key(value: object) -> tuple[bool, Any]:
 
 def _write_graph(file: Path, made: Report, cluster: str | None) -> None:
     from sr_assets.adapters.private import write_private
-    from sr_assets.domain.topology.dot import dot
-    from sr_assets.domain.topology.graph import graph_of
+    from sr_assets.domain.topology.graph import dot, graph_of
 
     streams = [
         (row.cluster, row.domain, row.stream)

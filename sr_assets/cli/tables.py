@@ -1,14 +1,16 @@
-"""Commands on all published tables: `export` and `query`."""
+"""Commands on the published tables: `export`, `query`, and `availability`, the uptime and outages of nodes, sites or days."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.cli.base import FILE, SECONDS, cli, configured, form_option
+from sr_assets.adapters import times
+from sr_assets.cli.base import FILE, SECONDS, cli, configured, echo, form_option
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
+    from sr_assets.adapters.published.availability import By
     from sr_assets.settings import Settings
 
 
@@ -33,7 +35,46 @@ def query(settings: "Settings", sql: str, timeout: float, form: Format) -> None:
     The query cannot access other files, the network or settings. SHOW TABLES and DESCRIBE list tables and columns. Rows are
     printed as they arrive, tables in blocks.
     """
-    from sr_assets.adapters.published.user_query import user_query
+    from sr_assets.adapters.published.reading import user_query
 
     with user_query(settings.home, sql, seconds=timeout) as (columns, rows):
         show(columns, rows, form)
+
+
+#: The columns that a narrow window keeps, by kind of row.
+_KEYS: "dict[By, tuple[str, ...]]" = {"node": ("node", "name"), "site": ("name", "stream"), "day": ("date",)}
+_FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
+
+
+@cli.command()
+@click.option("--site", help="Only this site.")
+@click.option("--node", help="Only this node.")
+@click.option("--since", type=SECONDS, default="30d", show_default=True, help="Period up to now, in whole days.")
+@click.option(
+    "--by",
+    type=click.Choice(("node", "site", "day")),
+    default="node",
+    show_default=True,
+    help="Print one row for each of these.",
+)
+@form_option
+@configured
+def availability(
+    settings: "Settings", site: str | None, node: str | None, since: float, by: "By", form: Format
+) -> None:
+    """Show the availability of nodes, least available first.
+
+    Availability is the share of the observed time in which a node was up. Nodes that were retired throughout are omitted.
+    """
+    from sr_assets.adapters.published import availability as queries
+    from sr_assets.domain.days import date_at
+
+    first = date_at(times.time_ns() - int(since * 1e9), settings.availability.timezone)
+    rows = queries.availability(settings.home, by=by, site=site, node=node, since=first)
+    show(rows.columns, rows.values, form, first=(*_KEYS[by], *_FIGURES))
+    if not rows.values:
+        echo(
+            f"no day since {first} has been computed yet; `sr-assets up` computes days every hour, or materialise"
+            " fleet/availability_daily in the UI",
+            err=True,
+        )

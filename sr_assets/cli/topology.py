@@ -102,7 +102,7 @@ def adopt_command(settings: Settings, names: tuple[str, ...], form: Format) -> i
 
 def _execute(settings: Settings, survey: Survey, plan: Plan, form: Format, action: str) -> int:
     """Execute the steps of a plan and print their results; execute none if a failure is predictable."""
-    from sr_assets.stages.topology.applying import apply_steps, refused
+    from sr_assets.stages.topology.planning import apply_steps, refused
 
     problems = plan.problems or refused(survey, plan.steps)
     outcomes = [] if problems else list(apply_steps(survey, plan.steps, settings.replicator))

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from sr_assets.adapters import times
 from sr_assets.cli.base import SECONDS, configured, echo_document, form_option
-from sr_assets.cli.layout import note
-from sr_assets.cli.render import Format
+from sr_assets.cli.render import Format, note
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 

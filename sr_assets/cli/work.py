@@ -189,7 +189,7 @@ def retry_parked(settings: "Settings", name: str) -> int:
     Exit code 1: the run failed; the next run continues.
     """
     from sr_assets.operate import run_sites
-    from sr_assets.stages.replication.retrying import request_parked
+    from sr_assets.stages.operator_commands import request_parked
 
     set_print_format(settings.log_format)
     stream = stream_named(settings, name, "a feed copies no messages")

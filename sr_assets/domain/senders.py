@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol
 
 import orjson
 
-from sr_assets.domain.heartbeats import is_heartbeat
+from sr_assets.domain.hops import is_heartbeat
 from sr_assets.domain.messages import header_values
 from sr_assets.domain.subjects import token
 

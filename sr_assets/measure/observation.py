@@ -1,18 +1,262 @@
-"""The way of a fleet's messages: source, target, advisories and tables, observed while a run works on them."""
+"""The way of a fleet's messages, expected and observed: source, target, advisories and tables, while a run works on them."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
-from typing import Final, Self
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, NamedTuple, Self
 
+from sr_assets.adapters import times
+from sr_assets.adapters.jetstream import STREAM_NOT_FOUND
+from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.wire import Connection, WireError, read_confirmed
+from sr_assets.adapters.wire.connection import RefusedError
+from sr_assets.domain.blindness import NO_BLIND_SPANS
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import Message
+from sr_assets.domain.positions import SECOND_NS, SequenceRange
 from sr_assets.domain.provenance import Identity, find_copy
+from sr_assets.domain.received import LIFE_CYCLE, Advisory, read_message
+from sr_assets.domain.senders import Document
+from sr_assets.domain.subjects import advisory_pattern
+from sr_assets.domain.tracking.rules import NodeState, Sighting, sight, splay_ns
 from sr_assets.embedded.fleet_plan import FleetPlan
-from sr_assets.measure.advisory_log import AdvisoryLog, Announced
-from sr_assets.measure.expectation import Expectation, needs_payloads
 from sr_assets.measure.measured_stream import MeasuredStream
 from sr_assets.measure.results import Trial
-from sr_assets.measure.stream_log import StreamLog
-from sr_assets.measure.tables import Published, PublishedTables
+from sr_assets.settings import StreamSettings
+
+#: A server that is stopped must not hold up a measurement for long.
+_REQUEST_SECONDS: Final = 5.0
+
+
+class StreamLog:
+    """A reader of each message stored after its creation, in order and once; a context manager.
+
+    A stream that does not exist yet is empty. Methods raise WireError if the server fails; the next call connects again.
+    """
+
+    def __init__(self, cluster: ClusterSettings, stream: str, *, headers_only: bool = False) -> None:
+        self._connection = Connection(cluster, "sr-assets measure", request_seconds=_REQUEST_SECONDS)
+        self._stream, self._headers_only, self._is_open = stream, headers_only, False
+        self.next_sequence = self._last_sequence() + 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def poll(self) -> Iterator[Message]:
+        """Yield the messages stored since the last call."""
+        with_last = SequenceRange(self.next_sequence, max(self.next_sequence, self._last_sequence() + 1))
+        if not len(with_last):
+            return
+        try:
+            for messages in read_confirmed(
+                self._connection, self._stream, with_last, direct=False, headers_only=self._headers_only
+            ):
+                for message in messages:
+                    self.next_sequence = message.sequence + 1
+                    yield message
+        except WireError:
+            self._disconnect()
+            raise
+
+    def _last_sequence(self) -> int:
+        try:
+            if not self._is_open:
+                self._connection.open()
+                self._is_open = True
+            return int(self._connection.request_api(f"STREAM.INFO.{self._stream}")["state"]["last_seq"])
+        except RefusedError as error:
+            if error.code == STREAM_NOT_FOUND:
+                return 0
+            raise
+        except WireError:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        self._is_open = False
+        with suppress(WireError):
+            self._connection.close()
+
+
+class Published(NamedTuple):
+    """The rows of a fleet in one publication, and the time at which a reader saw them (unix ns)."""
+
+    at_ns: int
+    #: The stored time of each node's newest message (unix microseconds, rounded down).
+    last_seen_us: dict[str, int]
+    #: The sequences of the messages in the history.
+    history: list[int]
+    #: Id, node, event, and times of the event and its publication (unix ns) of each published advisory.
+    advisories: list[tuple[str, str, str, int, int]]
+
+
+class PublishedTables:
+    """A reader of the rows of the nodes whose names end in `suffix`."""
+
+    def __init__(self, stream: MeasuredStream, suffix: str, first_sequence: int) -> None:
+        self._home = stream.settings.home
+        self._names = [stream.entry.name, stream.entry.stream]
+        self._suffix, self._first_sequence = suffix, first_sequence
+        # The source's clock may be a moment behind ours.
+        self._first_date = times.utc_now().date() - timedelta(days=1)
+        self._generation: str | None = None
+
+    def poll(self) -> Published | None:
+        """Return the rows of a new publication, or None."""
+        with suppress(RunError), open_fleet(self._home) as connection:
+            ((generation,),) = read_rows(connection, "SELECT generation FROM snapshot_info").values
+            if generation == self._generation:
+                return None
+            of_fleet = [*self._names, self._suffix]
+            last = read_rows(
+                connection,
+                """
+                SELECT node, epoch_us(last_seen) FROM node_availability
+                WHERE name = ? AND stream = ? AND suffix(node, ?)
+                """,
+                of_fleet,
+            ).values
+            history = read_rows(
+                connection,
+                """
+                SELECT sequence FROM node_snapshot_history
+                WHERE name = ? AND stream = ? AND suffix(node, ?) AND sequence >= ? AND date >= ?
+                """,
+                [*of_fleet, self._first_sequence, self._first_date],
+            ).values
+            advisories = read_rows(
+                connection,
+                """
+                SELECT event_id, node, event, event_ns, epoch_ns(published_at) FROM node_advisories
+                WHERE name = ? AND stream = ? AND suffix(node, ?) AND published_at IS NOT NULL
+                """,
+                of_fleet,
+            ).values
+            self._generation = generation
+            return Published(times.time_ns(), dict(last), [sequence for (sequence,) in history], advisories)
+        return None
+
+
+class Announced(NamedTuple):
+    """An advisory of a node: the times of the event and of its publication (unix ns).
+
+    In version 1, the event's time is rounded down to a second.
+    """
+
+    event_id: str
+    node: str
+    event: str
+    event_ns: int
+    at_ns: int
+
+
+class AdvisoryLog:
+    """A reader of the advisories of one stream's nodes; a context manager."""
+
+    def __init__(self, entry: StreamSettings) -> None:
+        self._entry, self._log = entry, _log_of(entry)
+        self._known: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._log is not None:
+            self._log.__exit__()
+
+    @property
+    def needs_tables(self) -> bool:
+        """Whether no stream takes the advisories, so that only the tables show them."""
+        return self._log is None
+
+    def poll(self, published: Published | None) -> Iterator[Announced]:
+        """Yield the advisories since the last call; `published` is a new publication."""
+        if self._log is None:
+            for row in published.advisories if published else ():
+                if row[0] not in self._known:
+                    self._known.add(row[0])
+                    yield Announced(*row)
+            return
+        for message in self._log.poll():
+            advisory = read_message(message.payload, message.stored_ns)
+            if isinstance(advisory, Advisory) and advisory.stream in ("", self._entry.stream):
+                event = LIFE_CYCLE[advisory.event_code]
+                yield Announced(advisory.event_id, advisory.node, event, advisory.event_ns, message.stored_ns)
+
+
+def _log_of(entry: StreamSettings) -> StreamLog | None:
+    cluster, advisory = entry.advisory_cluster, entry.advisory
+    if cluster is None or advisory is None:
+        return None
+    with Cluster(cluster, "sr-assets measure") as admin:
+        streams = admin.stream_names(advisory_pattern(advisory.subject))
+    return StreamLog(cluster, streams[0]) if streams else None
+
+
+def needs_payloads(entry: StreamSettings) -> bool:
+    """Return whether the class of a node, and so its sampling, depends on its payloads."""
+    return entry.node_classes is not None and entry.node_classes.classifier.reads_payload
+
+
+@dataclass(slots=True)
+class Expectation:
+    """The stored messages of the nodes that publish on `subjects`, and the sequences of those to copy.
+
+    A stream without sampling copies all of them.
+    """
+
+    entry: StreamSettings
+    #: The node of each subject.
+    subjects: Mapping[str, str]
+    stored_ns: dict[int, int] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
+    due: set[int] = field(default_factory=set)
+    sequences: dict[str, list[int]] = field(default_factory=dict)
+    classes: dict[str, str | None] = field(default_factory=dict)
+    _states: dict[str, NodeState] = field(default_factory=dict)
+
+    def add(self, message: Message) -> None:
+        """Add the source's next message."""
+        node = self.subjects.get(message.subject)
+        if node is None:
+            return
+        sequence = message.sequence
+        self.stored_ns[sequence], self.nodes[sequence] = message.stored_ns, node
+        self.sequences.setdefault(node, []).append(sequence)
+        if not self.entry.tracked or self._is_due(node, message):
+            self.due.add(sequence)
+
+    def is_false_timeout(self, node: str, event_ns: int) -> bool:
+        """Return whether a node reported within its `warn_duration` before a timeout at `event_ns`."""
+        # Seconds of version 1 are rounded down.
+        before_ns = SECOND_NS if event_ns % SECOND_NS == 0 else 0
+        times = (self.stored_ns[sequence] for sequence in reversed(self.sequences[node]))
+        newest_ns = next((stored_ns for stored_ns in times if stored_ns < event_ns), None)
+        return newest_ns is None or event_ns + before_ns - newest_ns < self.warning_ns(node)
+
+    def warning_ns(self, node: str) -> int:
+        """Return the silence after which a node times out."""
+        return self.entry.policy_of(self.classes[node]).warning_ns
+
+    def _is_due(self, node: str, message: Message) -> bool:
+        classes = self.entry.node_classes
+        document = Document(message.payload)
+        node_class = classes.classifier.classify(node, message.headers, document) if classes else None
+        policy, self.classes[node] = self.entry.policy_of(node_class), node_class
+        # An emulated node never sets the force field.
+        sighting = Sighting(message.sequence, message.stored_ns, message.payload_bytes, forced=False)
+        splay = splay_ns(node, policy.interval_ns)
+        state, decision, _ = sight(policy, splay, self._states.get(node), sighting, NO_BLIND_SPANS)
+        self._states[node] = state
+        return decision.copy
+
 
 #: The ends of the way; each is a test.
 COPIED: Final = "copied"

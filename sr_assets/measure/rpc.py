@@ -11,7 +11,9 @@ import orjson
 from sr_assets.adapters import times
 from sr_assets.adapters.wire import Connection
 from sr_assets.adapters.wire.frames import encode_pub
-from sr_assets.domain.choria_rpc import (
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets.domain.errors import RunError
+from sr_assets.embedded.choria_rpc import (
     DISCOVERY,
     MAIN_COLLECTIVE,
     OK,
@@ -21,8 +23,6 @@ from sr_assets.domain.choria_rpc import (
     encode_request,
     node_subject,
 )
-from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.domain.errors import RunError
 from sr_assets.embedded.fleet_plan import FleetPlan
 from sr_assets.measure.results import Trial, listed
 

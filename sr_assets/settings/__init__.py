@@ -5,7 +5,6 @@ The file format is the Stream Replicator's, with additional keys. Anything that 
 """
 
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
-from sr_assets.settings.advisory import AdvisorySettings
 from sr_assets.settings.blocks import DailySettings, HealthSettings, MetricsSettings, SensorSettings, SparkSettings
 from sr_assets.settings.clusters import parse_cluster
 from sr_assets.settings.data import SourceSettings
@@ -15,7 +14,7 @@ from sr_assets.settings.heartbeats import HeartbeatSettings, HeartbeatSubject
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings, load_sources, reload_dynamic
 from sr_assets.settings.names import asset_name
 from sr_assets.settings.notify import EmailSettings, NotifySettings
-from sr_assets.settings.streams import Entry, OnPoison, OnTargetReset, Order, StreamSettings
+from sr_assets.settings.streams import AdvisorySettings, Entry, OnPoison, OnTargetReset, Order, StreamSettings
 from sr_assets.settings.topology import TopologyCluster, TopologySettings
 from sr_assets.settings.values import parse_duration
 

@@ -8,16 +8,12 @@ from pydantic import model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.received import SitePath
-from sr_assets.settings.classes import ClassBlock
-from sr_assets.settings.clusters import Url
+from sr_assets.settings.clusters import ChoriaBlock, TlsBlock, Url, with_api, with_security
 from sr_assets.settings.data import Locks, LockTtl
 from sr_assets.settings.election import Member
-from sr_assets.settings.flapping import FlappingBlock
-from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
-from sr_assets.settings.maintenance import MaintenanceBlock
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
-from sr_assets.settings.outage_guard import OutageGuardBlock
+from sr_assets.settings.operator_rules import ClassBlock, FlappingBlock, MaintenanceBlock, OutageGuardBlock
 from sr_assets.settings.values import (
     Duration,
     Flag,

@@ -1,7 +1,4 @@
-"""Resolution of references to `data`: the values that take their place in the tree, and the origin of each.
-
-The sources are read through a `Reader`, so this module needs no connection.
-"""
+"""Resolution of references to `data`: the values that take their place in the tree, the origin of each, and mistakes as text."""
 
 import contextlib
 import json
@@ -25,8 +22,24 @@ from sr_assets.settings.data import (
 )
 from sr_assets.settings.document import Location, key_path
 from sr_assets.settings.mapping import Key
-from sr_assets.settings.problems import problem_of
 from sr_assets.settings.values import shown
+
+
+def problem_of(error: Mapping[str, Any]) -> str:
+    """Return the message for a value that pydantic refused; messages of our validators stay unchanged."""
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "missing":
+            return "is required"
+        case "tuple_type":
+            return "must be a list, each entry beginning with '- '"
+        case "too_short":
+            return "is empty; add at least one entry"
+        case "dict_type":
+            return "must be a mapping of keys to values"
+    return str(error["msg"])
+
 
 #: Types whose values are text; a text that is a JSON list or object is read as such.
 _TEXT_TYPES: Final = frozenset({"kv", "environment", "consul"})

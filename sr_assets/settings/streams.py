@@ -1,38 +1,282 @@
-"""The keys of a stream: source, target, sampling and tracking."""
+"""The keys of a stream: source, target, advisories, rules of operators, partitions, sampling and tracking."""
 
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, Self
+from itertools import combinations
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import InstanceOf
+from pydantic import Field, InstanceOf, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
-from sr_assets.domain.subjects import observer_subject, target_subject
-from sr_assets.domain.target_stream import TargetOptions
+from sr_assets.domain.subjects import observer_subject, overlaps, target_subject
+from sr_assets.domain.target_stream import TargetOptions, shown_setting
+from sr_assets.domain.topology.wanted import OUR_NAMES
+from sr_assets.domain.tracking.announcements import Flapping
+from sr_assets.domain.tracking.maintenance import Window
+from sr_assets.domain.tracking.outages import Guard
 from sr_assets.domain.tracking.rules import Policy
-from sr_assets.settings.advisory import AdvisorySettings
-from sr_assets.settings.classes import ClassBlocks, NodeClasses
-from sr_assets.settings.clusters import Url
-from sr_assets.settings.entries import FeedSettings, TopLevel
-from sr_assets.settings.links import ChoriaBlock, TlsBlock, with_api, with_security
-from sr_assets.settings.mapping import file_key
+from sr_assets.settings.clusters import ChoriaBlock, TlsBlock, Url, with_api, with_security
+from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
+from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import (
+    AdvisoryTemplate,
     ApiPrefix,
     Domain,
     FieldPath,
+    Filter,
     Prefix,
     Remove,
     SenderField,
     SenderHeader,
     SenderToken,
     StreamName,
+    read_filter,
     rewritten,
 )
-from sr_assets.settings.partitions import ParallelKeys
-from sr_assets.settings.target import TargetBlock
-from sr_assets.settings.values import Duration, Flag, Positive, choice, size_in_bytes, whole_number
+from sr_assets.settings.operator_rules import (
+    ClassBlocks,
+    FlappingBlock,
+    MaintenanceBlock,
+    NodeClasses,
+    OutageGuardBlock,
+    refuse_other_sites,
+    refuse_unknown_classes,
+)
+from sr_assets.settings.values import (
+    Duration,
+    DurationLimit,
+    Flag,
+    NumberLimit,
+    Positive,
+    SizeLimit,
+    Span,
+    Text,
+    choice,
+    shown,
+    size_in_bytes,
+    whole_number,
+)
+
+End = Literal["source", "target"]
+Format = Literal["v2", "v1"]
+
+
+class AdvisorySettings(Block):
+    """`advisory` of a stream: the announcement of transitions. `reliable` None means JetStream if a stream takes it."""
+
+    subject: AdvisoryTemplate = file_key("`%s` is the event, `%v` the node")
+    reliable: Flag | None = file_key("see [rules](rules.md#an-advisory)", None, default_text="automatic")
+    cluster: Annotated[End, choice(End)] = file_key("where to publish", "source")
+    observer_subject: AdvisoryTemplate = file_key(
+        "the subject of the site's heartbeats", "", default_text="see [rules](rules.md#the-heartbeat)"
+    )
+    format: Annotated[Format, choice(Format)] = file_key(
+        "`v1` is the old replicator's format, without `new`; its replicator is the entry's `name`", "v2"
+    )
+
+
+Storage = Literal["file", "memory"]
+Retention = Literal["limits", "interest", "workqueue"]
+Discard = Literal["old", "new"]
+Compression = Literal["none", "s2"]
+#: JetStream's names of settings that differ from ours.
+JETSTREAM_NAMES: Final = {ours: theirs for theirs, ours in OUR_NAMES.items()}
+#: JetStream's maximum of replicas.
+Replicas = Annotated[int, whole_number(1, 5)]
+
+
+class PlacementBlock(Block):
+    """`placement` of a stream: the cluster and tags of its servers."""
+
+    cluster: Text | None = file_key("the name of the servers' cluster", None)
+    tags: tuple[Text, ...] = file_key("tags that each server has", [])
+
+
+class TargetBlock(Block):
+    """`target` of a stream: settings of a new target that differ from its source's."""
+
+    subjects: Annotated[tuple[Filter, ...], Field(min_length=1)] | None = file_key(
+        "its subjects, which must include those of the copies", None
+    )
+    storage: Annotated[Storage, choice(Storage)] | None = file_key("the storage", None)
+    retention: Annotated[Retention, choice(Retention)] | None = file_key(
+        "the retention policy; without `limits`, consumers delete copies",
+        None,
+        default_text="limits",
+    )
+    replicas: Replicas | None = file_key("the number of replicas", None)
+    max_age: DurationLimit | None = file_key("maximum age of a message", None)
+    max_bytes: SizeLimit | None = file_key("maximum size", None)
+    max_msgs: NumberLimit | None = file_key("maximum number of messages", None)
+    max_msgs_per_subject: NumberLimit | None = file_key("maximum number of messages of a subject", None)
+    max_msg_size: SizeLimit | None = file_key(
+        "maximum size of a message with its headers", None, default_text="unlimited"
+    )
+    discard: Annotated[Discard, choice(Discard)] | None = file_key("the messages that a full stream discards", None)
+    duplicate_window: Duration | None = file_key(
+        "the duration of the detection of duplicates", None, default_text="the source's, at least 2 minutes"
+    )
+    compression: Annotated[Compression, choice(Compression)] | None = file_key(
+        "the compression", None, default_text="none"
+    )
+    allow_direct: Flag | None = file_key("whether replicas serve messages", None, default_text="true")
+    deny_delete: Flag | None = file_key("whether the server refuses to delete messages", None, default_text="false")
+    deny_purge: Flag | None = file_key("whether the server refuses to purge the stream", None, default_text="false")
+    placement: PlacementBlock = file_key("[placement](#block-placement)", {}, default_text="none")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        window_ns, age_ns = self.duplicate_window, self.max_age
+        if window_ns and age_ns and window_ns > age_ns:
+            raise ValueError(
+                f"duplicate_window {shown_setting('duplicate_window', window_ns)} is longer than max_age"
+                f" {shown_setting('max_age', age_ns)}; use at most max_age"
+            )
+        return self
+
+    @property
+    def options(self) -> TargetOptions | None:
+        """The settings of the block, or None if it is empty."""
+        settings = {name: getattr(self, name) for name in self.keys().values() if name != "placement"}
+        placement = {"cluster": self.placement.cluster, "tags": list(self.placement.tags)}
+        settings["placement"] = {key: value for key, value in placement.items() if value} or None
+        configured = [(JETSTREAM_NAMES.get(key, key), value) for key, value in settings.items() if value is not None]
+        return TargetOptions(tuple(configured)) if configured else None
+
+
+class OperatorKeys(CommonKeys):
+    """The keys of a stream."""
+
+    named_maintenance: tuple[MaintenanceBlock, ...] | None = file_key(
+        "[windows](#block-maintenance) without announcements", None, name="maintenance", default_text="the top level's"
+    )
+    named_guard: OutageGuardBlock | None = file_key(
+        "hold announcements during an [outage](#block-outage_guard) of the site",
+        None,
+        name="outage_guard",
+        default_text="the top level's",
+    )
+    named_flapping: FlappingBlock | None = file_key(
+        "announce `flapping` and `settled` of a [flapping](#block-flapping) node",
+        None,
+        name="flapping",
+        default_text="the top level's",
+    )
+    named_recover_after_ns: Span | None = file_key(
+        "announce `recover` once the node was up for this time",
+        None,
+        name="recover_after",
+        default_text="the top level's",
+    )
+    #: The windows about this stream, and its other rules.
+    windows: tuple[Window, ...] = ()
+    guard: Guard | None = None
+    flapping_rule: Flapping | None = None
+    recover_after_ns: int = 0
+    #: Its classes, and those of them that are never announced.
+    class_names: tuple[str, ...] = ()
+    muted_classes: tuple[str, ...] = ()
+
+    def with_rules(self, top: TopLevel, policy: Policy | None, classes: NodeClasses | None) -> Self:
+        """Return the stream with its rules filled in; raises ValueError if they contradict each other."""
+        blocks = top.maintenance if self.named_maintenance is None else self.named_maintenance
+        class_names = tuple(block.name for block in classes.blocks) if classes else ()
+        refuse_other_sites(self.named_maintenance or (), [self.name])
+        refuse_unknown_classes(self.named_maintenance or (), class_names)
+        guard, flapping = self.named_guard or top.outage_guard, self.named_flapping or top.flapping
+        recover_after_ns = self.named_recover_after_ns
+        warnings = {block.name: classes.policy(block.name).warning_ns for block in classes.blocks} if classes else {}
+        return self.changed(
+            windows=tuple(block.window for block in blocks if block.about(self.name)),
+            guard=guard.guard(policy.warning_ns, warnings) if guard and policy else None,
+            flapping_rule=flapping.rule if flapping else None,
+            class_names=class_names,
+            muted_classes=tuple(name for name in class_names if classes and not classes.announces(name)),
+            recover_after_ns=top.recover_after_ns if recover_after_ns is None else recover_after_ns,
+        )
+
+
+#: The lag of each lane is counted by two requests.
+MAX_LANES: Final = 256
+#: Replaced by the number of the partition in `filter`.
+NUMBER: Final = "{p}"
+
+
+class PartitionsBlock(Block):
+    """`partitions` of a stream: a number of partitions and their filter, or a list of filters."""
+
+    count: Annotated[int, whole_number(1, MAX_LANES)] | None = file_key(
+        "the number of partitions", None, default_text="the number of `subjects`"
+    )
+    filter: Text | None = file_key("the subjects of partition `{p}`, such as `nodes.{p}.>`; `{p}` counts from 0", None)
+    subjects: tuple[Filter, ...] | None = file_key("instead of `filter`: the subjects of each partition", None)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.filter is None) == (self.subjects is None):
+            has = "has both filter and subjects" if self.filter is not None else "has neither filter nor subjects"
+            raise ValueError(f"{has}; set count and filter, or subjects")
+        if self.filter is not None:
+            self._check_filter(self.filter)
+        elif self.subjects is not None and not 1 <= len(self.subjects) <= MAX_LANES:
+            raise ValueError(f"subjects: has {len(self.subjects)} subjects; use 1 to {MAX_LANES}")
+        elif self.subjects is not None and (numbered := [each for each in self.subjects if NUMBER in each]):
+            raise ValueError(
+                f"subjects: {shown(numbered[0])} has {NUMBER}, which only filter replaces; use count and filter"
+            )
+        elif self.subjects is not None and self.count not in (None, len(self.subjects)):
+            raise ValueError(
+                f"count: {self.count} contradicts subjects, which has {len(self.subjects)} subjects; remove count"
+            )
+        for first, second in combinations(self.lanes, 2):
+            if overlaps(first, second):
+                key = "subjects" if self.filter is None else "filter"
+                raise ValueError(
+                    f"{key}: {shown(first)} and {shown(second)} overlap, so a message would be in both partitions; use"
+                    " subjects that exclude each other"
+                )
+        return self
+
+    def _check_filter(self, text: str) -> None:
+        if self.count is None:
+            raise ValueError(f"filter: {shown(text)} needs count, the number of partitions")
+        if NUMBER not in text:
+            raise ValueError(
+                f"filter: {shown(text)} lacks {NUMBER}, the number of the partition; use for example nodes.{NUMBER}.>"
+            )
+        try:
+            read_filter(text.replace(NUMBER, "0"))
+        except ValueError as error:
+            raise ValueError(f"filter: {error}") from None
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The filter of each partition, in order."""
+        if self.subjects is not None:
+            return self.subjects
+        return tuple(str(self.filter).replace(NUMBER, str(number)) for number in range(self.count or 0))
+
+
+class ParallelKeys(OperatorKeys):
+    """The keys of a stream about parallel reading and writing."""
+
+    partitions: PartitionsBlock | None = file_key(
+        "[lanes](#block-partitions) that read and copy the stream in parallel", None, default_text="none"
+    )
+    workers: Positive = file_key("parallel writers", 1)
+
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        """The filter of each partition, or nothing without `partitions`."""
+        return self.partitions.lanes if self.partitions else ()
+
+    @property
+    def writers(self) -> int:
+        """The number of parallel writers: `workers`, or one for each partition."""
+        return len(self.lanes) or self.workers
+
 
 Order = Literal["stream", "sender", "none"]
 OnTargetReset = Literal["continue", "recopy", "stop"]

@@ -16,13 +16,39 @@ from sr_assets.adapters.published.daily import AVAILABILITY, INVENTORY, DailyTab
 from sr_assets.adapters.published.inventory import observe, observed, write_inventory
 from sr_assets.adapters.published.node_histories import Histories, History
 from sr_assets.adapters.spark.config import uses_spark
+from sr_assets.adapters.state.maintenance import added_windows
 from sr_assets.domain.days import Day, date_at, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.tracking.maintenance import Window, covered
 from sr_assets.settings import DailySettings, Settings
-from sr_assets.stages.maintained_time import maintained_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_NODES = pa.schema([("key", pa.int32()), ("windows", pa.int32())])
+_SPANS = pa.schema([("windows", pa.int32()), ("from_ns", pa.int64()), ("to_ns", pa.int64())])
+
+
+def maintained_time(settings: Settings, histories: Histories, days: Sequence[Day]) -> tuple[pa.Table, pa.Table]:
+    """Return the nodes that windows are about, and the disjoint covered times of consecutive days, both by `windows`.
+
+    `windows` numbers the combinations of windows. Columns: key, windows; and windows, from_ns, to_ns.
+    """
+    numbers: dict[tuple[Window, ...], int] = {}
+    rows = []
+    for stream in settings.streams:
+        windows = (*stream.windows, *added_windows(settings.home / "sites" / stream.name))
+        for key, node, node_class in histories.nodes_of(stream.name, stream.stream) if windows else ():
+            matching = tuple(window for window in windows if window.matches(node, node_class))
+            if matching:
+                rows.append({"key": key, "windows": numbers.setdefault(matching, len(numbers))})
+    spans = [
+        {"windows": number, "from_ns": since_ns, "to_ns": until_ns}
+        for windows, number in numbers.items()
+        for since_ns, until_ns in covered(windows, days[0].first_ns, days[-1].next_ns)
+    ]
+    return pa.Table.from_pylist(rows, _NODES), pa.Table.from_pylist(spans, _SPANS)
+
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +180,7 @@ class AvailabilityStage(DailyStage):
         self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
     ) -> dict[date, int]:
         """Write a row for each node and day on which the node was known."""
-        from sr_assets.adapters.spark.availability import measure_days
+        from sr_assets.adapters.spark.node_days import measure_days
 
         with spark_errors():
             parts = [
@@ -187,7 +213,7 @@ class InventoryStage(DailyStage):
         self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
     ) -> dict[date, int]:
         """Write a row for each value that a node had on the day or the previous day."""
-        from sr_assets.adapters.spark.inventory import count_values
+        from sr_assets.adapters.spark.node_days import count_values
 
         # A reporting node is copied within two intervals: one, plus the shorter time until it reports again.
         held_ns = {

@@ -1,7 +1,4 @@
-"""Leadership of a site's run: one process of this home campaigns, and all its processes obey the resulting lease.
-
-Without an election, this home always leads.
-"""
+"""Leadership of a site's run: one process of this home campaigns, all its processes obey the lease; and all members of a site."""
 
 from __future__ import annotations
 
@@ -11,10 +8,12 @@ import math
 import random
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters import times
+from sr_assets.adapters.election import ElectionBucket, sound_name
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.adapters.published.index import show_leaders
@@ -302,3 +301,58 @@ def step_down(settings: Settings, site: str, wait_seconds: float) -> bool:
             )
         times.sleep(_POLL_SECONDS)
     return True
+
+
+#: A reader is no member: it writes no key.
+_READER: Final = "reader"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteMembers:
+    """A site's leader, the start of its term (unix ns), and the names of the followers.
+
+    All are unknown without an election; `leader_host` also for a Stream Replicator. `since_ns` of a Stream Replicator is
+    when this home first saw it lead. `problem` is why the election could not be read.
+    """
+
+    name: str
+    leader: str | None = None
+    leader_host: str | None = None
+    since_ns: int | None = None
+    followers: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def find_members(settings: Settings) -> list[SiteMembers]:
+    """Query the elections of all sites."""
+    return [_members(settings, site) for site in settings.sites]
+
+
+def _members(settings: Settings, site: str) -> SiteMembers:
+    keys = election_keys(settings, site)
+    if not keys:
+        return SiteMembers(site)
+    bucket = ElectionBucket(keys[0].cluster, settings.leader_election.bucket, _READER, creates=False)
+    try:
+        with contextlib.closing(bucket):
+            if not bucket.exists():
+                return SiteMembers(site)
+            records, entry = bucket.records(site), bucket.read(keys[0].key)
+    except RunError as error:
+        return SiteMembers(site, problem=str(error))
+    followers = tuple(sorted(str(record.get("member")) for record in records.values() if not _leads(record)))
+    if entry is None or entry.deleted:
+        return SiteMembers(site, followers=followers)
+    name = sound_name(entry.value)
+    if entry.instance is None:
+        lease = Lease.read(settings.home / "sites" / site)
+        since_ns = lease.since_ns if (lease.leader, lease.leader_host) == (name, None) else entry.stored_ns
+        return SiteMembers(site, name, None, since_ns, followers)
+    record = records.get(entry.instance, {})
+    if not _leads(record):
+        return SiteMembers(site, followers=followers)
+    return SiteMembers(site, name, record.get("host"), record.get("since_ns"), followers)
+
+
+def _leads(record: dict[str, Any]) -> bool:
+    return record.get("role") == "leader"

@@ -8,11 +8,10 @@ from sr_assets.adapters import times
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.errors import LeadershipLostError
 from sr_assets.settings import Entry, FeedSettings
-from sr_assets.stages.entry_work import EntryWork, FeedWork
+from sr_assets.stages.entry_work import EntryWork, FeedWork, StreamWork
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.reading import Ends
-from sr_assets.stages.stream_work import StreamWork
 from sr_assets.stages.work_loop import WorkLoop
 
 _POLL_SECONDS: Final = 1.0

@@ -1,4 +1,4 @@
-"""A site during a run: its lock, state, clock and connections, and the publication of committed work."""
+"""A site during a run: its lock, state, clock, connections and polls, and the publication of committed work."""
 
 import contextlib
 import math
@@ -14,7 +14,7 @@ from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
 from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
+from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.database import EVENT_TABLES
 from sr_assets.adapters.state.lock import SiteLock
@@ -22,13 +22,39 @@ from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.status_file import note_closed_state, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.sizing import poll_seconds
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.checkpointing import Checkpoints, restore_newer
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.locks import Locks
-from sr_assets.stages.pace import Pace
+
+
+class Pace:
+    """The polls of one site; `sites_served` returns the number of sites that the process serves, `linger_seconds` are the run's.
+
+    The interval follows the cost of a poll: the CPU time of the process since the poll before, divided by its sites.
+    """
+
+    def __init__(self, linger_seconds: float, sites_served: Callable[[], int]) -> None:
+        self._linger_seconds, self._sites_served = linger_seconds, sites_served
+        self._cost_seconds = 0.0
+        self._used_seconds = time.process_time()
+        #: When an entry that has caught up is polled again (monotonic seconds).
+        self.next_poll_at = 0.0
+
+    def begin_round(self) -> None:
+        """Set the time of the next poll if the last one is over; call it before the entries take their steps."""
+        now, used_seconds, sites = times.monotonic(), time.process_time(), self._sites_served()
+        if now < self.next_poll_at:
+            return
+        if self.next_poll_at:
+            # The mean with the polls before: one that catches up costs more, and says little of the next.
+            self._cost_seconds = (self._cost_seconds + (used_seconds - self._used_seconds) / sites) / 2
+        self._used_seconds = used_seconds
+        self.next_poll_at = now + poll_seconds(self._cost_seconds, self._linger_seconds, sites)
+
 
 #: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.06

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.choria import read_choria
 from sr_assets.adapters.connection_file import open_connection, write_connection
 from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.security import read_choria
 from sr_assets.adapters.wire import Connection
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import ChoriaSettings, ClusterSettings, TlsSettings

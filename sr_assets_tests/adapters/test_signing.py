@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters import signing
-from sr_assets.adapters.login import user_seed
+from sr_assets.adapters.security import user_seed
 from sr_assets.adapters.signing import LibrarySigner, PlainSigner, UserKey
 
 

@@ -19,7 +19,7 @@ from sr_assets.adapters.published.status_queries import RecentNodes, recent_node
 from sr_assets.adapters.state.maintenance import add_windows
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.assets.charts import nodes_chart
-from sr_assets.assets.rules import rules_metadata, transition_table, withheld_metadata
+from sr_assets.assets.entries import rules_metadata, transition_table, withheld_metadata
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.operate.page.rendering import render_page
 from sr_assets.settings import load_settings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.choria_rpc import (
+from sr_assets.embedded.choria_rpc import (
     RpcRequest,
     adapter_output,
     agent_names,

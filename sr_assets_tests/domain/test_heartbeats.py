@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.heartbeats import Hop, hops, is_heartbeat
+from sr_assets.domain.hops import Hop, hops, is_heartbeat
 from sr_assets.domain.senders import SubjectToken, inspect
 
 S = 1_000_000_000

@@ -19,6 +19,7 @@ from sr_assets.domain.received import (
     Advisory,
     NodeNotice,
     Observation,
+    Reject,
     Rejected,
     SiteNotice,
     SitePath,
@@ -26,7 +27,6 @@ from sr_assets.domain.received import (
     encode_paths,
     read_message,
 )
-from sr_assets.domain.received_fields import Reject
 from sr_assets.domain.subjects import observer_subject
 from sr_assets_tests.domain.advisory_fold import Key, Standing, fold
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.domain.stored_subjects import stored_patterns
+from sr_assets.domain.subjects import stored_patterns
 
 UPSTREAM = {"A": ("a.>",), "B": ("b.*", "c")}
 

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.topology.dot import dot
-from sr_assets.domain.topology.drift import Remedy, compare
 from sr_assets.domain.topology.found import FoundStream, read_stream
-from sr_assets.domain.topology.graph import around, graph_of
+from sr_assets.domain.topology.graph import around, dot, graph_of
 from sr_assets.domain.topology.links import Limits, Link, api_hash, brought_by, limits, read_mark
-from sr_assets.domain.topology.plan import Action, in_order, plan_adoption, plan_stream
+from sr_assets.domain.topology.plan import Action, Remedy, compare, in_order, plan_adoption, plan_stream
 from sr_assets.domain.topology.wanted import OWNER, Upstream, WantedStream
 from sr_assets_tests.programs import program
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
-from sr_assets.domain.tracking import rules as tracking
+from sr_assets.domain.tracking import rules
 from sr_assets.domain.tracking.rules import (
     NODE_COLUMNS,
     Decision,
@@ -174,8 +174,8 @@ def test_too_old_takes_precedence_and_counts_as_a_sighting() -> None:
 
 def test_messages_without_a_sender_are_copied_unless_too_old() -> None:
     assert untracked(T0, None) == Decision(copy=True, reason=Reason.NO_SENDER)
-    assert untracked(T0, T0, tracking.ALL) == Decision(copy=True, reason=Reason.ALL)
-    assert untracked(T0, T0 + 1, tracking.ALL) == Decision(copy=False, reason=Reason.TOO_OLD)
+    assert untracked(T0, T0, rules.ALL) == Decision(copy=True, reason=Reason.ALL)
+    assert untracked(T0, T0 + 1, rules.ALL) == Decision(copy=False, reason=Reason.TOO_OLD)
 
 
 def test_clock_set_back_never_turns_back_a_sender_time() -> None:
@@ -197,13 +197,13 @@ def test_message_read_again_does_not_revive_a_silent_sender() -> None:
     for state in (silent, retired):
         assert sight(POLICY, 0, state, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S) == (
             state,
-            tracking.SAMPLED,
+            rules.SAMPLED,
             (),
         )
         _, _, transitions = sight(POLICY, 0, state, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S - 1)
         assert transitions
     seen_again, decision, transitions = sight(POLICY, 0, up, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S)
-    assert (seen_again.sequence, decision, transitions) == (3, tracking.SAMPLED, ())
+    assert (seen_again.sequence, decision, transitions) == (3, rules.SAMPLED, ())
     new_state, _, (new,) = sight(POLICY, 0, None, again, NO_BLIND_SPANS, read_until_ns=T0 + 10 * S)
     assert (new_state.seen_ns, new.event) == (T0 + 10 * S, Event.NEW)
 

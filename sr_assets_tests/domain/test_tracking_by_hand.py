@@ -9,8 +9,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sr_assets.domain.blindness import BlindSpans
-from sr_assets.domain.tracking.by_hand import retire, unretire
-from sr_assets.domain.tracking.rules import Event, NodeState, Policy, Sighting, Status, Transition, sight, sweep
+from sr_assets.domain.tracking.rules import (
+    Event,
+    NodeState,
+    Policy,
+    Sighting,
+    Status,
+    Transition,
+    retire,
+    sight,
+    sweep,
+    unretire,
+)
 
 SECOND = 10**9
 POLICY = Policy(100 * SECOND, 50 * SECOND)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.tracking import columns
 from sr_assets.domain.tracking.class_policies import NO_CLASS, ClassPolicies
-from sr_assets.domain.tracking.columns import fold_batch
+from sr_assets.domain.tracking.columns import fold_batch, sweep_nodes
 from sr_assets.domain.tracking.rows import (
     FOLDED_SCHEMA,
     NODE_SCHEMA,
@@ -30,7 +30,6 @@ from sr_assets.domain.tracking.rules import (
     splay_ns,
     sweep,
 )
-from sr_assets.domain.tracking.sweep import sweep_nodes
 from sr_assets_tests.domain.test_tracking_columns import (
     SECOND,
     Sightings,

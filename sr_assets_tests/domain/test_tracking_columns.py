@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.tracking import columns
-from sr_assets.domain.tracking.columns import BlindColumns, deadlines, fold_batch
+from sr_assets.domain.tracking.columns import BlindColumns, deadlines, fold_batch, sweep_nodes
 from sr_assets.domain.tracking.rows import (
     FOLDED_SCHEMA,
     folded_table,
@@ -34,7 +34,6 @@ from sr_assets.domain.tracking.rules import (
     splay_ns,
     sweep,
 )
-from sr_assets.domain.tracking.sweep import sweep_nodes
 
 SECOND = 1_000_000_000
 POLICY = Policy(3600 * SECOND, 1800 * SECOND, 100)

@@ -20,8 +20,8 @@ import pytest
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection
 from sr_assets.adapters.wire.frames import encode_pub
-from sr_assets.domain.choria_rpc import RpcRequest, decode_reply, encode_request
 from sr_assets.domain.registration import decode_payload
+from sr_assets.embedded.choria_rpc import RpcRequest, decode_reply, encode_request
 from sr_assets.settings import load_cluster, parse_cluster
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.rig import PATIENCE_SECONDS, Command, wait_until

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pytest
 
-from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, WireError, read_confirmed, read_headers
@@ -334,7 +334,7 @@ def test_leader_that_commits_nothing_loses_and_doubles_no_copy(
     rig: Rig, cluster: NatsCluster, monkeypatch: pytest.MonkeyPatch, silent_seconds: float
 ) -> None:
     """The target's leader answers requests, but acknowledges no copy; later it may commit those that it has appended."""
-    monkeypatch.setattr(sending, "_ACK_SECONDS", 1.5)
+    monkeypatch.setattr(copier, "_ACK_SECONDS", 1.5)
     stream, target = rig.make(), rig.unique("TARGET")
     create_replicated(cluster, target, f"{target}.>")
     rig.target = cluster.leader(target)

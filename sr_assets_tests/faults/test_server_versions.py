@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
@@ -248,7 +248,7 @@ def write(
     server: NatsServer, stream: str, target: str, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Write:
     """Return a function that copies sequences of `stream` into `target` in this process."""
-    monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.2)
+    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.2)
     plan = copy_plan(tmp_path, address(server), stream, target, direct=direct, batched=True)
 
     def task(sequences: Any, **changes: Any) -> Receipt:

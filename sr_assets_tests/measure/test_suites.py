@@ -20,9 +20,9 @@ from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import Message
 from sr_assets.measure import load
-from sr_assets.measure.expectation import Expectation
 from sr_assets.measure.load import watch
 from sr_assets.measure.measured_stream import MeasuredStream, choose_entry, default_load, default_subject
+from sr_assets.measure.observation import Expectation
 from sr_assets.settings import Settings, StreamSettings, load_settings, parse_cluster
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.measure.test_measure import rows

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.operate.documents import DocumentsMiddleware
+from sr_assets.operate.webserver import DocumentsMiddleware
 
 
 def get(path: str, kind: str = "http") -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying import copier
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.failures import failures
@@ -56,7 +56,7 @@ def test_failing_run_prints_its_own_work(
         rig.run()
     rig.publish(good, [Sent(b"{}")])
     rig.publish(bad, [Sent(b'{"sender": "c"}'), Sent(b'{"sender": "d"}'), Sent(b'{"sender": "a"}')])
-    monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.5)
+    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.5)
     settings = rig.settings()
     job = build(settings).resolve_job_def(site_job_name(SITE))
     with dg.DagsterInstance.ephemeral() as instance:

@@ -23,14 +23,13 @@ from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import write_status
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.automation.idle import is_idle
-from sr_assets.automation.observing import find_work
+from sr_assets.automation.observing import find_work, is_idle
 from sr_assets.domain.errors import LeadershipLostError, RunError
 from sr_assets.settings import Settings
 from sr_assets.stages.checkpointing import find_checkpoint, restore_newer, restore_site, store_state
+from sr_assets.stages.operator_commands import save_site
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
-from sr_assets.stages.saving import save_site
 from sr_assets.stages.site import Site
 from sr_assets_tests.examples import one_in
 from sr_assets_tests.members import elected, make_bucket, member

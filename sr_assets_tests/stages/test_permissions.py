@@ -16,10 +16,9 @@ from sr_assets.domain.subjects import covers
 from sr_assets.settings import Settings
 from sr_assets.settings.permissions import needed_permissions
 from sr_assets.stages.heartbeat_publisher import publish_heartbeat
-from sr_assets.stages.permissions.check import probe_permissions
-from sr_assets.stages.permissions.facts import ask_servers
+from sr_assets.stages.operator_commands import request_parked
+from sr_assets.stages.permissions import ask_servers, probe_permissions
 from sr_assets.stages.replication.recover import recover_stream
-from sr_assets.stages.replication.retrying import request_parked
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, cluster, connection
 from sr_assets_tests.servers import NatsServer
 

@@ -1,34 +1,527 @@
-"""One writer's work on a batch: find earlier copies in the target, fetch, send, stage and account.
+"""One writer's work on a batch: it finds earlier copies in the target, fetches, sends, stages and accounts."""
 
-A message that the source has lost since it was copied is staged from the target.
-"""
-
+import bisect
 import contextlib
 import itertools
-from collections.abc import Generator, Iterator, Mapping
+import random
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
-from sr_assets.adapters import wire
+from sr_assets.adapters import times, wire
+from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.connection_file import open_connection
-from sr_assets.adapters.copying.fetching import ahead, fetch, fetch_lane
 from sr_assets.adapters.copying.plan import CopyPlan
-from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.copying.sending import Sender, StopError
-from sr_assets.adapters.copying.target_copies import FoundCopy
+from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked, Receipt
+from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.published.history import StagedFiles
-from sr_assets.domain.errors import RunError, SrAssetsError
-from sr_assets.domain.heartbeats import hops
+from sr_assets.domain.backoff import backoff_seconds
+from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
+from sr_assets.domain.hops import hops, is_heartbeat
 from sr_assets.domain.lanes import lane_check
-from sr_assets.domain.messages import Message
-from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import other_writer_text
-from sr_assets.domain.subjects import source_subject
+from sr_assets.domain.messages import Message, header_writer
+from sr_assets.domain.positions import SequenceRange, merge_ranges, parse_rfc3339_ns
+from sr_assets.domain.provenance import CopyOf, find_copy, is_copy_of, other_writer_text
+from sr_assets.domain.refusals import Reaction, reaction
+from sr_assets.domain.subjects import matcher, printable, source_subject, target_subject
 from sr_assets.domain.tracking.rules import ALL, untracked
+
+_LIMITS: Final = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject")
+
+
+class FoundCopy(NamedTuple):
+    """A message of the target with the headers of a copy: its sequence there, its original, its sizes without and with
+    headers.
+    """
+
+    at: int
+    of: CopyOf
+    payload_bytes: int
+    stored_bytes: int
+
+
+class TargetCopies:
+    """Our copies in a plan's target; `last` is the target's last sequence that is accounted for."""
+
+    def __init__(self, plan: CopyPlan, target: wire.Connection) -> None:
+        self._plan, self._target = plan, target
+        self.last = plan.since
+        #: Whether the plan's messages may be published in fast-ingest batches.
+        self.takes_batches = False
+        #: Whether the target deletes copies by itself, as a limit or its consumers demand.
+        self.deletes = False
+        #: Larger messages are not read by the API: its response is a third larger, base64 in JSON, and a leaf node closes
+        #: its link on a response over `max_payload`.
+        self.large_bytes = target.max_payload_bytes * 7 // 10
+
+    def found(self) -> Iterator[FoundCopy]:
+        """Yield the adopted copies and those stored since the intent."""
+        plan, count = self._plan, 0
+        last, takes_batches = self._read_stream()
+        self.last = max(plan.since, last)
+        stored_since = SequenceRange(plan.since + 1, self.last + 1)
+        for held in (SequenceRange(*plan.adopted), stored_since):
+            for copy in self._copies(held):
+                # Between adopted copies are copies of other batches and of earlier restarts.
+                if held is stored_since or (
+                    plan.first <= copy.of.sequence < plan.next and not copy.of.is_before(plan.resend)
+                ):
+                    count += 1
+                    yield copy
+        # A batch does not name its duplicates, so messages that an earlier attempt may have sent are published one by one.
+        self.takes_batches = plan.batched and takes_batches and not count and plan.adopted == (0, 0)
+
+    def added(self) -> Iterator[FoundCopy]:
+        """Yield the copies stored after `last`, and move `last` to the end."""
+        before = self.last
+        self.last, _ = self._read_stream()
+        return self._copies(SequenceRange(before + 1, self.last + 1))
+
+    def at(self, target_sequence: int) -> tuple[Message | None, CopyOf | None]:
+        """Return a message of the target, perhaps without its payload, and the copy that it is."""
+        # One request, unless it may pass a leaf node's link, which a large response closes.
+        read = wire.stored_headers if self._target.cluster.api_owner else wire.stored_message
+        stored = read(self._target, self._plan.stream, target_sequence)
+        return stored, self._copy(stored) if stored else None
+
+    def genuine(self, claims: Iterable[FoundCopy], originals: Mapping[int, Message]) -> set[int]:
+        """Return the target sequences of those claimed copies that have the content of their originals, by source sequence.
+
+        Only a message with the size of its original is read: whoever forges one may have made it too large for a link.
+        """
+        possible = {copy.at: copy for copy in claims if copy.payload_bytes == originals[copy.of.sequence].payload_bytes}
+        small = sorted(at for at, copy in possible.items() if copy.stored_bytes <= self.large_bytes)
+        lists = wire.read_sequences(self._target, self._plan.stream, small, direct=False)
+        read = itertools.chain(itertools.chain.from_iterable(lists), self._large(possible.values()))
+        return {
+            message.sequence
+            for message in read
+            if is_copy_of(message, originals[possible[message.sequence].of.sequence])
+        }
+
+    def is_genuine(self, stored: Message, original: Message) -> bool:
+        """Return whether a message of `at` has the content of its original."""
+        if not stored.unread_bytes or not is_copy_of(stored, original):
+            return is_copy_of(stored, original)
+        return bool(self.genuine(filter(None, [self._found(stored)]), {original.sequence: original}))
+
+    def _large(self, copies: Iterable[FoundCopy]) -> Iterator[Message]:
+        for copy in copies:
+            # What exceeds `max_payload` has not been published by this connection, and cannot be delivered to it.
+            if self.large_bytes < copy.stored_bytes <= self._target.max_payload_bytes:
+                message = wire.stored_large(self._target, self._plan.stream, copy.at)
+                if message is not None:
+                    yield message
+
+    def _copies(self, held: SequenceRange) -> Iterator[FoundCopy]:
+        for message in itertools.chain.from_iterable(wire.read_headers(self._target, self._plan.stream, held)):
+            if copy := self._found(message):
+                yield copy
+
+    def _found(self, message: Message) -> FoundCopy | None:
+        copy, size = self._copy(message), message.payload_bytes
+        return copy and FoundCopy(message.sequence, copy, size, len(message.headers) + size)
+
+    def _copy(self, message: Message) -> CopyOf | None:
+        return find_copy(message.headers, self._plan.identity, self._plan.created_ns)
+
+    def _read_stream(self) -> tuple[int, bool]:
+        """Return the target's last sequence, and whether it accepts fast-ingest batches on this connection."""
+        try:
+            info = self._target.request_api(f"STREAM.INFO.{self._plan.stream}")
+        except ApiError as error:
+            if error.code == STREAM_NOT_FOUND:
+                raise RunError(f"target stream {self._plan.stream} does not exist on {self._target.address}") from None
+            raise
+        config = info["config"]
+        self.deletes = config.get("retention", "limits") != "limits" or any(
+            config.get(limit, 0) > 0 for limit in _LIMITS
+        )
+        # A service import replaces the reply subject that describes the batch.
+        takes = bool(config.get("allow_batched")) and not self._target.cluster.api_owner
+        return int(info["state"]["last_seq"]), takes
+
+
+T = TypeVar("T")
+
+
+def ahead(items: Iterator[T]) -> Generator[T]:
+    """Yield items, which are not None, while a thread gets the next one, so that the source works during the sending.
+
+    An error of `items` is raised in its place.
+    """
+    with ThreadPoolExecutor(1, "fetching") as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
+
+
+def fetch_lane(source: wire.Connection, plan: CopyPlan) -> Iterator[tuple[list[Message], list[int]]]:
+    """Yield the messages of a plan's range that match its filter, in source order; none is missing.
+
+    Raises TransientError like `fetch`.
+    """
+    whole = SequenceRange(plan.first, plan.next)
+    for messages in wire.read_confirmed(
+        source, plan.source_stream, whole, filter_subject=plan.filter, direct=False, held=True
+    ):
+        _check_source(source, plan)
+        yield messages, []
+
+
+def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iterator[tuple[list[Message], list[int]]]:
+    """Yield the messages of ascending sequences in source order, each list with the missing sequences up to its end.
+
+    Consecutive sequences are read as a range, others one by one; the leader supplies messages that a replica lacks.
+    Raises TransientError if the source has been recreated or rolled back since the batch was planned.
+    """
+    whole = SequenceRange(sequences[0], sequences[-1] + 1)
+    if len(whole) == len(sequences):
+        lists = wire.read_confirmed(
+            source, plan.source_stream, whole, filter_subject=plan.filter, direct=plan.direct, held=True
+        )
+    else:
+        lists = wire.read_sequences(source, plan.source_stream, sequences, direct=plan.direct)
+    at = 0
+    for messages in lists:
+        _check_source(source, plan)
+        held = [message.sequence for message in messages]
+        after = bisect.bisect(sequences, held[-1], at)
+        missing = [] if after - at == len(held) else sorted(set(sequences[at:after]).difference(held))
+        at = after
+        yield messages, missing
+    if at < len(sequences):
+        _check_source(source, plan)
+        yield [], sequences[at:]
+
+
+def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
+    """Raise TransientError if the source was recreated or rolled back since the batch was planned.
+
+    Checked after the messages arrive and before they are used, because such a source holds other messages at their
+    sequences. The driver diagnoses the cause.
+    """
+    if plan.source_sequence is None:
+        return
+    try:
+        info = source.request_api(f"STREAM.INFO.{plan.source_stream}")
+    except ApiError:
+        changed = True
+    else:
+        last, last_ns = info["state"]["last_seq"], parse_rfc3339_ns(info["state"]["last_ts"])
+        changed = parse_rfc3339_ns(info["created"]) != plan.created_ns or last < plan.source_sequence
+        if not changed and (last, last_ns) != (plan.source_sequence, plan.source_ns):
+            known = wire.stored_message(source, plan.source_stream, plan.source_sequence)
+            changed = known is not None and known.stored_ns != plan.source_ns
+    if changed:
+        raise TransientError(f"source stream {plan.source_stream} was recreated or rolled back during the copy")
+
+
+_REFUSAL_SECONDS: Final = 30.0
+_ACK_SECONDS: Final = 30.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+#: After so many parked messages of a batch, subjects and reasons are shortened: a publisher chooses them.
+_WHOLE_TEXTS: Final = 1000
+_MOST_LETTERS: Final = 200
+_SUBJECTS: Final = 1 << 16
+_SETTLED_AT_ONCE: Final = 500
+_CONFIRMED_AT_ONCE: Final = 64
+
+
+class StopError(Exception):
+    """The stream must stop until an operator acts; the text is the receipt's failure."""
+
+
+class Sender:
+    """Sends one writer's copies and accounts for them in its receipt; `on_settled` gets the acknowledged messages."""
+
+    def __init__(
+        self, plan: CopyPlan, target: wire.Connection, receipt: Receipt, on_settled: Callable[[list[Message]], None]
+    ) -> None:
+        self._plan = plan
+        self._target = target
+        self._receipt = receipt
+        self._on_settled = on_settled
+        # By sequence: the messages in flight or waiting to be resent, and how often each got a new id.
+        self._window: dict[int, Message] = {}
+        self._resends: dict[int, int] = {}
+        self._resend = plan.resend
+        # When each message was first refused; the last acknowledged message, its target sequence, and when.
+        self._refused_since: dict[int, float] = {}
+        self._settled: Message | None = None
+        self._settled_as = 0
+        self._settled_at = 0.0
+        self._source_failure: wire.WireError | None = None
+        self.copies = TargetCopies(plan, target)
+        self._guard = plan.guard
+        # A fleet's nodes publish on few subjects, again and again.
+        self._subject = lru_cache(_SUBJECTS)(partial(target_subject, prefix=plan.prefix, remove=plan.remove))
+        self._takes = lru_cache(_SUBJECTS)(matcher(plan.subjects))
+        self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
+
+    def prepare(self, message: Message) -> wire.Outgoing | None:
+        """Return the copy, which the caller must send, or None if the target does not accept its subject."""
+        outgoing = self._outgoing(message)
+        if not self._takes(outgoing[1]):
+            subject = printable(outgoing.subject)
+            self._park(message, f"target stream {self._plan.stream} does not take subject {subject}")
+            return None
+        self._window[outgoing[0]] = message
+        return outgoing
+
+    def send(self, items: Iterator[wire.Outgoing]) -> None:
+        """Send all items in order and wait for every acknowledgement.
+
+        Raises StopError if the stream must stop, WireError if the connection is lost or the target stops responding,
+        LeadershipLostError if another member may lead, and the errors of `items`.
+        """
+        items = self._watch(items)
+        waits, unanswered = 0, False
+        again: list[wire.Outgoing] = []
+        while True:
+            self._plan.check_batch()
+            self._guard()
+            began = times.monotonic()
+            # While messages are refused or not acknowledged, none that follows them is sent: the copies stay in order.
+            resends = waits > 0 or unanswered
+            try:
+                if self.copies.takes_batches and not again:
+                    refused = self._publish_batches(items)
+                else:
+                    refused = self._publish(again if resends else itertools.chain(again, items))
+            except wire.DeniedError as denied:
+                raise StopError(str(denied)) from None
+            except wire.WireError as lost:
+                # No acknowledgement proves nothing about a message: its leader may have lost the quorum. Send once more.
+                if lost is self._source_failure or unanswered or not self._window:
+                    raise
+                unanswered, refused = True, []
+            else:
+                unanswered = False
+                if not (resends or refused or self._window):
+                    self._confirm_stored()
+                    return
+            waiting = self._judge(refused)
+            again = self._unsettled()
+            if not waiting:
+                waits = 0
+                continue
+            waits = 1 if self._settled_at > began else waits + 1
+            pause_seconds = backoff_seconds(
+                waits, first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS
+            )
+            times.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
+
+    def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:
+        """Record an error of the source, so that it is not mistaken for an error of the target."""
+        try:
+            yield from items
+        except wire.WireError as failure:
+            self._source_failure = failure
+            raise
+
+    # --------------------------------------------------------------------------------------------- acknowledgements
+
+    def _publish(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
+        """Publish until the first refusal, settle the acknowledged messages, and return the refusals."""
+        publisher = wire.Publisher(
+            self._target, stream=self._plan.stream, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard
+        )
+        refused: list[wire.Ack] = []
+        duplicates: list[wire.Ack] = []
+        settled = self._settled
+        # The copies that are consecutive in the target, from `first` on.
+        first, sequences = 0, list[int]()
+        try:
+            for ack in publisher.publish_all(items):
+                sequence, stored_as, duplicate, _, error = ack
+                if error is not None:
+                    refused.append(ack)
+                elif duplicate:
+                    duplicates.append(ack)
+                elif self._settled and stored_as == first + len(sequences) and len(sequences) < _SETTLED_AT_ONCE:
+                    sequences.append(sequence)
+                else:
+                    # The next run begins first: if the settling fails, `finally` must not settle this one again.
+                    ended = sequences, first
+                    first, sequences = stored_as or 0, [sequence]
+                    self._settle(*ended)
+        finally:
+            self._settle(sequences, first)
+            if self._settled is not settled:
+                self._settled_at = times.monotonic()
+        # Only now: a request discards all other frames, and until here those may be acknowledgements.
+        for ack in duplicates:
+            self._settle_duplicate(ack)
+        return refused
+
+    def _publish_batches(self, items: Iterator[wire.Outgoing]) -> list[wire.Ack]:
+        """Publish in fast-ingest batches until the first refusal, and settle the stored messages; return the refusal.
+
+        After a batch that did not end as expected, the remaining messages are published one by one.
+        """
+        publisher = wire.BatchPublisher(
+            self._target, stream=self._plan.stream, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard
+        )
+        self.copies.takes_batches = False
+        while True:
+            end = publisher.publish(items)
+            clean = self._settle_batch(end)
+            if end.refusal:
+                return [end.refusal]
+            if not clean:
+                return self._publish(itertools.chain(self._unsettled(), items))
+            if end.exhausted:
+                return []
+
+    def _settle_batch(self, end: wire.BatchEnd) -> bool:
+        """Settle the stored messages of a batch; return whether all were stored, and no others between them.
+
+        Then they follow the target's last sequence. Otherwise only the target proves which of them it stored, and where;
+        the others stay in the window.
+        """
+        before, count = self.copies.last, self._receipt.copied
+        clean = not end.sent or (end.last is not None and end.last - before == end.stored)
+        if clean:
+            self.copies.last = end.last or before
+            self._settle(end.sent[: end.stored], before + 1)
+        else:
+            # Read to the end first, because the contents are read on the same connection.
+            added = iter([*self.copies.added()])
+            while portion := list(itertools.islice(added, _CONFIRMED_AT_ONCE)):
+                ours = [copy for copy in portion if self._is_copy_of_window(copy.of)]
+                genuine = self.copies.genuine(ours, self._window)
+                for copy in ours:
+                    if copy.of.sequence not in self._window:
+                        continue
+                    if copy.at in genuine:
+                        self._settle([copy.of.sequence], copy.at)
+                    else:
+                        self._receipt.forged += 1
+        self._receipt.batched += self._receipt.copied - count
+        self._settled_at = times.monotonic()
+        return clean and not self._window
+
+    def _is_copy_of_window(self, copy: CopyOf) -> bool:
+        """Return whether a copy is that of a message which is in flight or waits."""
+        message = self._window.get(copy.sequence)
+        return message is not None and copy.stored_ms == message.stored_ns // 1_000_000
+
+    def _settle(self, sequences: list[int], target_first: int) -> None:
+        """Settle messages whose copies are consecutive in the target."""
+        if not sequences:
+            return
+        messages, receipt = list(map(self._window.pop, sequences)), self._receipt
+        receipt.count(len(messages), sum([len(message.payload) for message in messages]))
+        if sequences[-1] - sequences[0] == len(sequences) - 1:
+            receipt.locate(target_first, sequences[0], len(sequences))
+        else:
+            for target_sequence, sequence in enumerate(sequences, target_first):
+                receipt.locate(target_sequence, sequence)
+        for target_sequence, message in enumerate(messages, target_first):
+            self.note_stored(target_sequence, message)
+        self._on_settled(messages)
+        if self._settled is None:
+            reach(Point.PUBLISHING)
+        self._settled, self._settled_as = messages[-1], target_first + len(messages) - 1
+
+    def note_stored(self, target_sequence: int, message: Message) -> None:
+        """Record whether a stored copy is too large to be read back for its latency, or a heartbeat."""
+        receipt = self._receipt
+        if len(message.payload) + len(message.headers) > self.copies.large_bytes:
+            receipt.large.append(target_sequence)
+        elif message.headers and is_heartbeat(message.subject, message.headers):
+            receipt.heartbeats = [*receipt.heartbeats, target_sequence][-MOST_HEARTBEATS:]
+
+    def _confirm_stored(self) -> None:
+        """Raise StopError unless a target in another domain or account holds the last acknowledged copy.
+
+        A stream of this name on the local server may accept the same subjects and acknowledge first.
+        """
+        target, plan = self._target, self._plan
+        if self._settled is None or not target.cluster.api_owner:
+            return
+        stored, copy = self.copies.at(self._settled_as)
+        elsewhere = copy is None or copy.sequence != self._settled.sequence
+        # A stream with limits may have deleted it since.
+        if elsewhere and (stored or wire.next_message(target, plan.stream, self._settled_as) is None):
+            subject = printable(self._outgoing(self._settled).subject)
+            raise StopError(
+                f"target stream {plan.stream} ({target.cluster.api_owner}) does not hold the last acknowledged copy: another "
+                f"stream also accepts {subject}; set another target_subject_prefix"
+            )
+
+    def _settle_duplicate(self, ack: wire.Ack) -> None:
+        """Look up a duplicate in the target; if another message is there, resend this one with another id.
+
+        A rolled-back source has another message at the sequence of an earlier copy. A limit may have deleted the copy since.
+        """
+        at, plan = ack.target_sequence or 0, self._plan
+        stored, copy = self.copies.at(at)
+        if stored is None and at > plan.since and self.copies.deletes:
+            self._settle([ack.sequence], at)
+        elif (
+            stored
+            and copy
+            and copy.sequence == ack.sequence
+            and self._is_copy_of_window(copy)
+            and self.copies.is_genuine(stored, self._window[ack.sequence])
+        ):
+            if at <= plan.since:
+                raise StopError(other_writer_text(plan.stream, plan.identity, ack.sequence))
+            self._settle([ack.sequence], at)
+        else:
+            self._resends[ack.sequence] = self._resends.get(ack.sequence, self._resend) + 1
+
+    # ------------------------------------------------------------------------------------- refused or unacknowledged
+
+    def _judge(self, refused: list[wire.Ack]) -> bool:
+        """Park or stop as the refusals demand; return whether to wait and send the others again."""
+        now, waiting = times.monotonic(), False
+        for ack in refused:
+            since = self._refused_since.setdefault(ack.sequence, now)
+            reason = f"{ack.error} ({ack.error_code})"
+            wanted = reaction(ack.error_code, ack.error)
+            if wanted is Reaction.PARK:
+                self._park(self._window.pop(ack.sequence), reason)
+            elif wanted is Reaction.STOP or now - max(since, self._settled_at) > _REFUSAL_SECONDS:
+                raise StopError(f"target stream {self._plan.stream} refuses: {reason}")
+            else:
+                waiting = True
+        return waiting
+
+    # ------------------------------------------------------------------------------------------------- single messages
+
+    def _outgoing(self, message: Message) -> wire.Outgoing:
+        """Return the copy: its subject, headers and payload."""
+        sequence, stored_ns, subject, headers, payload, _ = message
+        resend = self._resends.get(sequence, self._resend) if self._resends else self._resend
+        copy = (sequence, self._subject(subject), self._headers(headers, sequence, stored_ns, resend), payload)
+        # Half the time of the constructor.
+        return tuple.__new__(wire.Outgoing, copy)
+
+    def _unsettled(self) -> list[wire.Outgoing]:
+        """Return the messages that the target is not known to have stored, in order."""
+        return [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
+
+    def _park(self, message: Message, reason: str) -> None:
+        if self._plan.on_poison == "stop":
+            raise StopError(
+                f"message {message.sequence} cannot be copied: {reason}; set on_poison: park to continue without it"
+            )
+        subject, parked = printable(message.subject), self._receipt.parked
+        if len(parked) >= _WHOLE_TEXTS:
+            subject, reason = subject[:_MOST_LETTERS], reason[:_MOST_LETTERS]
+        parked.append(Parked(message.sequence, message.stored_ns, subject, len(message.payload), reason))
+
 
 _TARGET: Final = "sr-assets writer: target"
 _STAGED_AT_ONCE: Final = 500
-_CONFIRMED_AT_ONCE: Final = 64
+
 _STAGED_BYTES: Final = 8 << 20
 
 

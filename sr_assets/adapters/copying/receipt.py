@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from sr_assets.adapters.private import write_private
-from sr_assets.domain.heartbeats import Hop
+from sr_assets.domain.hops import Hop
 
 #: At most this many heartbeats of a batch are measured.
 MOST_HEARTBEATS: Final = 32

@@ -1,24 +1,23 @@
-"""`fleet.duckdb`: views over the files of all sites' publications. Each publication replaces it atomically.
+"""`fleet.duckdb`: views over the files of all sites' publications. Each publication replaces it atomically."""
 
-DuckDB binds a new view, which opens its files, so a publication begins with a copy of the last file and replaces only the
-views that changed.
-"""
+from __future__ import annotations
 
 import contextlib
 import shutil
 import stat
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import duckdb
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import remove_files, write_private
-from sr_assets.adapters.published.leaders import LEADERS, Leader, common_leader, read_leaders, write_leaders
+from sr_assets.adapters.published import actions
+from sr_assets.adapters.published.daily import DAILY_TABLES
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
     Manifest,
@@ -38,14 +37,132 @@ from sr_assets.adapters.published.publication import (
     site_folders,
 )
 from sr_assets.adapters.published.schema import (
+    HISTORY,
+    INTERNAL,
+    NO_HISTORY,
+    NO_SNAPSHOTS,
     SCHEMA_VERSION,
     SNAPSHOT_INFO,
     STORAGE_VERSION,
+    TABLES,
+    TOPOLOGY_SITE,
+    TOPOLOGY_TABLES,
+    VIEWS,
+    at,
+    history_query,
+    literal,
     refuse_other_schema,
+    snapshots_query,
 )
-from sr_assets.adapters.published.table import literal
-from sr_assets.adapters.published.views import View, fleet_views
+from sr_assets.adapters.state.checkpoint import last_stored
+from sr_assets.adapters.state.lease import Lease
 from sr_assets.domain.errors import RunError, cannot_write
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+class View(NamedTuple):
+    """A view: its name and its query."""
+
+    name: str
+    query: str
+
+
+def fleet_views(
+    connection: duckdb.DuckDBPyConnection, home: Path, publications: Sequence[Publication], mode: int
+) -> Iterator[View]:
+    """Yield each view: the tables over the sites' files, and the views derived from them.
+
+    `connection` writes a missing file that a view needs, with permissions `mode`.
+    """
+    # Strings: with a thousand sites, Path objects would take most of the time.
+    folders = [(str(publication_folder(home, publication.site)), publication) for publication in publications]
+    tables = {}
+    for name, table in (TABLES | TOPOLOGY_TABLES).items():
+        rows = [f"{folder}/{file}" for folder, publication in folders for file in publication.files.get(name, ())]
+        later = [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())]
+        tables[name] = _table_query(table.kinds, rows, later)
+    yield from (View(name, query) for name, query in tables.items() if name not in INTERNAL)
+    listed = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
+    # A missing Parquet file hides its own rows, not the whole publication.
+    history = _literals(file for file in listed if Path(file).exists())
+    latest = tables["latest_snapshots"]
+    yield View("node_snapshots", snapshots_query(history, literal(f"{home}/"), latest) if history else NO_SNAPSHOTS)
+    # DuckDB refuses a pattern without a match.
+    any_file = next(home.glob(HISTORY), None)
+    yield View("node_snapshot_history", history_query(str(home), tables["history_files"]) if any_file else NO_HISTORY)
+    yield from (View(table.name, table.view(connection, home, mode)) for table in DAILY_TABLES)
+    yield View(actions.NAME, actions.actions_query(home))
+    for name, query in VIEWS.items():
+        yield View(name, query.format(**{table: f"({rows})" for table, rows in tables.items()}))
+
+
+def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str]) -> str:
+    """Return the query over the files of a table, where rows in the files `later` replace others of the same key."""
+    columns = ", ".join(kinds)
+    if not rows:
+        return f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
+    if not later:
+        return f"SELECT {columns} FROM {_parquet(rows)}"
+    return f"""
+        SELECT {columns} FROM {_parquet(rows)} AS earlier
+        WHERE NOT EXISTS (SELECT 1 FROM {_parquet(later)} AS later WHERE later.row_key = earlier.row_key)
+        UNION ALL SELECT {columns} FROM {_parquet(later)}
+        """
+
+
+def _parquet(files: Iterable[str]) -> str:
+    return f"read_parquet([{_literals(files)}], hive_partitioning = false)"
+
+
+def _literals(files: Iterable[str]) -> str:
+    return ", ".join(map(literal, files))
+
+
+LEADERS: Final = "site_leaders"
+SITE_LEADERS: Final = (
+    "name VARCHAR, role VARCHAR, leader VARCHAR, leader_host VARCHAR, since TIMESTAMPTZ, checkpoint_at TIMESTAMPTZ"
+)
+_MIXED: Final = "mixed"
+
+
+class Leader(NamedTuple):
+    """A row of `site_leaders`; the times are in unix ns."""
+
+    site: str
+    role: str
+    leader: str | None
+    host: str | None
+    since_ns: int | None
+    checkpoint_ns: int | None
+
+
+def read_leaders(home: Path, sites: Iterable[str]) -> list[Leader]:
+    """Return the leader of each site. A site without an election is led by this home."""
+    return [_row(home, site) for site in sorted(sites) if site != TOPOLOGY_SITE]
+
+
+def common_leader(rows: Iterable[Leader]) -> tuple[str, str | None]:
+    """Return the common role and leader of all sites, or `mixed` and None if the sites differ."""
+    agreed = {(row.role, row.leader) for row in rows}
+    return agreed.pop() if len(agreed) == 1 else (_MIXED, None)
+
+
+def write_leaders(connection: duckdb.DuckDBPyConnection, rows: Sequence[Leader]) -> None:
+    """Create or replace `fleet.site_leaders`."""
+    connection.execute(f"CREATE OR REPLACE TABLE fleet.{LEADERS} ({SITE_LEADERS})")
+    if rows:
+        insert = f"INSERT INTO fleet.{LEADERS} SELECT $1, $2, $3, $4, {at('$5::BIGINT')}, {at('$6::BIGINT')}"
+        connection.executemany(insert, rows)
+
+
+def _row(home: Path, site: str) -> Leader:
+    folder = home / "sites" / site
+    lease, checkpoint = Lease.read(folder), last_stored(folder)
+    role = "leader" if lease.holds or not lease.keys else "follower"
+    return Leader(site, role, lease.leader, lease.leader_host, lease.since_ns, checkpoint and checkpoint.at_ns)
+
 
 _MOVE_SECONDS: Final = 5.0
 

@@ -1,8 +1,4 @@
-"""Publishing a site's tables: new files for its rows, and a `fleet.duckdb` that shows them with the other sites' files.
-
-The cost depends on the site alone: other sites' files are neither read nor rewritten. An open reader keeps its version;
-the next open sees the new one. Payloads are not copied: `node_snapshots` is a view over the Parquet history.
-"""
+"""Publishing a site's tables: new files for its rows (large tables: a base and a delta), and a `fleet.duckdb` with them."""
 
 from __future__ import annotations
 
@@ -15,25 +11,75 @@ import pyarrow as pa
 
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.delta_files import IncrementalTable
 from sr_assets.adapters.published.index import Run, publish_index
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, read_manifest
 from sr_assets.adapters.published.progress import PublishedStream, progress
 from sr_assets.adapters.published.publication import (
+    BaseFile,
     Files,
     Publication,
+    Written,
     publication_folder,
     read_publication,
     sweep,
     write_publication,
 )
-from sr_assets.adapters.published.schema import TABLES
-from sr_assets.adapters.published.table import Table, literal, of_streams
-from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE, TOPOLOGY_TABLES
+from sr_assets.adapters.published.schema import TABLES, TOPOLOGY_SITE, TOPOLOGY_TABLES, Table, literal, of_streams
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
     from sr_assets.adapters.state.store import SiteState
+
+#: Below this number of rows, writing all of them is as fast as finding the new ones.
+LARGE: Final = 10_000
+
+
+class IncrementalTable:
+    """The rows of one incremental table in a site's state that fulfil a condition."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, site: str, table: Table, condition: str) -> None:
+        assert table.growth is not None
+        self._connection = connection
+        self._time = f"coalesce({table.growth.time}, 0)"
+        self._mark = table.growth.mark
+        self._key = (table.growth.key or "").replace("$name", literal(site))
+        self._rows = f"{table.state} WHERE {condition}"
+
+    def later(self, until_ns: int) -> str:
+        """Return the condition for rows of the delta file."""
+        return f"{self._time} >= {until_ns}"
+
+    def keep(self, base: BaseFile, folder: Path) -> BaseFile | None:
+        """Return the base file if it and the delta rows are the whole table, or None if all rows must be written."""
+        rows, mark, later = self._row(
+            f"""
+            SELECT count(*) FILTER (early), coalesce(sum({self._mark}) FILTER (early), 0), count(*) FILTER (NOT early)
+            FROM (SELECT *, {self._time} < {base.until_ns} AS early FROM {self._rows})
+            """
+        )
+        if (rows, mark) != (base.rows, base.mark) and self._key:
+            replaced, replaced_mark = self._row(
+                f"""
+                SELECT count(*), coalesce(sum(row_mark), 0) FROM read_parquet({literal(str(folder / base.file))})
+                WHERE row_key IN (SELECT {self._key} FROM {self._rows} AND {self.later(base.until_ns)})
+                """
+            )
+            rows, mark = rows + replaced, mark + replaced_mark
+        written = base.written + later
+        if (rows, mark) != (base.rows, base.mark) or written >= base.rows:
+            return None
+        return base._replace(written=written)
+
+    def begin(self, written: Written) -> BaseFile | None:
+        """Return a file with all rows as the new base file, or None if the table is small."""
+        if written.rows < LARGE:
+            return None
+        rows, mark, until_ns = self._row(f"SELECT count(*), sum({self._mark}), max({self._time}) + 1 FROM {self._rows}")
+        return BaseFile(written.name, rows, mark, until_ns)
+
+    def _row(self, query: str) -> tuple[int, ...]:
+        return tuple(map(int, self._connection.execute(query).fetchall()[0]))
+
 
 #: The tables with rows in the state of a site. One query: each costs as much as reading a small table.
 _FILLED: Final = " UNION ALL ".join(f"(SELECT '{name}' FROM {table.state} LIMIT 1)" for name, table in TABLES.items())

@@ -1,21 +1,288 @@
-"""The published tables of a site: columns, and the queries that select their rows from the site's state.
-
-Add a table here, or in `global_schema` for a centre.
-"""
+"""The published tables of sites, centres and native streams: columns, and the queries that select their rows from the state."""
 
 from __future__ import annotations
 
 import glob
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.home import OtherSchemaError
-from sr_assets.adapters.published.global_schema import GLOBAL_TABLES, GLOBAL_VIEWS
-from sr_assets.adapters.published.hop_schema import HOP_TABLES, HOP_VIEWS
-from sr_assets.adapters.published.table import Growth, Table, at, literal
+from sr_assets.adapters.state.global_view import blind, same_key
+from sr_assets.adapters.state.latencies import SLOT_NS
+from sr_assets.domain.hops import bucket_seconds
+from sr_assets.domain.positions import DAY_NS
+from sr_assets.domain.received import REPORTED, STATUS
 
 if TYPE_CHECKING:
     import duckdb
+
+
+class Growth(NamedTuple):
+    """How a table of the state grows; its base file is not written again.
+
+    `time` is a row's time column, later in newer rows. A row has changed if the expression `mark` has changed. The
+    expression `key`, if any, is equal in a row and the newer row that replaces it.
+    """
+
+    time: str
+    mark: str
+    key: str | None = None
+
+
+class Table(NamedTuple):
+    """A table's columns as DuckDB declares them, and the query that selects its rows from a site's state.
+
+    In the query `$name` is the site, and a condition can be appended. Without a row in `state`, a table of the state, it
+    has no rows. `entry` is its column with the configured stream or feed. `site` is the expression, on the published
+    table, for the site that published a row.
+    """
+
+    columns: str
+    query: str
+    state: str
+    entry: str = "stream"
+    site: str = "name"
+    growth: Growth | None = None
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Type of each column by name, in column order."""
+        return dict(column.split(maxsplit=1) for column in self.columns.split(","))
+
+    @property
+    def reads_progress(self) -> bool:
+        """Whether the rows come from `progress` too, which is no table of the state."""
+        return "FROM progress" in self.query
+
+    @property
+    def replaced(self) -> bool:
+        """Whether newer rows replace older ones: the files then have the columns `row_key` and `row_mark` too."""
+        return self.growth is not None and self.growth.key is not None
+
+
+def of_streams(column: str, streams: Iterable[str]) -> str:
+    """Return the SQL condition that a column names one of some streams."""
+    names = ", ".join(map(literal, streams))
+    return f"{column} IN ({names})" if names else "false"
+
+
+def at(column: str) -> str:
+    """Return the SQL that converts a column of unix nanoseconds to TIMESTAMPTZ."""
+    return f"make_timestamptz({column} // 1000)"
+
+
+def literal(text: str) -> str:
+    """Return a text as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+#: The query of the latency of each stream's hops, over a site's state.
+LATENCY: Final = f"""
+    SELECT stream, hop_name, hop_stream, any_value(total)::BIGINT AS copies,
+        {bucket_seconds("min(bucket) FILTER (upto >= 0.5 * total)")} AS p50_seconds,
+        {bucket_seconds("min(bucket) FILTER (upto >= 0.95 * total)")} AS p95_seconds,
+        {bucket_seconds("max(bucket)")} AS max_seconds, {at(f"((max(slot) + 1) * {SLOT_NS})")} AS until
+    FROM (
+        SELECT *, sum(copies) OVER (hop ORDER BY bucket) AS upto, sum(copies) OVER hop AS total
+        FROM latencies WINDOW hop AS (PARTITION BY stream, hop_name, hop_stream)
+    )
+    GROUP BY stream, hop_name, hop_stream
+    """
+
+HOP_TABLES: Final[dict[str, Table]] = {
+    "heartbeat_hops": Table(
+        """
+        name VARCHAR, stream VARCHAR, hop_name VARCHAR, hop_stream VARCHAR, subject VARCHAR, originator VARCHAR,
+        sent_at TIMESTAMPTZ, stored_at TIMESTAMPTZ, arrived_at TIMESTAMPTZ, seconds DOUBLE, p50_seconds DOUBLE,
+        p95_seconds DOUBLE, max_seconds DOUBLE
+        """,
+        f"""
+        SELECT $name, stream, hop_name, hop_stream, subject, originator, {at("sent_ns")}, {at("stored_ns")},
+            {at("arrived_ns")}, round(took_ns / 1e9, 3), round(p50_ns / 1e9, 3), round(p95_ns / 1e9, 3), round(max_ns / 1e9, 3)
+        FROM (
+            SELECT *, quantile_cont(took_ns, 0.5) OVER hop AS p50_ns, quantile_cont(took_ns, 0.95) OVER hop AS p95_ns,
+                max(took_ns) OVER hop AS max_ns, arrived_ns = max(arrived_ns) OVER hop AS newest
+            FROM (SELECT *, arrived_ns - stored_ns AS took_ns FROM heartbeats)
+            WINDOW hop AS (PARTITION BY stream, hop_name, hop_stream, subject, originator)
+        )
+        WHERE newest
+        """,
+        "heartbeats",
+    ),
+    "message_hops": Table(
+        """
+        name VARCHAR, stream VARCHAR, hop_name VARCHAR, hop_stream VARCHAR, copies BIGINT, p50_seconds DOUBLE,
+        p95_seconds DOUBLE, max_seconds DOUBLE, until TIMESTAMPTZ
+        """,
+        f"""
+        SELECT $name, stream, hop_name, hop_stream, copies, p50_seconds, p95_seconds, max_seconds, until
+        FROM ({LATENCY}) WHERE true
+        """,
+        "latencies",
+    ),
+}
+
+#: The columns of each view, with their types.
+HOP_COLUMNS: Final = {
+    view: {name: kind for name, kind in HOP_TABLES[table].kinds.items() if name not in ("hop_name", "hop_stream")}
+    for view, table in {"heartbeats": "heartbeat_hops", "hops": "message_hops"}.items()
+}
+HOP_VIEWS: Final[dict[str, str]] = {
+    "heartbeats": """
+        SELECT hop_name AS name, hop_stream AS stream, subject, originator, sent_at, stored_at, arrived_at, seconds,
+            p50_seconds, p95_seconds, max_seconds
+        FROM {heartbeat_hops}
+        QUALIFY row_number() OVER (
+            PARTITION BY hop_name, hop_stream, subject, originator ORDER BY arrived_at DESC) = 1
+        """,
+    "hops": """
+        SELECT hop_name AS name, hop_stream AS stream, copies, p50_seconds, p95_seconds, max_seconds, until
+        FROM {message_hops}
+        QUALIFY row_number() OVER (PARTITION BY hop_name, hop_stream ORDER BY until DESC, copies DESC) = 1
+        """,
+}
+
+
+#: By event code.
+_STATUS: Final = f"{[status.value for status in STATUS]}[event_code + 1]"
+_EVENT: Final = f"{list(REPORTED)}[event_code + 1]"
+_FEED: Final = "$name || '/' || feed"
+_FEEDS_SITE: Final = "split_part(feed, '/', 1)"
+_SITE: Final = ("replicator", "name", "stream")
+_BLIND: Final = blind("watermarks.now_ns")
+_NODES_GROWTH: Final = Growth(
+    "received_ns",
+    "hash(received_ns, event_ns, epoch_ns, transition, event_code, seen_ns)",
+    "hash($name, feed, replicator, name, stream, node)",
+)
+_HISTORY_GROWTH: Final = Growth("received_ns", "hash(received_ns, event_ns, epoch_ns, transition, event_code)")
+
+
+def _site(table: str) -> str:
+    return f"{table}.replicator, nullif({table}.name, ''), nullif({table}.stream, '')"
+
+
+GLOBAL_TABLES: Final[dict[str, Table]] = {
+    "global_availability": Table(
+        """
+        replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, status VARCHAR, status_since TIMESTAMPTZ,
+        last_seen TIMESTAMPTZ, event_time TIMESTAMPTZ, received_at TIMESTAMPTZ, source VARCHAR, feed VARCHAR
+        """,
+        f"""
+        SELECT {_site("latest")}, node, {_STATUS}, {at("event_ns")},
+            {at("CASE WHEN event_code IN (0, 2) THEN event_ns ELSE seen_ns END")}, {at("event_ns")}, {at("received_ns")},
+            origin, {_FEED}, {_NODES_GROWTH.key}, {_NODES_GROWTH.mark}
+        FROM global_nodes AS latest WHERE true
+        """,
+        "global_nodes",
+        "feed",
+        _FEEDS_SITE,
+        _NODES_GROWTH,
+    ),
+    "global_advisories": Table(
+        """
+        event_id VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event VARCHAR,
+        event_time TIMESTAMPTZ, received_at TIMESTAMPTZ, seen TIMESTAMPTZ, age_seconds DOUBLE, previous VARCHAR,
+        transition BIGINT, late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, source VARCHAR, feed VARCHAR,
+        epoch BIGINT, event_ns BIGINT
+        """,
+        f"""
+        SELECT event_id, {_site("advisory")}, node, {_EVENT}, {at("event_ns")}, {at("received_ns")}, {at("seen_ns")},
+            age_seconds, previous, nullif(transition, 0), late, returned, outage_seconds, origin, {_FEED},
+            nullif(epoch_ns, 0), event_ns
+        FROM global_history AS advisory WHERE true
+        """,
+        "global_history",
+        "feed",
+        _FEEDS_SITE,
+        _HISTORY_GROWTH,
+    ),
+    "global_summary": Table(
+        """
+        replicator VARCHAR, name VARCHAR, stream VARCHAR, nodes BIGINT, up BIGINT, timeout BIGINT, retired BIGINT,
+        new_24h BIGINT, last_advisory_at TIMESTAMPTZ, blind BOOLEAN, observer VARCHAR, observer_alive_at TIMESTAMPTZ,
+        watermark TIMESTAMPTZ, position BIGINT, lag_messages BIGINT, tracked_nodes BIGINT, as_of TIMESTAMPTZ,
+        feed VARCHAR, outage VARCHAR, outage_since TIMESTAMPTZ
+        """,
+        f"""
+        SELECT {_site("site")}, coalesce(up, 0) + coalesce(timeout, 0), coalesce(up, 0), coalesce(timeout, 0),
+            coalesce(retired, 0), coalesce(new_24h, 0), {at("advised_ns")}, {_BLIND},
+            CASE WHEN {_BLIND} THEN 'blind' WHEN observed_ns IS NULL THEN 'unwatched' ELSE 'ok' END,
+            {at("observed_ns")}, {at("site.watermark_ns")}, position, lag_messages, site.nodes,
+            {at("watermarks.now_ns")}, {_FEED}, nullif(outage, 'restored'),
+            {at("if(outage = 'restored', NULL, outage_ns)")}
+        FROM global_sites AS site
+        JOIN (SELECT stream AS feed, watermark_ns AS now_ns FROM streams) AS watermarks USING (feed)
+        LEFT JOIN (
+            SELECT replicator, name, stream, count(*) FILTER (event_code IN (0, 2, 4)) AS up,
+                count(*) FILTER (event_code = 1) AS timeout, count(*) FILTER (event_code = 3) AS retired
+            FROM global_nodes GROUP BY ALL
+        ) AS counted ON {same_key("counted", "site", _SITE)}
+        LEFT JOIN (
+            SELECT replicator, name, advisory.stream, count(DISTINCT node) AS new_24h
+            FROM global_history AS advisory JOIN streams ON streams.stream = advisory.feed
+            WHERE event_code = 0 AND event_ns > streams.watermark_ns - {DAY_NS} GROUP BY ALL
+        ) AS recent ON {same_key("recent", "site", _SITE)}
+        WHERE true
+        """,
+        "global_sites",
+        "feed",
+        _FEEDS_SITE,
+    ),
+    "global_rejects": Table(
+        """
+        feed VARCHAR, sequence BIGINT, received_at TIMESTAMPTZ, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
+        field VARCHAR, excerpt VARCHAR
+        """,
+        f"""
+        SELECT {_FEED}, sequence, {at("received_ns")}, subject, payload_bytes, reason, field, excerpt
+        FROM global_rejects WHERE true
+        """,
+        "global_rejects",
+        "feed",
+        _FEEDS_SITE,
+    ),
+}
+#: View → its query over the published tables, each as `{table}`.
+GLOBAL_VIEWS: Final[dict[str, str]] = {
+    # At a site that a node left, it is retired.
+    "v_nodes_at_several_sites": """
+        SELECT node, count(DISTINCT (replicator, coalesce(name, replicator))) AS sites,
+            list(DISTINCT coalesce(name, replicator) ORDER BY coalesce(name, replicator)) AS names,
+            max(last_seen) AS last_seen
+        FROM {global_availability} WHERE status <> 'retired' GROUP BY node HAVING sites > 1
+        """,
+}
+
+
+#: Publication name of the topology tables; no site can have it.
+TOPOLOGY_SITE: Final = ".topology"
+
+TOPOLOGY_TABLES: Final[dict[str, Table]] = {
+    "topology_streams": Table(
+        """
+        cluster VARCHAR, domain VARCHAR, stream VARCHAR, storage VARCHAR, replicas BIGINT, placement VARCHAR,
+        consumers BIGINT, messages BIGINT, bytes BIGINT, lost BIGINT, deleted BIGINT, leader VARCHAR, as_of TIMESTAMPTZ,
+        peers VARCHAR, api_level BIGINT, error VARCHAR
+        """,
+        "",
+        "",
+    ),
+    "topology_links": Table(
+        """
+        cluster VARCHAR, stream VARCHAR, kind VARCHAR, origin_cluster VARCHAR, origin_stream VARCHAR, filter VARCHAR,
+        transforms VARCHAR, active_seconds DOUBLE, lag_messages BIGINT, lag_seconds DOUBLE, error VARCHAR,
+        as_of TIMESTAMPTZ, sampling VARCHAR, api_prefix VARCHAR, domain VARCHAR, origin_domain VARCHAR, dead BOOLEAN
+        """,
+        "",
+        "",
+    ),
+    "topology_drift": Table(
+        "cluster VARCHAR, stream VARCHAR, key VARCHAR, wanted VARCHAR, found VARCHAR, remedy VARCHAR", "", ""
+    ),
+}
+
 
 #: Version of the tables; files of another version are refused.
 SCHEMA_VERSION: Final = 1

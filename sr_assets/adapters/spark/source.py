@@ -22,10 +22,9 @@ from pyspark.sql.datasource import (
 )
 
 from sr_assets.adapters.connection_file import open_connection
-from sr_assets.adapters.spark import stream_options as accepted
+from sr_assets.adapters.spark import stream_format
 from sr_assets.adapters.spark.schemas import arrow_schema, rows_of
-from sr_assets.adapters.spark.stream_options import parse_options
-from sr_assets.adapters.spark.stream_rows import STREAM_SCHEMA
+from sr_assets.adapters.spark.stream_format import STREAM_SCHEMA, parse_options
 from sr_assets.domain.classes import Classifier, ClassRule, decode_rules, encode_rules
 from sr_assets.domain.messages import Message
 from sr_assets.domain.senders import SenderExtractor
@@ -133,14 +132,14 @@ class JetStreamDataSource(DataSource):
             return JetStreamReader(self.options)
         from sr_assets.adapters.spark.stream_reader import NarrowedBatchReader, StreamBatchReader
 
-        options = parse_options(self.options, accepted.BATCH_OPTIONS)
+        options = parse_options(self.options, stream_format.BATCH_OPTIONS)
         return (NarrowedBatchReader if options.push_filters else StreamBatchReader)(options, schema)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Return the streaming reader."""
         from sr_assets.adapters.spark.stream_reader import StreamStreamReader
 
-        return StreamStreamReader(parse_options(self.options, accepted.STREAMING_OPTIONS), schema)
+        return StreamStreamReader(parse_options(self.options, stream_format.STREAMING_OPTIONS), schema)
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
         """Return the batch writer."""
@@ -150,13 +149,13 @@ class JetStreamDataSource(DataSource):
             return JetStreamWriter(self.options)
         from sr_assets.adapters.spark.stream_writer import StreamBatchWriter
 
-        return StreamBatchWriter(parse_options(self.options, accepted.WRITE_OPTIONS), schema, overwrite=overwrite)
+        return StreamBatchWriter(parse_options(self.options, stream_format.WRITE_OPTIONS), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802, ARG002  Spark's
         """Return the streaming writer."""
         from sr_assets.adapters.spark.stream_writer import StreamStreamWriter
 
-        return StreamStreamWriter(parse_options(self.options, accepted.STREAMING_WRITE_OPTIONS), schema)
+        return StreamStreamWriter(parse_options(self.options, stream_format.STREAMING_WRITE_OPTIONS), schema)
 
     @property
     def _is_own(self) -> bool:

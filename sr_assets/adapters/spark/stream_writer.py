@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
     from pyspark.sql.types import StructType
 
-    from sr_assets.adapters.spark.stream_options import StreamOptions
+    from sr_assets.adapters.spark.stream_format import StreamOptions
 
 _TYPES: Final = {"subject": "string", "payload": "binary", "headers": "map<string,array<string>>"}
 _MESSAGE_ID: Final = MESSAGE_ID_HEADER.decode()

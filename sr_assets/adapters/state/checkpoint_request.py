@@ -49,6 +49,6 @@ def end_request(folder: Path) -> None:
     (folder / _TAKEN).unlink(missing_ok=True)
 
 
-def withdraw_request(folder: Path) -> None:
+def withdraw_checkpoint_request(folder: Path) -> None:
     """Remove a request that no run has taken."""
     (folder / _REQUEST).unlink(missing_ok=True)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sr_assets.domain.received import BLIND_AFTER, RANK, Observation, SiteNotice
-from sr_assets.domain.received_fields import Reject
+from sr_assets.domain.received import BLIND_AFTER, RANK, Observation, Reject, SiteNotice
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import Final
 
 from sr_assets.adapters.state.stream_table import StreamTable
-from sr_assets.domain.heartbeats import Hop
+from sr_assets.domain.hops import Hop
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SECOND_NS
 
 SCHEMA: Final = """

@@ -6,8 +6,7 @@ from typing import Final
 
 from sr_assets.adapters.state.heartbeats import admit
 from sr_assets.adapters.state.stream_table import StreamTable
-from sr_assets.domain.heartbeats import Hop
-from sr_assets.domain.latencies import bucket_of
+from sr_assets.domain.hops import Hop, bucket_of
 from sr_assets.domain.positions import SECOND_NS
 
 SCHEMA: Final = """

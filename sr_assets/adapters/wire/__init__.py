@@ -3,22 +3,20 @@
 Headers and payloads stay bytes from end to end. Administration is in `nats`.
 """
 
-from sr_assets.adapters.wire.acknowledgements import Ack, parse_ack
-from sr_assets.adapters.wire.connection import Connection
-from sr_assets.adapters.wire.fast_ingest import BatchEnd, BatchPublisher
-from sr_assets.adapters.wire.gets import next_message, stored_message
-from sr_assets.adapters.wire.link import DeniedError, WireError
+from sr_assets.adapters.wire.connection import Connection, DeniedError, WireError
 from sr_assets.adapters.wire.permissions import PermissionProbe, find_denied
-from sr_assets.adapters.wire.publishing import Outgoing, Publisher
+from sr_assets.adapters.wire.publishing import Ack, BatchEnd, BatchPublisher, Outgoing, Publisher, parse_ack
 from sr_assets.adapters.wire.reading import (
     BATCH_BYTES,
     BATCH_MESSAGES,
+    next_message,
     read_confirmed,
     read_headers,
     read_range,
     read_sequences,
     stored_headers,
     stored_large,
+    stored_message,
 )
 
 __all__ = [

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 
 from sr_assets.adapters.jetstream import decode_response, encode_json
 from sr_assets.adapters.security import NO_TLS, read_login, tls_context, tls_error_text
+from sr_assets.adapters.wire.connection import CLOSED, WireError
 from sr_assets.adapters.wire.frames import Frame, FrameParser
-from sr_assets.adapters.wire.link import CLOSED, WireError
 from sr_assets.domain.clusters import ClusterSettings, TlsSettings
 
 _BUFFER_BYTES: Final = 256 << 10

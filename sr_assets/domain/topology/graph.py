@@ -1,9 +1,10 @@
-"""Links as a graph: a node is a stream of a domain, an edge a link with its colour and label."""
+"""Links as a graph, also in graphviz's language DOT: a node is a stream of a domain, an edge a link with its colour and label."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from sr_assets.domain.foreign_text import visible
 from sr_assets.domain.topology.links import Link
 
 _COLOURS: Final = {"mirror": "blue", "source": "green", "replica": "black", "feed": "gray"}
@@ -76,3 +77,24 @@ def _label(link: Link) -> str:
         silent = "never heard" if link.active_seconds is None else f"silent for {link.active_seconds:.0f}s"
     parts = (link.kind.capitalize(), link.copies, link.sampling, lag, silent, link.error)
     return "\n".join(part for part in parts if part)
+
+
+def dot(graph: Graph) -> str:
+    """Return the graph in the DOT language, every name escaped."""
+    number = {node: f"n{index}" for index, node in enumerate(graph.nodes, 1)}
+    lines = ["digraph {", '\tlabel="Stream Replication Structure";', "\trankdir=LR;", "\tnode [shape=box];"]
+    names = {node: _quoted("\n".join(node)) for node in graph.nodes}
+    lines += [f"\t{number[node]} [label={name}];" for node, name in names.items()]
+    for edge in graph.edges:
+        style = ' style="dashed"' if edge.dashed else ""
+        lines.append(
+            f'\t{number[edge.origin]} -> {number[edge.copy]} [color="{edge.colour}"{style} label={_quoted(edge.label)}];'
+        )
+    return "\n".join([*lines, "}", ""])
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a DOT string; graphviz would interpret escapes and entities in names."""
+    plain = "\n".join(visible(line) for line in text.split("\n"))
+    escaped = plain.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;").replace("\n", "\\n")
+    return f'"{escaped}"'

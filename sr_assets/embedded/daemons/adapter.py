@@ -5,12 +5,12 @@ import secrets
 from typing import Final, Self
 
 from sr_assets.adapters import times
-from sr_assets.adapters.wire.acknowledgements import parse_ack
+from sr_assets.adapters.wire.connection import WireError
 from sr_assets.adapters.wire.frames import Frame, encode_pub
 from sr_assets.adapters.wire.light import Dialer, LightConnection
-from sr_assets.adapters.wire.link import WireError
-from sr_assets.domain.choria_rpc import adapter_output
+from sr_assets.adapters.wire.publishing import parse_ack
 from sr_assets.domain.errors import RunError
+from sr_assets.embedded.choria_rpc import adapter_output
 from sr_assets.embedded.daemons.job import Counters, Job
 
 _QUEUE_GROUP: Final = "nats_ingest_sr_assets_emulate"

@@ -15,7 +15,7 @@ from sr_assets.adapters import times
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.embedded.daemons.adapter import Adapter
 from sr_assets.embedded.daemons.job import Counters, Job
-from sr_assets.embedded.daemons.part import Part
+from sr_assets.embedded.daemons.node import Part
 from sr_assets.embedded.emulator import require_stream
 
 _REPORT_SECONDS: Final = 0.5

@@ -1,31 +1,37 @@
-"""Start, supervision and end of the demo: NATS servers, fleets, Dagster's services."""
+"""Start, supervision, display and end of the demo: NATS servers, fleets, Dagster's services."""
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from sr_assets.adapters import times
 from sr_assets.adapters.extras import require_extra
-from sr_assets.adapters.private import write_private
+from sr_assets.adapters.locking import lock
+from sr_assets.adapters.private import open_private, write_private
 from sr_assets.adapters.published.manifest import identity
-from sr_assets.adapters.published.reading import count_rows
+from sr_assets.adapters.published.reading import Rows, count_rows, open_fleet, read_rows
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.automation.failures import failures
-from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.embedded.demo.configuration import CITIES, FILE_NAME, configuration
-from sr_assets.embedded.demo.home import demo_home, stdout_on_stderr
+from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.embedded.demo.result import check_demo
-from sr_assets.embedded.demo.servers import SUBJECT, DemoServers
-from sr_assets.embedded.demo.view import Summary, step
+from sr_assets.embedded.demo.servers import CITIES, FILE_NAME, SUBJECT, DemoServers, configuration
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import find_nats_server
@@ -34,6 +40,140 @@ from sr_assets.operate.copies import Copies
 from sr_assets.operate.metrics import Exposition, MetricsServer
 from sr_assets.operate.services import IMPORTED
 from sr_assets.settings import Settings, load_settings
+
+
+@contextlib.contextmanager
+def demo_home(chosen: Path | None) -> Iterator[Path]:
+    """Yield the demo's folder: a temporary one that is deleted at the end, or the chosen one.
+
+    Raises ConfigurationError if the chosen folder is neither empty nor a demo, RunError if another demo runs in it.
+    """
+    if chosen is None:
+        folder = Path(tempfile.mkdtemp(prefix="sr-assets-demo-")).resolve()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    folder = chosen.expanduser().resolve()
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / FILE_NAME).exists():
+            raise ConfigurationError(f"--home {chosen} is neither empty nor a demo; choose another folder")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = open_private(folder / "demo.lock")
+    except OSError as error:
+        raise ConfigurationError(f"--home {chosen}: {error.strerror}; choose another folder") from None
+    with file:
+        if not lock(file):
+            raise RunError(f"another demo runs in {chosen}; stop it, or choose another --home")
+        yield folder
+
+
+@contextlib.contextmanager
+def stdout_on_stderr() -> Iterator[None]:
+    """Redirect stdout of this process and its children to stderr inside the block."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+_SITES = """
+    SELECT name, site_summary.up, site_summary.timeout, site_summary.retired, copied_messages AS copied,
+        skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
+    FROM replication JOIN site_summary USING (name, stream) ORDER BY name
+"""
+# The centre's view, folded only from the sites' advisories, so slightly late.
+_CENTRE = """
+    SELECT name, observer, up, timeout, retired, last_advisory_at, observer_alive_at, as_of
+    FROM global_summary ORDER BY name
+"""
+_EVENTS = """
+    SELECT event_time, name, node, event, age_seconds FROM node_advisories
+    ORDER BY event_time DESC, node LIMIT 8
+"""
+_NUMBERS = frozenset({"up", "timeout", "retired", "copied", "skipped", "lag", "age_seconds"})
+_STYLES = {"new": "green", "recover": "green", "timeout": "yellow", "expire": "red"}
+_PLAIN_SECONDS = 10.0
+
+
+@contextmanager
+def step(console: Console, title: str) -> Iterator[None]:
+    """Show a step in progress and, after success, its duration."""
+    began = times.monotonic()
+    with console.status(f"{title} ...", spinner="line"):
+        yield
+    console.print(f"[green]ok[/]  {title} [dim]({times.monotonic() - began:.1f} s)[/]", highlight=False)
+
+
+class Summary:
+    """The live summary, a context manager; without a terminal, a line per site every 10 seconds."""
+
+    def __init__(self, console: Console, home: Path) -> None:
+        self._console = console
+        self._home = home
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._next_lines = 0.0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def refresh(self) -> None:
+        """Show the current published data."""
+        now = times.monotonic()
+        if not self._console.is_terminal and now < self._next_lines:
+            return
+        self._next_lines = now + _PLAIN_SECONDS
+        try:
+            with open_fleet(self._home) as connection:
+                sites, centre, events = (read_rows(connection, query) for query in (_SITES, _CENTRE, _EVENTS))
+        except SrAssetsError:
+            return
+        if self._console.is_terminal:
+            tables = Group(
+                _table(sites, "sites"),
+                _table(centre, "centre, from their advisories"),
+                _table(events, "newest transitions"),
+            )
+            self._live.update(tables, refresh=True)
+        else:
+            for prefix, rows in (("", sites), ("centre: ", centre)):
+                for row in rows.values:
+                    cells = zip(rows.columns, row, strict=True)
+                    parts = (f"{column} {value}" for column, value in cells if not isinstance(value, datetime))
+                    self._console.print(prefix + "  ".join(parts), highlight=False)
+
+
+def _table(rows: Rows, title: str) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for column in rows.columns:
+        header = column.removesuffix("_seconds").replace("_", " ")
+        table.add_column(header, justify="right" if column in _NUMBERS else "left", no_wrap=True)
+    for row in rows.values:
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def _cell(value: object) -> Text:
+    """Return a value as text; emulated names need no escapes."""
+    if value is None:
+        return Text("-", style="dim")
+    if isinstance(value, datetime):
+        return Text(f"{value:%Y-%m-%d %H:%M:%S}")
+    if isinstance(value, float):
+        return Text(f"{value:.0f} s")
+    return Text(str(value), style=_STYLES.get(str(value), ""))
+
 
 _LOG: Final = "demo.log"
 _LOOPBACK: Final = "127.0.0.1"

@@ -8,7 +8,7 @@ from typing import Final
 
 from sr_assets.domain.exposition import MetricKind, Sample, labels
 from sr_assets.domain.tracking.rules import Event
-from sr_assets.operate.metrics.stream import Metric, StreamNumbers, Value, counted, number, per_stream, summed
+from sr_assets.operate.metrics.stream_metrics import Metric, StreamNumbers, Value, counted, number, per_stream, summed
 from sr_assets.settings import StreamSettings
 
 _PREFIX: Final = "choria_stream_replicator_"

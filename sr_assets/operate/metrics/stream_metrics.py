@@ -1,11 +1,106 @@
-"""Metrics of every stream and feed, with the labels `name` and `stream`; list a new one in the reference too."""
+"""Metrics of every stream and feed, from its numbers in `status.json`; list a new one in the reference too."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from sr_assets.domain.exposition import Sample
+from sr_assets.domain.exposition import MetricKind, Sample, labels
 from sr_assets.domain.tracking.rules import Status
-from sr_assets.operate.metrics.stream import Metric, StreamNumbers, counted, number, per_stream
+from sr_assets.settings import Entry, FeedSettings, StreamSettings
+
+_NONE: Final[dict[str, float]] = {}
+
+
+class StreamNumbers:
+    """The numbers of one stream or feed since its site's last publication.
+
+    `labels` belong to this package's metrics, `replicator_labels` to the Stream Replicator's; `worker` is the stream's
+    name in its first generation. `idle_at` is the last poll that found no work for the site (unix seconds).
+    """
+
+    def __init__(self, entry: Entry, status: Mapping[str, Any], replicator: str, index: int) -> None:
+        self.entry, self.status = entry, status
+        self.idle_at = 0.0
+        self.replicator, self.worker = replicator, f"{entry.name}_{index}"
+        self.copied = isinstance(entry, StreamSettings)
+        self.feed = isinstance(entry, FeedSettings)
+        self.labels = labels(name=entry.name, stream=entry.stream)
+        self.replicator_labels = labels(stream=entry.stream, replicator=replicator, worker=entry.name)
+        self._counters: Mapping[str, Mapping[str, float]] = status.get("counters", {})
+
+    def number(self, key: str) -> float:
+        """Return a number from the status, or 0 if it is missing."""
+        return float(self.status.get(key) or 0)
+
+    def counted(self, counter: str) -> float:
+        """Return a counter, summed over its labels."""
+        return sum(self._counters.get(counter, _NONE).values())
+
+    def counted_by(self, counter: str) -> Mapping[str, float]:
+        """Return a counter by label."""
+        return self._counters.get(counter, _NONE)
+
+    @property
+    def started(self) -> bool:
+        """Whether the stream has a position."""
+        return bool(self.status.get("created_ns"))
+
+    @property
+    def copied_messages(self) -> float:
+        """All copies ever made, including copies that the target lost later and the table no longer counts."""
+        return self.number("copied_messages") + self.counted("recalled_messages")
+
+    @property
+    def succeeded_at(self) -> float:
+        """The last time no work was left, in unix seconds; 0: never."""
+        succeeded_at = self.number("last_success_ns") / 1e9
+        return succeeded_at if self.status.get("last_error") else max(succeeded_at, self.idle_at)
+
+
+class Metric(NamedTuple):
+    """A metric: its name, type and help text, and a function from all streams and the time (unix seconds) to samples."""
+
+    name: str
+    kind: MetricKind
+    text: str
+    samples: Callable[[Sequence[StreamNumbers], float], Iterable[Sample]]
+
+
+Value = Callable[[StreamNumbers], float]
+
+
+def number(key: str) -> Value:
+    """Return a function that reads a number of a stream's status."""
+    return lambda stream: stream.number(key)
+
+
+def counted(counter: str) -> Value:
+    """Return a function that reads a stream's counter."""
+    return lambda stream: stream.counted(counter)
+
+
+def per_stream(
+    name: str,
+    kind: MetricKind,
+    text: str,
+    value: Value,
+    applies: Callable[[StreamNumbers], bool] = lambda stream: stream.started,
+    labels_of: Callable[[StreamNumbers], str] = lambda stream: stream.labels,
+) -> Metric:
+    """Return a metric of each stream that it applies to; streams with the same labels are summed."""
+
+    def samples(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
+        return summed(Sample(labels_of(stream), value(stream)) for stream in streams if applies(stream))
+
+    return Metric(name, kind, text, samples)
+
+
+def summed(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Sum samples with the same labels: streams of the same name at several sites."""
+    totals: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        totals[sample.labels] += sample.value
+    return (Sample(*item) for item in totals.items())
 
 
 def _nodes(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:

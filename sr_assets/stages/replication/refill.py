@@ -27,7 +27,7 @@ from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.senders import inspect
 from sr_assets.domain.subjects import source_subject
 from sr_assets.stages.progress import LongWork
-from sr_assets.stages.replication.rebuilding import portions
+from sr_assets.stages.replication.recover import portions
 from sr_assets.stages.replication.target import copies_pattern
 
 if TYPE_CHECKING:

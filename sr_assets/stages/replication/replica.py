@@ -21,19 +21,19 @@ from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress import Progress
-from sr_assets.stages.replication.adoption import adopt_copies
 from sr_assets.stages.replication.batch import Batch, begin_again, is_suspect
-from sr_assets.stages.replication.found_copies import FoundCopies
-from sr_assets.stages.replication.lost_source import settle_abandoned_batch, settle_lost_source
-from sr_assets.stages.replication.lost_state import refuse_lost_copies
+from sr_assets.stages.replication.context import CopyContext
+from sr_assets.stages.replication.copies import FoundCopies
+from sr_assets.stages.replication.lost import refuse_lost_copies, settle_abandoned_batch, settle_lost_source
 from sr_assets.stages.replication.target import prepare_target, target_drift
-from sr_assets.stages.replication.target_history import TargetReview
+from sr_assets.stages.replication.target_history import TargetReview, adopt_copies
 from sr_assets.stages.source.holes import without_hole
 from sr_assets.stages.source.position import (
     advance,
     another_source,
     changed_since,
     load_position,
+    note_source,
     source_reset_error,
 )
 from sr_assets.stages.source.reading import Ends, first_available, next_range, reading_end, too_old_before
@@ -41,6 +41,25 @@ from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext
+
+
+def note_waiting(context: CopyContext) -> None:
+    """Count the waiting messages of a paused plain stream, and commit a changed count."""
+    stream, store = context.stream, context.store
+    state = None if stream.tracked else store.load_stream(stream.stream)
+    if state is None or not state.has_position:
+        return
+    source = context.clusters.connect(stream.source).stream_info(stream.stream)
+    if source.created_ns != state.created_ns:
+        return
+    context.clock.set(source.ts_ns)
+    before = state.lag_messages, state.source_last_sequence
+    note_source(state, source)
+    context.report.state, context.report.lag_messages = state, state.lag_messages
+    if before != (state.lag_messages, state.source_last_sequence):
+        with store.transaction():
+            store.save_stream(state)
+
 
 #: The window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
 _BYTES_FACTOR: Final = 10

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.jetstream import INVALID_JSON, SUBJECTS_TAKEN, ApiError, PermissionDeniedError
+from sr_assets.adapters.nats.cluster import TooManySubjectsError, held_subjects
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.nats.subjects import TooManySubjectsError, held_subjects
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import header_writer
 from sr_assets.domain.provenance import Identity, doubled_text, foreign_copy
-from sr_assets.domain.stored_subjects import stored_patterns
-from sr_assets.domain.subjects import covers, matcher, overlaps, printable
+from sr_assets.domain.subjects import covers, matcher, overlaps, printable, stored_patterns
 from sr_assets.domain.target_stream import target_config
 
 if TYPE_CHECKING:

@@ -2,13 +2,12 @@
 
 from typing import Final
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.cluster import Cluster, held_subjects
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.nats.subjects import held_subjects
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.classes import Classifier, count_text
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets.domain.heartbeats import is_heartbeat
+from sr_assets.domain.hops import is_heartbeat
 from sr_assets.domain.lanes import lane_finder, omitted_error
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange

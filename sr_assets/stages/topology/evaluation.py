@@ -15,11 +15,11 @@ from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS
 from sr_assets.adapters.published.publishing import publish_topology
-from sr_assets.adapters.published.topology_schema import TOPOLOGY_SITE
+from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.status_file import write_status
-from sr_assets.domain.topology.drift import Drift
 from sr_assets.domain.topology.links import Link
+from sr_assets.domain.topology.plan import Drift
 from sr_assets.domain.topology.wanted import WantedStream
 from sr_assets.settings import Settings
 from sr_assets.stages.clock import Clock

@@ -14,7 +14,7 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.topology.wanted import Upstream, WantedStream
 from sr_assets.stages.probes import Probe, Probes
-from sr_assets.stages.topology.applying import probe_update
+from sr_assets.stages.topology.planning import probe_update
 
 if TYPE_CHECKING:
     from sr_assets.settings import TopologyCluster, TopologySettings

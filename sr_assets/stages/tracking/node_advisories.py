@@ -1,25 +1,103 @@
-"""Stage `node_advisories`: publishing the outbox in order per sender, recording the acknowledgements, and the heartbeat."""
+"""Stage `node_advisories`: publishing the outbox in order per sender, site events, and the heartbeat; each once."""
 
 import contextlib
+import logging
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
-from sr_assets.adapters import times
+from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.jetstream import PermissionDeniedError
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.advisories import encode, encode_v1, observer_alive
-from sr_assets.domain.errors import SrAssetsError
-from sr_assets.domain.subjects import advisory_pattern, advisory_subject
+from sr_assets.domain.advisories import (
+    encode,
+    encode_node_event,
+    encode_site_event,
+    encode_v1,
+    observer_alive,
+    published_id,
+)
+from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
+from sr_assets.domain.messages import MESSAGE_ID_HEADER, Message, header_values
+from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.received import Advisory, read_message
+from sr_assets.domain.subjects import advisory_pattern, advisory_subject, rule_subject
 from sr_assets.domain.tracking.rules import Event, Status, Transition
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.report import StreamReport
-from sr_assets.stages.tracking.announced import StoredAdvisories
+from sr_assets.stages.source.position import sequence_at
+
+logger = logging.getLogger(__name__)
+
+#: The clocks of source and advisory stream may differ by less than this: a clock further ahead is not believed.
+_CLOCKS_NS: Final = 3_600_000_000_000
+
+
+class StoredAdvisories:
+    """One stream's stored advisories; each run reads them once, from the outbox's earliest event on."""
+
+    def __init__(self, stream: StreamSettings, store: SiteState, clock: Clock) -> None:
+        self._stream, self._store, self._clock = stream, store, clock
+        self._outbox = store.outbox(stream.stream)
+        self._outbox.note_waiting()
+        self._read_from_ns: int | None = None
+        # Whether stored advisories may match later rows, and the time before which retention has deleted some.
+        self._left = False
+        self._dropped_before_ns = 0
+
+    def settle(self, cluster: Cluster, pattern: str) -> None:
+        """Mark the stored advisories in the outbox as published."""
+        earliest_ns = self._outbox.earliest_ns()
+        if earliest_ns is None:
+            return
+        if self._read_from_ns is None or earliest_ns < self._read_from_ns:
+            try:
+                self._read(cluster, pattern, earliest_ns)
+            except RunError as error:
+                if isinstance(error, TransientError) and not isinstance(error, wire.DeniedError):
+                    raise
+                logger.warning("%s: cannot read the stored advisories: %s", self._stream.label, error)
+        if self._left:
+            with self._store.transaction():
+                self._left = self._outbox.count_stored(self._dropped_before_ns, self._clock.now_ns())
+
+    def _read(self, cluster: Cluster, pattern: str, since_ns: int) -> None:
+        """Note the ids of the advisories stored since a time (unix ns)."""
+        same_clock = cluster.settings == self._stream.source
+        self._read_from_ns, self._left, firsts_ns = since_ns, False, []
+        self._outbox.forget_stored()
+        for keeper in cluster.stream_names(pattern):
+            info = cluster.stream_info(keeper)
+            first = sequence_at(cluster, info, since_ns - (1_000_000_000 if same_clock else _CLOCKS_NS))
+            held = SequenceRange(first, max(first, info.last_sequence + 1))
+            if info.first_sequence > 1 and (oldest := cluster.next_message(keeper, info.first_sequence)):
+                firsts_ns.append(oldest.stored_ns)
+            with wire.Connection(cluster.settings, "sr-assets advisories") as connection:
+                for messages in wire.read_confirmed(connection, keeper, held, filter_subject=pattern, direct=False):
+                    self._outbox.note_stored([row for message in messages for row in self._rows(message)])
+                    self._left = True
+        if self._left and (count := self._outbox.later_stored()):
+            # A later state of this site has published events that this one neither knows nor has deleted.
+            self._dropped_before_ns = max(self._dropped_before_ns, min(firsts_ns, default=0))
+            logger.warning(
+                "%s: %d advisories were published after this state; they are not sent again", self._stream.label, count
+            )
+
+    def _rows(self, message: Message) -> Iterator[tuple[str, int, int | None]]:
+        """Yield an advisory's id, its stored time, and its event's time if it names this stream."""
+        ids = header_values(message.headers, MESSAGE_ID_HEADER)
+        if ids:
+            advisory = read_message(message.payload, message.stored_ns)
+            ours = self._stream.replicator, self._stream.name, self._stream.stream
+            event_ns = advisory.event_ns if isinstance(advisory, Advisory) and advisory[:3] == ours else None
+            yield published_id(ids[-1]), message.stored_ns, event_ns
+
 
 _CHUNK: Final = 5_000
 #: A starting server may respond that no stream takes the advisories; the query is repeated for this long.
@@ -298,3 +376,126 @@ def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
     if due_ns is None or state.alive_due_ns is None:
         return due_ns == state.alive_due_ns
     return due_ns <= state.alive_due_ns + _START_NS // 2
+
+
+#: The clocks of source and advisory stream differ by less than this.
+
+#: Events that are published and marked at once.
+
+
+class EventStage:
+    """The publication of a stream's events from the state of one run.
+
+    JetStream stores an event if a stream takes its subject; else current subscribers receive it. An event that is stored
+    already, by a later state of this site, is not stored again.
+    """
+
+    def __init__(self, stream: StreamSettings, store: SiteState, clock: Clock, report: StreamReport) -> None:
+        self._stream, self._clock, self._report = stream, clock, report
+        self._store = store
+        self._stored = {kind: _StoredEvents(rule_subject(kind, "*", *_names(stream))) for kind in ("site", "node")}
+        self._retry_at = 0.0
+
+    def publish(self, cluster: Cluster) -> bool:
+        """Publish the unpublished events in order; return whether there were any.
+
+        After a refusal, `report.undeliverable_event` says why they wait, and a later step tries again.
+        """
+        if times.monotonic() < self._retry_at:
+            return False
+        self._report.undeliverable_event = None
+        store, stream = self._store, self._stream.stream
+        published = False
+        for kind, rows in (("site", store.guard(stream)), ("node", store.undecided(stream))):
+            events = rows.unpublished()
+            for first in range(0, len(events), _CHUNK):
+                sent, refusal = self._publish(kind, events[first : first + _CHUNK], cluster)
+                if sent:
+                    with store.transaction():
+                        rows.mark_published(sent, self._clock.now_ns())
+                published |= bool(sent)
+                if refusal:
+                    self._report.undeliverable_event = f"{refusal}; it will be sent again"
+                    self._retry_at = times.monotonic() + RETRY_SECONDS
+                    break
+        return published
+
+    def _publish(self, kind: str, events: list[dict[str, Any]], cluster: Cluster) -> tuple[list[str], str | None]:
+        """Publish events of a kind, each node's in order; return the ids of the sent ones and of the stored ones, and why
+        others wait.
+        """
+        stream, advisory = self._stream, self._stream.advisory
+        assert advisory is not None
+        subjects = {name: rule_subject(kind, name, *_names(stream)) for name in {event["event"] for event in events}}
+        kept = {
+            name: cluster.stream_names(subjects[name]) if advisory.reliable is not False else [] for name in subjects
+        }
+        since_ns = min(event["event_ns"] for event in events)
+        stored = self._stored[kind].ids(cluster, sorted(set(chain.from_iterable(kept.values()))), since_ns)
+        sent = [event["event_id"] for event in events if event["event_id"] in stored]
+        new = [event for event in events if event["event_id"] not in stored]
+        core = [event for event in new if not kept[event["event"]]]
+        if core:
+            try:
+                cluster.publish_core([(subjects[event["event"]], self._body(kind, event)) for event in core])
+            except PermissionDeniedError as denied:
+                return sent, str(denied)
+            sent += [event["event_id"] for event in core]
+        kept_events = [event for event in new if kept[event["event"]]]
+        if not kept_events:
+            return sent, None
+        items = [(subjects[event["event"]], self._body(kind, event), event["event_id"]) for event in kept_events]
+        deliveries = cluster.publish_many(items, [event.get("node", kind) for event in kept_events])
+        refusal = None
+        for (subject, _, event_id), delivery in zip(items, deliveries, strict=True):
+            if delivery.acknowledged:
+                sent.append(event_id)
+            elif refusal is None:
+                refusal = f"{cluster.settings.label}: {subject}: {delivery.refusal or cluster.last_refusal}"
+                # It may be stored although its acknowledgement was lost.
+                self._stored[kind].forget()
+        return sent, refusal
+
+    def _body(self, kind: str, event: dict[str, Any]) -> bytes:
+        replicator, name, _ = _names(self._stream)
+        if kind == "site":
+            return encode_site_event(event, replicator=replicator, name=name)
+        assert self._stream.advisory is not None
+        # Advisories of the older format have no numbers to rank the state of an event among.
+        return encode_node_event(event, replicator=replicator, name=name, ranked=self._stream.advisory.format == "v2")
+
+
+class _StoredEvents:
+    """The ids of a site's events that streams store under a pattern; each run reads them once, from an event's time on."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._read_from_ns: dict[str, int] = {}
+        self._ids: set[str] = set()
+
+    def ids(self, cluster: Cluster, keepers: Sequence[str], since_ns: int) -> set[str]:
+        """Return the ids that the streams stored before this run, of events since a time (unix ns) or earlier."""
+        for keeper in keepers:
+            if keeper in self._read_from_ns and self._read_from_ns[keeper] <= since_ns:
+                continue
+            info = cluster.stream_info(keeper)
+            first = sequence_at(cluster, info, since_ns - _CLOCKS_NS)
+            held = SequenceRange(first, max(first, info.last_sequence + 1))
+            with wire.Connection(cluster.settings, "sr-assets site events") as connection:
+                for messages in wire.read_confirmed(
+                    connection, keeper, held, filter_subject=self._pattern, direct=False
+                ):
+                    for message in messages:
+                        self._ids.update(
+                            published_id(value) for value in header_values(message.headers, MESSAGE_ID_HEADER)
+                        )
+            self._read_from_ns[keeper] = since_ns
+        return self._ids
+
+    def forget(self) -> None:
+        """Read the streams again before the next event."""
+        self._read_from_ns.clear()
+
+
+def _names(stream: StreamSettings) -> tuple[str, str, str]:
+    return stream.replicator, stream.name, stream.stream

@@ -1,24 +1,219 @@
-"""Stage `node_snapshots`: staged Parquet moves into the history, with an index of the newest message per node."""
+"""Stage `node_snapshots`: staged Parquet moves into the history, which is indexed by node and compacted."""
 
+import logging
 import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.published.compaction import describe, is_abandoned
+from sr_assets.adapters.published.compaction import describe, holds_rows, is_abandoned, merge, unread_files
 from sr_assets.adapters.published.history import (
     drop_rows,
     file_mark,
     file_range,
     history_files,
     place_staged,
+    remove_before,
+    source_mark,
     stream_folder,
 )
+from sr_assets.adapters.state.refill_request import read_refill
+from sr_assets.adapters.state.snapshot_index import IndexedFile, history_path, relative_name
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.positions import SequenceRange
+from sr_assets.domain.history_layout import HOUR_NS, HistoryFile, Merge, plan_merges
+from sr_assets.domain.positions import DAY_NS, SequenceRange, retention_clock_ns
 from sr_assets.settings import StreamSettings
+from sr_assets.stages.progress import LongWork
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
-from sr_assets.stages.tracking.history_compaction import HistoryCompaction
+
+logger = logging.getLogger(__name__)
+
+#: Maximum number of days that a run compacts into one file each.
+_DAYS_AT_ONCE: Final = 5
+#: Larger merges wait for the end of the run, because copying waits for a merge.
+_ROWS_DURING_RUN: Final = 200_000
+_HOURS: Final = DAY_NS // HOUR_NS
+
+
+class HistoryCompaction:
+    """The compaction of one stream's history in one run. Only one thread at a time may use it."""
+
+    def __init__(self, stream: StreamSettings, store: SiteState, site: Site) -> None:
+        self._stream, self._store, self._index = stream, store, store.snapshot_index(stream.stream)
+        self._site, self._home = site, site.settings.home.resolve()
+        self._folder = stream_folder(self._home, stream.name, stream.stream)
+        self._retention_ns = site.settings.snapshots.retention_ns
+        self._adopted = False
+
+    def compact(self, now_ns: int) -> None:
+        """Do the due merges, and delete expired days. `now_ns`: every message before it is known."""
+        self.adopt_unknown()
+        remove_replaced(self._site, self._store, self._stream.stream)
+        if oldest := self.oldest_date(now_ns):
+            self._remove_before(oldest)
+        planned = list(self._plan(now_ns, days=_DAYS_AT_ONCE))
+        done, files = 0, sum(len(merge.parts) for merge in planned)
+        with LongWork(f"{self._stream.label}: compacting history files", files) as progress:
+            for merge in planned:
+                self._merge(merge, logging.INFO)
+                done += len(merge.parts)
+                progress.reached(done)
+
+    def compact_small(self) -> None:
+        """Do the due merges that take a few seconds at most, during a run."""
+        self.adopt_unknown()
+        remove_replaced(self._site, self._store, self._stream.stream)
+        # Before the queue is read: the copies of all messages until then are in it.
+        state = self._store.load_stream(self._stream.stream)
+        now_ns = retention_clock_ns(state.watermark_ns, self._site.clock.own_ns()) if state else None
+        for planned in self._plan(now_ns, days=0) if now_ns is not None else ():
+            if planned.rows <= _ROWS_DURING_RUN:
+                self._merge(planned, logging.DEBUG)
+
+    def _plan(self, now_ns: int, days: int) -> Iterator[Merge]:
+        """Yield the due merges, newest day first; at most `days` of the days that are over."""
+        settled_hour = self._settled_hour(now_ns)
+        by_day: dict[str, list[IndexedFile]] = defaultdict(list)
+        for file in self._index.files():
+            by_day[Path(file.file).parent.name].append(file)
+        for day, files in sorted(by_day.items(), reverse=True):
+            # Most days are one file already.
+            if len(files) == 1 and files[0].level:
+                continue
+            over = _first_hour(day) + _HOURS <= settled_hour
+            if not over or days > 0:
+                merges = list(plan_merges(self._described(files), settled_hour, over=over, ending=days > 0))
+                days -= bool(over and merges)
+                yield from merges
+
+    def _settled_hour(self, now_ns: int) -> int:
+        """Return the hour since 1970 before which no more rows are expected; `now_ns` must be older than the state."""
+        name = self._stream.stream
+        if read_refill(self._site.folder, self._stream) is not None:
+            return 0
+        hour = now_ns // HOUR_NS
+        if self._store.copy_queue(name).size() or self._store.open_intent(name) or self._index.staged():
+            # A copy that waits is about as old as the newest row, or newer.
+            return min(hour, max((file.last_hour or 0 for file in self._index.files()), default=0))
+        return hour
+
+    def _described(self, files: list[IndexedFile]) -> list[HistoryFile]:
+        """Return the files with paths; read and index what an earlier build did not know."""
+        described = []
+        for file in files:
+            path = self._home / file.file
+            if file.rows is None or file.first_hour is None or file.last_hour is None:
+                if not path.exists():
+                    continue
+                whole = describe(path)._replace(level=file.level)
+                with self._store.transaction():
+                    self._index.list_files([whole])
+                described.append(whole)
+                continue
+            hours = file.first_hour, file.last_hour
+            described.append(HistoryFile(path, file_range(path)[0], file_mark(path), file.level, file.rows, *hours))
+        return described
+
+    def _merge(self, planned: Merge, level: int) -> None:
+        paths = [part.path for part in planned.parts]
+        if missing := [path for path in paths if not path.exists()]:
+            # Deleted files: their rows are lost, and their nodes' newest messages.
+            with self._store.transaction():
+                self._index.forget(list(map(relative_name, missing)))
+            return
+        started = times.monotonic()
+        merged = merge(planned, self._site.folder / "compaction" / self._stream.asset_prefix[1])
+        with self._store.transaction():
+            self._index.move(paths, merged)
+        reach(Point.REPLACED_HISTORY)
+        seconds, rows = times.monotonic() - started, sum(file.rows for file in merged)
+        logger.log(
+            level,
+            "%s: compacted %d history files into %d of %d rows in %.1f s",
+            *(self._stream.label, len(paths), len(merged), rows, seconds),
+        )
+
+    def oldest_date(self, now_ns: int) -> str | None:
+        """Return the first date (ISO) that retention keeps, or None without retention."""
+        if self._retention_ns is None:
+            return None
+        today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
+        return (today - timedelta(days=max(1, self._retention_ns // DAY_NS))).isoformat()
+
+    def _remove_before(self, oldest: str) -> None:
+        lost = [file.file for file in self._index.files() if file.file.rpartition("date=")[2][:10] < oldest]
+        if lost:
+            with self._store.transaction():
+                self._index.forget(lost)
+        remove_before(self._folder, oldest)
+
+    def adopt_unknown(self) -> None:
+        """Index the files of a lost state, once per run, and forget files that were deleted.
+
+        Files of an interrupted merge are deleted. Of two files with the same rows, the merged one counts.
+        """
+        if self._adopted:
+            return
+        self._adopted = True
+        for draft in self._folder.glob("date=*/.[0-9]*-[0-9]*.parquet"):
+            draft.unlink()
+        present = set(history_files(self._folder))
+        listed = {self._home / file.file for file in self._index.files()}
+        replaced = {self._home / name for name in self._index.replaced()}
+        if missing := listed - present:
+            with self._store.transaction():
+                self._index.forget(list(map(relative_name, missing)))
+        unknown = sorted(map(describe, present - listed - replaced), key=lambda file: file.level, reverse=True)
+        accepted = listed & present
+        for file in unknown:
+            if is_abandoned(file.path, listed):
+                file.path.unlink()
+                continue
+            self._adopt(file, accepted)
+            accepted.add(file.path)
+
+    def _adopt(self, file: HistoryFile, accepted: set[Path]) -> None:
+        """Index one file; `accepted` are the others, without lower levels that are unknown too."""
+        parts = [other for other in accepted if holds_rows(file.path, other)]
+        state = self._store.load_stream(self._stream.stream)
+        present = state is not None and source_mark(state.created_ns, state.reset_starts) == file.mark
+        with self._store.transaction():
+            if any(holds_rows(other, file.path) for other in accepted.difference(parts)):
+                # A part that waits for its deletion.
+                self._index.list_files([file])
+                self._index.move([file.path], [])
+                return
+            if present:
+                self._index.add_earlier([file])
+            else:
+                self._index.list_files([file])
+            if parts:
+                self._index.move(parts, [file])
+
+
+def remove_replaced(site: Site, store: SiteState, stream: str) -> None:
+    """Delete merged files of a stream's history once no reader needs them."""
+    index, home = store.snapshot_index(stream), site.settings.home.resolve()
+    if (replaced := index.replaced()) and (unread := unread_files(home, site.name, replaced)):
+        for name in unread:
+            try:
+                history_path(home, site.name, stream, name).unlink(missing_ok=True)
+            except ValueError as error:
+                # The row is forgotten, and the file stays.
+                logger.warning("%s/%s: a replaced file was not deleted: %s", site.name, stream, error)
+        with store.transaction():
+            index.forget(unread)
+
+
+def _first_hour(day: str) -> int:
+    """Return the first hour of a folder `date=…`, counted since 1970."""
+    date = datetime.fromisoformat(day.removeprefix("date=")).replace(tzinfo=UTC)
+    return int(date.timestamp()) // 3_600
 
 
 def staging_folder(site_folder: Path, stream: StreamSettings, covered: SequenceRange, mark: str) -> Path:

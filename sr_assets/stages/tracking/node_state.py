@@ -1,11 +1,8 @@
-"""Stage `node_state`: folding the fleet's messages per sender, and sweeping. It needs only the source.
-
-One transaction commits a batch's node states, transitions, counters, gaps, due copies (the copy queue) and the new
-position.
-"""
+"""Stage `node_state`: folding the fleet's messages per sender, and sweeping. It needs only the source."""
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,19 +13,25 @@ import pyarrow.compute as pc
 from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.published.actions import Origin, record_action
 from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.source import encode_extractor, schema_of
 from sr_assets.adapters.state.checkpoint_request import request_checkpoint
 from sr_assets.adapters.state.counters import Counter
+from sr_assets.adapters.state.nodes import Nodes
+from sr_assets.adapters.state.operator_requests import Answer, Request, answer_request, take_requests
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.advisories import event_id
 from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
-from sr_assets.domain.positions import SequenceRange, credible_times
+from sr_assets.domain.durations import duration
+from sr_assets.domain.positions import SequenceRange, credible_times, format_rfc3339_ns
 from sr_assets.domain.senders import needs_payload
-from sr_assets.domain.tracking.columns import fold_batch
-from sr_assets.domain.tracking.rows import NODE_SCHEMA
-from sr_assets.domain.tracking.rules import NODE_COLUMNS, Policy
-from sr_assets.domain.tracking.sweep import sweep_nodes
+from sr_assets.domain.tracking.announcements import NodeEvent, NodeReport
+from sr_assets.domain.tracking.class_policies import Limits
+from sr_assets.domain.tracking.columns import deadlines, fold_batch, sweep_nodes
+from sr_assets.domain.tracking.rows import NODE_SCHEMA, folded_table, node_row, node_table, transition_row
+from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Status, retire, unretire
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.progress import LongWork
@@ -47,10 +50,129 @@ from sr_assets.stages.tracking.batch_rows import (
     due_copies,
     reasons_of,
 )
-from sr_assets.stages.tracking.by_hand import apply_requests
-from sr_assets.stages.tracking.policy_changes import follow_policy
+
+
+def forget_old_nodes(nodes: Nodes, stream: StreamSettings, now_ns: int) -> int:
+    """Delete a tracked stream's retired nodes beyond their retention, inside the caller's transaction.
+
+    Return the highest transition counter among them, or 0.
+    """
+    blocks = stream.node_classes.blocks if stream.node_classes else ()
+    kept_ns = {block.name: block.retired_retention_ns for block in blocks if block.retired_retention_ns is not None}
+    highest = [nodes.forget_retired(now_ns - kept, of=name) for name, kept in kept_ns.items()]
+    if stream.retired_retention_ns is not None:
+        highest.append(nodes.forget_retired(now_ns - stream.retired_retention_ns, without=tuple(kept_ns)))
+    if stream.purge_after_ns is not None:
+        highest.append(nodes.purge_retired(now_ns - stream.purge_after_ns))
+    return max(highest, default=0)
+
+
+def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, state: StreamState) -> None:
+    """Recompute every class and deadline if the policy's durations or the classes have changed."""
+    classes = stream.node_classes
+    text = f"{policy.interval_ns}/{policy.warning_ns}" + (f"/{classes.text}" if classes else "")
+    if state.policy == text:
+        return
+    nodes = store.nodes(stream.stream)
+    blind = BlindSpans(tuple(nodes.blind_spans()))
+    known = nodes.table() if state.policy else NODE_SCHEMA.empty_table()
+    limits: Policy | Limits = policy
+    names = pa.nulls(known.num_rows, pa.string())
+    if classes is not None:
+        before = zip(known["node"].to_pylist(), known["class"].to_pylist(), strict=True)
+        names = pa.array([classes.classifier.reclassify(*each) for each in before], pa.string())
+        limits = classes.policies.limits(classes.policies.codes(names))
+    deadline = deadlines(limits, blind, known["status"], known["seen_ns"].to_numpy())
+    state.policy = text
+    with store.transaction():
+        store.save_stream(state)
+        if known.num_rows:
+            rest = known.drop(["deadline_ns", "class"])
+            nodes.merge(rest.append_column("deadline_ns", deadline).append_column("class", names))
+
 
 logger = logging.getLogger(__name__)
+
+
+def apply_requests(
+    store: SiteState, stream: StreamSettings, state: StreamState, report: StreamReport, folder: Path
+) -> bool:
+    """Apply the requests about a stream, each in one transaction with its answer; return whether there were any.
+
+    An applied request has a row in `operator_actions`, however its command has ended. Call it after a step that reached the
+    end of the source: an unread message would revive the node. `state` has the watermark of that step, `folder` is the site's.
+    """
+    requests = list(take_requests(folder, stream.stream))
+    answered = store.answered_requests(stream.stream)
+    for request in requests:
+        answer = answered.find(request.id)
+        if answer is None:
+            with store.transaction():
+                store.save_stream(state)
+                answer = _apply(store, stream, state, report, request)
+                answered.add(request.id, answer, open_ids=[each.id for each in requests])
+            reach(Point.ANSWERING)
+        if answer.done:
+            _record(folder.parent.parent, request, answer)
+        answer_request(folder, request, answer)
+    return bool(requests)
+
+
+def _record(home: Path, request: Request, answer: Answer) -> None:
+    by = Origin(request.at, request.user, request.host) if request.at else None
+    detail = "; ".join(filter(None, (answer.line, request.reason)))
+    # A run that was killed before it answered may have recorded the action.
+    row = record_action(home, request.action, request.node, detail, by=by, again=True)
+    logger.info("%s: %s by %s on %s", request.node, request.action, row["user"], row["host"], extra=row)
+
+
+def _apply(
+    store: SiteState, stream: StreamSettings, state: StreamState, report: StreamReport, request: Request
+) -> Answer:
+    """Apply a request inside the caller's transaction."""
+    nodes, node = store.nodes(stream.stream), request.node
+    known = nodes.state(node)
+    if known is None or state.watermark_ns is None:
+        return Answer(False, f"{stream.label}: node {node!r} is unknown; `sr-assets nodes` lists the nodes")
+    before, node_class = known
+    policy = stream.policy_of(node_class)
+    blind, now_ns = BlindSpans(tuple(nodes.blind_spans())), state.watermark_ns
+    if request.action == "retire":
+        if before.status is Status.RETIRED:
+            return Answer(False, _already_retired(stream, node, before))
+        after, transitions = retire(policy, before, now_ns, blind)
+        rows = [transition_row(node, transition, node_class) for transition in transitions]
+        nodes.merge(node_table([node_row(policy, node, after, blind, node_class)]))
+        add_transitions(store, stream, state, folded_table(rows), report)
+        return Answer(True, f"{stream.label}: retired {node}, which was {before.status}")
+    if before.status is not Status.RETIRED:
+        line = f"{stream.label}: node {node!r} is not retired but {before.status}; `sr-assets retire` retires it"
+        return Answer(False, line)
+    restored = unretire(policy, before, now_ns, blind)
+    if restored is None:
+        return Answer(False, _too_silent(stream, policy, node, before, now_ns))
+    nodes.merge(node_table([node_row(policy, node, restored, blind, node_class)]))
+    at_ns = restored.status_since_ns
+    store.outbox(stream.stream).undo(node, restored.transition, at_ns)
+    undone = NodeReport(NodeEvent.UNRETIRED, at_ns, None, restored.status is Status.UP)
+    undone_id = event_id(stream.replicator, stream.name, stream.stream, node, undone.event, at_ns)
+    publish = stream.advisory is not None and stream.announces(node_class)
+    store.undecided(stream.stream).report([(undone_id, node, undone)], state.epoch_ns, now_ns, publish=publish)
+    return Answer(True, f"{stream.label}: restored {node} as {restored.status}")
+
+
+def _already_retired(stream: StreamSettings, node: str, state: NodeState) -> str:
+    since = format_rfc3339_ns(state.status_since_ns)
+    return f"{stream.label}: node {node!r} is already retired since {since}; `sr-assets unretire` undoes it"
+
+
+def _too_silent(stream: StreamSettings, policy: Policy, node: str, state: NodeState, now_ns: int) -> str:
+    silence, interval = duration((now_ns - state.seen_ns) / 1e9), duration(policy.interval_ns / 1e9)
+    return (
+        f"{stream.label}: node {node!r} stays retired: it has been silent for {silence}, longer than inspect_duration"
+        f" ({interval}); its next message brings it back"
+    )
+
 
 #: Number of nodes swept in one transaction.
 SWEPT_AT_ONCE: Final = 20_000

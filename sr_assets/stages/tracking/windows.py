@@ -17,7 +17,7 @@ from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.tracking.maintenance import Window, covered
 from sr_assets.settings import Settings
-from sr_assets.settings.maintenance import unknown_class
+from sr_assets.settings.operator_rules import unknown_class
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sr_assets.adapters.copying.fetching import ahead
+from sr_assets.adapters.copying.copier import ahead
 
 _SECONDS = 10.0
 

@@ -14,9 +14,8 @@ from pyarrow import parquet
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.connection_file import write_connection
-from sr_assets.adapters.copying import copier, sending
-from sr_assets.adapters.copying.copier import Copier
-from sr_assets.adapters.copying.fetching import fetch
+from sr_assets.adapters.copying import copier
+from sr_assets.adapters.copying.copier import Copier, fetch
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.wire import Connection, Outgoing, WireError, read_range
@@ -84,8 +83,8 @@ def batched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.5)
-    monkeypatch.setattr(sending, "_ACK_SECONDS", 2.0)
+    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.5)
+    monkeypatch.setattr(copier, "_ACK_SECONDS", 2.0)
 
 
 def test_forbidden_publish_stops_stream_immediately(tmp_path: Path) -> None:
@@ -207,7 +206,7 @@ def test_rest_of_batch_follows_resent_messages(rig: Rig, tmp_path: Path, monkeyp
             os.kill(pid, signal.SIGSTOP)
             threading.Timer(2.5, os.kill, (pid, signal.SIGCONT)).start()
 
-        monkeypatch.setattr(sending, "reach", pause)
+        monkeypatch.setattr(copier, "reach", pause)
         connection = str(write_connection(tmp_path / "to", ClusterSettings((server.address,))))
         receipt = rig.copy(count, connection=connection)
         stored = flat(read_range(target, "TO", SequenceRange(1, count + 1), direct=True))

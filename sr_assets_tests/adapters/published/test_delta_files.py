@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters.published import delta_files, manifest
+from sr_assets.adapters.published import manifest, publishing
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publication import publication_folder, read_publication
@@ -88,7 +88,7 @@ class Centre:
 
 @pytest.fixture
 def centre(tmp_path: Path, state: SiteState, monkeypatch: pytest.MonkeyPatch) -> Centre:
-    monkeypatch.setattr(delta_files, "LARGE", 100)
+    monkeypatch.setattr(publishing, "LARGE", 100)
     return Centre(tmp_path, state)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.published import pages, queries
+from sr_assets.adapters.published import queries
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
@@ -51,7 +51,7 @@ def global_rows(home: Path, limit: int | None = None) -> list[tuple[Any, ...]]:
 def test_pages_change_no_row_and_no_order(home: Path, monkeypatch: pytest.MonkeyPatch, page_rows: int) -> None:
     whole = local_rows(home), local_rows(home, status="up"), global_rows(home)
     assert [len(rows) for rows in whole] == [60, 20, 80]
-    monkeypatch.setattr(pages, "PAGE_ROWS", page_rows)
+    monkeypatch.setattr(queries, "PAGE_ROWS", page_rows)
     assert (local_rows(home), local_rows(home, status="up"), global_rows(home)) == whole
 
 
@@ -60,6 +60,6 @@ def test_limited_rows_are_the_first_ones(home: Path) -> None:
 
 
 def test_reader_may_stop_early(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_ROWS", 7)
+    monkeypatch.setattr(queries, "PAGE_ROWS", 7)
     with queries.nodes(home, labels=None, **ALL) as (_, rows):
         assert next(rows)[2] == "web0's"

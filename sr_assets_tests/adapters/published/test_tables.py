@@ -10,15 +10,13 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.published import publishing
-from sr_assets.adapters.published.global_schema import GLOBAL_VIEWS
 from sr_assets.adapters.published.history import snapshot_rows
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import count_rows, export_fleet, open_fleet, read_rows
-from sr_assets.adapters.published.schema import INTERNAL, TABLES
-from sr_assets.adapters.published.table import Table
+from sr_assets.adapters.published.schema import GLOBAL_VIEWS, INTERNAL, TABLES, Table
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError

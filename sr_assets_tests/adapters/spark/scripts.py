@@ -13,8 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
-from sr_assets.adapters.spark.config import JAVA_OPTIONS
-from sr_assets.adapters.spark.java import find_java
+from sr_assets.adapters.spark.config import JAVA_OPTIONS, find_java
 from sr_assets_tests.rig import PATIENCE_SECONDS
 
 #: The session of every script. The Java options are our engine's: no script lasts until the optimizing compiler pays off.

@@ -12,6 +12,7 @@ import pytest
 from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.spark import engine as engines
 from sr_assets.adapters.spark import watch as watcher
+from sr_assets.adapters.spark.config import find_java
 from sr_assets.adapters.spark.engine import (
     Engine,
     abandon_start,
@@ -20,7 +21,6 @@ from sr_assets.adapters.spark.engine import (
     stop_engine,
     use_engine,
 )
-from sr_assets.adapters.spark.java import find_java
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.rig import wait_until

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.spark import jobs
-from sr_assets.adapters.spark.jobs import COPIED_SCHEMA, RECEIPT, ReadJob, take_result
+from sr_assets.adapters.spark import remote
+from sr_assets.adapters.spark.remote import COPIED_SCHEMA, RECEIPT, ReadJob, take_result
 from sr_assets.adapters.spark.schemas import rows_of
 from sr_assets.adapters.spark.source import JetStreamReader
 from sr_assets.adapters.wire import WireError
@@ -73,6 +73,6 @@ def test_result_with_a_second_file_or_too_many_bytes_is_refused(
     twice = result((0, name, b"a"), (0, RECEIPT, Receipt().encode().encode()), (0, name, b"b"))
     with pytest.raises(RunError, match="returned the file"):
         take_result(twice, tmp_path)
-    monkeypatch.setattr(jobs, "_MOST_BYTES", 1_000)
+    monkeypatch.setattr(remote, "_MOST_BYTES", 1_000)
     with pytest.raises(RunError, match="bytes of files"):
         take_result(result((0, name, b"x" * 2_000)), tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.connection_file import write_connection
-from sr_assets.adapters.copying import sending
+from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.spark import sink
@@ -225,7 +225,7 @@ def test_writer_ignores_copies_of_earlier_source_of_same_name(rig: Rig, stream: 
 def test_batch_stays_open_when_target_remains_full(
     rig: Rig, stream: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "_REFUSAL_SECONDS", 0.3)
+    monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.3)
     limited = {"name": stream, "subjects": [f"{stream}.>"], "discard": "new", "max_msgs": 4, "allow_direct": True}
     rig.api(f"STREAM.UPDATE.{stream}", limited, rig.target)
     receipt = write()

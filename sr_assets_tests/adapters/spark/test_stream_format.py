@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sr_assets.adapters.spark.stream_options import BATCH_OPTIONS, STREAMING_OPTIONS, WRITE_OPTIONS, parse_options
+from sr_assets.adapters.spark.stream_format import BATCH_OPTIONS, STREAMING_OPTIONS, WRITE_OPTIONS, parse_options
 from sr_assets.adapters.spark.stream_reader import SequencePartition, StreamStreamReader
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets_tests.adapters.spark.scripts import Printed, ScriptServer, run_alone

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.heartbeats import Hop
+from sr_assets.domain.hops import Hop
 
 S = 1_000_000_000
 HOUR = 3600 * S

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.published.hop_schema import LATENCY
+from sr_assets.adapters.published.schema import LATENCY
 from sr_assets.adapters.state.latencies import SLOT_NS
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.heartbeats import Hop
-from sr_assets.domain.latencies import GROWTH, bucket_of
+from sr_assets.domain.hops import GROWTH, Hop, bucket_of
 
 MS = 1_000_000
 HOUR = 12 * SLOT_NS

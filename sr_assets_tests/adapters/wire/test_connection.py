@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.wire import Ack, Connection, Outgoing, Publisher, WireError, read_confirmed, read_range
-from sr_assets.adapters.wire import connection as wire_connection
+from sr_assets.adapters.wire import (
+    Ack,
+    Connection,
+    Outgoing,
+    Publisher,
+    WireError,
+    read_confirmed,
+    read_range,
+)
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, create_stream, flat, outgoing, publish
@@ -81,7 +88,7 @@ def test_request_is_resent_until_answered(
     nats_server: NatsServer, unique: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream without a leader drops requests; its next leader has not received the earlier ones."""
-    monkeypatch.setattr(wire_connection, "RESEND_SECONDS", 0.1)
+    monkeypatch.setattr("sr_assets.adapters.wire.connection.RESEND_SECONDS", 0.1)
     subject = unique("api")
     with (
         socket.create_connection(("127.0.0.1", nats_server.port)) as responder,

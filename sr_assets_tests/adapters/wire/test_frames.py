@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.jetstream import decode_response, parse_message
 from sr_assets.adapters.nats.stream_info import StreamInfo, parse_stream_info
-from sr_assets.adapters.wire.acknowledgements import StoredParser, parse_ack
 from sr_assets.adapters.wire.frames import (
     DirectParser,
     FirstParser,
@@ -26,6 +25,7 @@ from sr_assets.adapters.wire.frames import (
     has_whole_headers,
 )
 from sr_assets.adapters.wire.permissions import parse_granted
+from sr_assets.adapters.wire.publishing import StoredParser, parse_ack
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from sr_assets.adapters.wire import Connection, WireError, consumer, read_confirmed, read_headers
+from sr_assets.adapters.wire import Connection, WireError, read_confirmed, read_headers, reading
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, consumer_count, create_stream, flat, outgoing, publish
@@ -121,14 +121,14 @@ def test_consumer_is_placed_until_it_is_on_the_leader(
     monkeypatch: pytest.MonkeyPatch, servers: list[str | None], leaders: Iterator[str | None], deleted: int
 ) -> None:
     connection, names = Placing(leaders), iter(servers)
-    monkeypatch.setattr(consumer, "_create", lambda *_: Placed(connection, next(names)))
-    placed = consumer._create_on_leader(cast("Connection", connection), "S", {}, time.monotonic() + 30)
+    monkeypatch.setattr(reading, "_create", lambda *_: Placed(connection, next(names)))
+    placed = reading._create_on_leader(cast("Connection", connection), "S", {}, time.monotonic() + 30)
     assert (placed.server, connection.deleted) == (servers[deleted], deleted)
 
 
 def test_consumer_on_a_follower_is_refused_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Placing(repeat("a"))
-    monkeypatch.setattr(consumer, "_create", lambda *_: Placed(connection, "b"))
+    monkeypatch.setattr(reading, "_create", lambda *_: Placed(connection, "b"))
     with pytest.raises(WireError, match="no consumer was placed on the stream's leader in time"):
-        consumer._create_on_leader(cast("Connection", connection), "S", {}, time.monotonic())
+        reading._create_on_leader(cast("Connection", connection), "S", {}, time.monotonic())
     assert connection.deleted == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.copying.sending import Sender
+from sr_assets.adapters.copying.copier import Sender
 from sr_assets.adapters.published import history
 from sr_assets.adapters.wire import Outgoing
 from sr_assets.domain.errors import RunError

@@ -13,7 +13,7 @@ import pytest
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.state.pausing import set_paused
-from sr_assets.stages.retiring import act_on_node
+from sr_assets.stages.operator_commands import act_on_node
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_bench.comparison.tables import Kind
 from sr_assets_tests.axes import every_pair

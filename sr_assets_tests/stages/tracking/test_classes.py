@@ -12,8 +12,8 @@ import pytest
 from sr_assets.assets.entries import StreamAssets
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import load_settings
+from sr_assets.stages.operator_commands import act_on_node
 from sr_assets.stages.report import Stage
-from sr_assets.stages.retiring import act_on_node
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_tests.reference import Rules, Seen, by_field
 from sr_assets_tests.rig import ALL_ON_SPARK, SITE, Command, Rig, Sent

@@ -20,7 +20,7 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import load_settings
 from sr_assets.stages.site import Site
-from sr_assets.stages.tracking.history_compaction import HistoryCompaction, remove_replaced
+from sr_assets.stages.tracking.node_snapshots import HistoryCompaction, remove_replaced
 
 SITE = "london"
 #: 2026-01-01T00:00Z.

@@ -22,7 +22,7 @@ from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.messages import LAST_NS
 from sr_assets.domain.tracking.announcements import NodeAnnouncements
 from sr_assets.domain.tracking.maintenance import Window, suppression
-from sr_assets.operate.notify.events import Sent, pending
+from sr_assets.operate.notify.delivery import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.node_state import sweep_due
 from sr_assets_tests.announcing import (

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.published.node_histories import TIMEOUT, UP, Histories
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.automation.idle import is_idle
+from sr_assets.automation.observing import is_idle
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.domain.tracking.by_hand import retire
 from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, transition_row
-from sr_assets.operate.notify.events import Sent, pending
+from sr_assets.domain.tracking.rules import retire
+from sr_assets.operate.notify.delivery import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets_tests.announcing import POLICY, SECOND, configured, fold, history, outbox, site_events

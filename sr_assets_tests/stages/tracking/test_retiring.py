@@ -16,12 +16,11 @@ from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.operator_requests import FOLDER
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import load_settings
-from sr_assets.stages import retiring
+from sr_assets.stages import operator_commands
 from sr_assets.stages.checkpointing import restore_site
+from sr_assets.stages.operator_commands import act_on_node, save_site
 from sr_assets.stages.report import Stage
-from sr_assets.stages.retiring import act_on_node
 from sr_assets.stages.run import SiteRun
-from sr_assets.stages.saving import save_site
 from sr_assets_tests.members import elected, key_of, make_bucket, write_key
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Command, Rig, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
@@ -137,7 +136,7 @@ def test_active_run_applies_a_request_between_its_batches(rig: Rig, monkeypatch:
                     break
 
     settings, ready = rig.settings(), threading.Event()
-    monkeypatch.setattr(retiring, "_run", lambda *_: pytest.fail("the active run must apply the request"))
+    monkeypatch.setattr(operator_commands, "_run", lambda *_: pytest.fail("the active run must apply the request"))
     running = threading.Thread(target=run)
     running.start()
     try:
@@ -253,7 +252,7 @@ def test_follower_names_the_leader_and_changes_nothing(rig: Rig) -> None:
 
 def test_request_that_no_run_takes_is_withdrawn(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     tracked(rig, "a")
-    monkeypatch.setattr(retiring, "_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(operator_commands, "_WAIT_SECONDS", 0.5)
     with SiteLock(rig.home / "sites" / SITE, "a run that is catching up", 0.0):
         (answer,) = act_on_node(rig.settings(), "retire", "a", None)
     assert not answer.done

@@ -8,8 +8,8 @@ from sr_assets.adapters import wire
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.domain.tracking.announcements import NodeEvent, NodeReport
 from sr_assets.stages.report import StreamReport
-from sr_assets.stages.tracking import site_events
-from sr_assets.stages.tracking.site_events import EventStage
+from sr_assets.stages.tracking import node_advisories
+from sr_assets.stages.tracking.node_advisories import EventStage
 from sr_assets_tests.rig import SITE, Rig
 
 SECOND = 10**9
@@ -27,7 +27,7 @@ def test_many_events_are_published_once_with_few_requests(rig: Rig, monkeypatch:
             super().__init__(*arguments, **keys)
 
     monkeypatch.setattr(wire, "Connection", Counted)
-    monkeypatch.setattr(site_events, "_CHUNK", 70)
+    monkeypatch.setattr(node_advisories, "_CHUNK", 70)
     reports = [
         (f"{event}-{number}", f"n{number}", NodeReport(event, now_ns + at, 3, up=True))
         for number in range(100)

@@ -1,1 +1,0 @@
-"""The centre: advisory streams of all sites, folded or followed."""

@@ -1,1 +1,0 @@
-"""The permissions of each connection's user: unknown subjects from the servers, users, output formats, and the check."""
