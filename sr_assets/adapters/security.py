@@ -1,4 +1,8 @@
-"""The security of connections to NATS servers, for `wire` and `nats`: logins (also Choria's), TLS contexts, error messages."""
+"""The security of connections to NATS servers, for `wire` and `nats`: logins (also Choria's), TLS contexts, error messages.
+
+A NATS server verifies the signature of Choria's token; this module only reads the token's claims. Each connection reads the
+files again, so the next one uses a renewed certificate or credential.
+"""
 
 import base64
 import binascii

@@ -1,4 +1,10 @@
-"""Output of rows as a table, JSON or CSV, for every command; a table is no wider than the window."""
+"""Output of rows as a table, JSON or CSV, for every command; a table is no wider than the window.
+
+A narrow window keeps the columns in `first`, shortened if necessary, and as many others as fit; a note below lists the
+omitted ones. A pipe receives every column at full width.
+
+JSON is one array of objects, or one object per line; CSV has a header. Both have times in ISO 8601, UTC.
+"""
 
 import base64
 import csv

@@ -1,4 +1,10 @@
-"""Interpretation of an advisory stream's messages at the centre: an advisory, a heartbeat, or a rejected message."""
+"""Interpretation of an advisory stream's messages at the centre: an advisory, a heartbeat, or a rejected message.
+
+A node is the key (replicator, name, stream, value); the Stream Replicator's advisories have no name and no stream,
+which become "". The highest advisory of a node by `RANK` wins, so the result does not depend on order of arrival,
+repetition or batch boundaries. Ours rank by epoch and `transition`. The Stream Replicator's have neither and rank below
+ours, by `timestamp`; within one second the later one in the life cycle wins.
+"""
 
 import json
 import math

@@ -1,4 +1,9 @@
-"""The plan of an emulated fleet: nodes appear, fall silent, come back and retire; and the realistic message of a node."""
+"""The plan of an emulated fleet: nodes appear, fall silent, come back and retire; and the realistic message of a node.
+
+The same plan always yields the same publications. Compression dominates the cost of a message, so nodes share the compressed
+bulk of an inventory; the node's own part precedes it as a stored deflate block. The result is one ordinary gzip member, made in
+about 20 µs.
+"""
 
 import base64
 import hashlib

@@ -1,4 +1,7 @@
-"""The cluster that results from a URL and the blocks `tls` and `choria`."""
+"""The cluster that results from a URL and the blocks `tls` and `choria`.
+
+Errors show no part of the URL. The files that a cluster names are read when a connection is opened.
+"""
 
 import ipaddress
 import re

@@ -1,4 +1,7 @@
-"""The whole configuration: the keys of the top level, contradictions between keys, lookups of entries, and its digest."""
+"""The whole configuration: the keys of the top level, contradictions between keys, lookups of entries, and its digest.
+
+Each function on contradictions raises ValueError with the message about the first one.
+"""
 
 import hashlib
 import json

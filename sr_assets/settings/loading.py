@@ -1,7 +1,6 @@
 """Loading the Settings: the only reader of the file and the environment."""
 
 import contextlib
-import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -27,8 +26,6 @@ DEFAULT_CONFIG = Path("conf/replication.yaml")
 _INSTALLED: Final = Path("/etc/sr-assets/replication.yaml")
 #: The file with the static values that `up` and `run` read at their start, for their child processes.
 VALUES_VARIABLE: Final = "SR_ASSETS_DATA_VALUES"
-#: The reader of sources: its module is imported only for a file with references, because it opens connections.
-_READER: Final = "sr_assets.adapters.data"
 _SCHEMA: Final = Key(Settings)
 
 
@@ -251,14 +248,10 @@ def _refuse_first(resolver: Resolver, problems: list[Any]) -> NoReturn:
 
 
 def _reader() -> Reader:
-    return _Late()
+    """Return the reader of sources: the only import of an outer ring, so that callers need not pass one."""
+    from sr_assets.adapters.data import READER
 
-
-class _Late:
-    """The reader of sources, whose module is imported at its first use."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(_READER).READER, name)
+    return READER
 
 
 def load_cluster(

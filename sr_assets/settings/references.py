@@ -1,4 +1,7 @@
-"""Resolution of references to `data`: the values that take their place in the tree, the origin of each, and mistakes as text."""
+"""Resolution of references to `data`: the values that take their place in the tree, the origin of each, and mistakes as text.
+
+The sources are read through a `Reader`, so this module needs no connection.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,7 @@
-"""The block `topology`: the native streams with their mirrors and sources, the permitted changes, and contradictions."""
+"""The block `topology`: the native streams with their mirrors and sources, the permitted changes, and contradictions.
+
+Contradictions include settings that a server would refuse or ignore.
+"""
 
 import re
 from collections import Counter

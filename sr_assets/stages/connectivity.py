@@ -1,4 +1,9 @@
-"""The probes of `sr-assets check --connect`: every connection, permission and election, without changing anything."""
+"""The probes of `sr-assets check --connect`: every connection, permission and election, without changing anything.
+
+A request that cannot succeed proves the permission to create or publish: a stream whose name contradicts its subject,
+or a message that expects an impossible last sequence. The probes of an election concern the buckets, their keys, the duplicate
+windows of streams, and each site's checkpoint.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress

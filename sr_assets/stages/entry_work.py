@@ -1,4 +1,8 @@
-"""The work on one entry during a run: a stream's work loops, which copy it and follow its senders; and all work on a feed."""
+"""The work on one entry during a run: a stream's work loops, which copy it and follow its senders; and all work on a feed.
+
+Reading, folding and sweeping form the watch loop; copying is the copy loop in another thread. An unreachable, slow or
+full target therefore delays only copies. Advisories belong to the loop whose cluster takes them.
+"""
 
 import contextlib
 import math
@@ -8,10 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 from sr_assets.adapters import times
-from sr_assets.adapters.state.counters import COPYING
 from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import COPYING
 from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.positions import retention_begins_ns, retention_clock_ns
 from sr_assets.settings import ClusterSettings, Entry, FeedSettings, StreamSettings

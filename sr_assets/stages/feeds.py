@@ -1,4 +1,8 @@
-"""The centre: the advisory streams of all sites, folded into the site's global view, or followed message by message."""
+"""The centre: the advisory streams of all sites, folded into the site's global view, or followed message by message.
+
+To follow, new messages are read as a sequence range, so that a lost connection or a recreated stream needs no repair; nothing
+is written.
+"""
 
 from dataclasses import dataclass, field
 from itertools import chain

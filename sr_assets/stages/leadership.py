@@ -1,4 +1,7 @@
-"""Leadership of a site's run: one process of this home campaigns, all its processes obey the lease; and all members of a site."""
+"""Leadership of a site's run: one process of this home campaigns, all its processes obey the lease; and all members of a site.
+
+Without an election, this home always leads.
+"""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.schema import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
-from sr_assets.adapters.state.database import EVENT_TABLES
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_entries
+from sr_assets.adapters.state.schema import EVENT_TABLES
 from sr_assets.adapters.state.status_file import note_closed_state, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError

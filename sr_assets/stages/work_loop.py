@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from sr_assets.adapters import times
-from sr_assets.adapters.state.counters import Counter
+from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import (
     ConfigurationError,

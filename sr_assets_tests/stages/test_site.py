@@ -11,9 +11,9 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.published.schema import SCHEMA_VERSION
-from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.adapters.state.status_file import read_status
+from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.errors import EngineLostError, TransientError
 from sr_assets.settings import FeedSettings
 from sr_assets.stages.replication.batch import Batch

@@ -1,4 +1,10 @@
-"""One writer's work on a batch: it finds earlier copies in the target, fetches, sends, stages and accounts."""
+"""One writer's work on a batch: it finds earlier copies in the target, fetches, sends, stages and accounts.
+
+A refused or unacknowledged message is sent again. Only a message that the target can never store is parked, as
+`domain/refusals.py` decides. Any other refusal that lasts ends the stream's run with its intent open.
+
+A message that the source has lost since it was copied is staged from the target.
+"""
 
 import bisect
 import contextlib

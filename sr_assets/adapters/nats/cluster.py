@@ -1,4 +1,7 @@
-"""Administration of a cluster's JetStream: stream info, single messages, creating streams, publishing advisories."""
+"""Administration of a cluster's JetStream: stream info, single messages, creating streams, publishing advisories.
+
+Bulk traffic uses `wire`, because nats-py cannot carry headers byte for byte.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Merging files of the Parquet history into files sorted by node, and the merged ones that readers may still have open."""
+"""Merging files of the Parquet history into files sorted by node, and the merged ones that readers may still have open.
+
+In a sorted file, a node's rows are in few row groups, whose statistics name it, so a lookup reads little. The metadata of a
+merged file has its level and the names of its parts.
+"""
 
 from __future__ import annotations
 

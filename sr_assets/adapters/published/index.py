@@ -1,4 +1,8 @@
-"""`fleet.duckdb`: views over the files of all sites' publications. Each publication replaces it atomically."""
+"""`fleet.duckdb`: views over the files of all sites' publications. Each publication replaces it atomically.
+
+DuckDB binds a new view, which opens its files, so a publication begins with a copy of the last file and replaces only the
+views that changed. The leaders of sites are rows of `fleet.duckdb` itself, because they change without a run of the site.
+"""
 
 from __future__ import annotations
 

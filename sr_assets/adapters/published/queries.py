@@ -1,4 +1,8 @@
-"""Queries on the published tables: one function for each, which returns `Rows`, or reads the nodes in pages."""
+"""Queries on the published tables: one function for each, which returns `Rows`, or reads the nodes in pages.
+
+Add a function for a new query of a command. Every query is confined to the published tables, and every function raises
+RunError before the first publication.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Reading the published tables at any time: rows, counts, a self-contained copy, and a user's own SQL within limits."""
+"""Reading the published tables at any time: rows, counts, a self-contained copy, and a user's own SQL within limits.
+
+Readers and publishers never wait for each other.
+"""
 
 import contextlib
 import itertools

@@ -1,4 +1,8 @@
-"""The published tables of sites, centres and native streams: columns, and the queries that select their rows from the state."""
+"""The published tables of sites, centres and native streams: columns, and the queries that select their rows from the state.
+
+A site publishes every hop that its copies show; the views combine the hops that several sites publish. In a centre's tables,
+column `feed` is `name/stream` of the feed, and `name` is the site that an advisory came from. Add a table here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.state.global_view import blind, same_key
-from sr_assets.adapters.state.latencies import SLOT_NS
+from sr_assets.adapters.state.stream_tables import SLOT_NS
 from sr_assets.domain.hops import bucket_seconds
 from sr_assets.domain.positions import DAY_NS
 from sr_assets.domain.received import REPORTED, STATUS

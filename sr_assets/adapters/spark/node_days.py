@@ -1,4 +1,7 @@
-"""The daily tables in Spark: nodes' histories as status intervals of days, their availability, and their inventory."""
+"""The daily tables in Spark: nodes' histories as status intervals of days, their availability, and their inventory.
+
+A task gets whole nodes, so that tasks exchange no data.
+"""
 
 from __future__ import annotations
 

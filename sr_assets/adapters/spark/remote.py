@@ -1,4 +1,10 @@
-"""The jobs of a cluster's executors, and the driver's side of them: their input, and the results in their rows."""
+"""The jobs of a cluster's executors, and the driver's side of them: their input, and the results in their rows.
+
+A job contains its connections and returns all results as rows. It leaves no data on the machine, and needs only Python
+with pyspark, pyarrow, numpy and orjson there.
+
+A range's rows, and a batch's receipts and staged files, return as a job's rows: exactly one attempt's per task.
+"""
 
 from __future__ import annotations
 

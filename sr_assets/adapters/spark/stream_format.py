@@ -1,4 +1,7 @@
-"""The format `jetstream`: the options of `spark.read`, `spark.readStream` and `df.write`, its columns, and messages as rows."""
+"""The format `jetstream`: the options of `spark.read`, `spark.readStream` and `df.write`, its columns, and messages as rows.
+
+Add an option to its tuple, to `StreamOptions` and to the table in `docs/spark.md`.
+"""
 
 from __future__ import annotations
 

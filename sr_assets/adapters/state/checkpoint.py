@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -20,8 +19,9 @@ import duckdb
 
 from sr_assets.adapters import times
 from sr_assets.adapters.private import own_folder, sync_folder, write_private
-from sr_assets.adapters.state.database import EARLIER_ROWS, SCHEMA, SCHEMA_VERSION, create_database, keep_newest_asides
+from sr_assets.adapters.state.database import create_database, keep_newest_asides
 from sr_assets.adapters.state.maintenance import read_window
+from sr_assets.adapters.state.schema import SCHEMA_VERSION, TABLES
 from sr_assets.adapters.state.snapshot_index import history_path
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
@@ -62,7 +62,7 @@ _PARQUET: Final = "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, PARQU
 _PLACED: Final = "SELECT *, row_number() OVER (ORDER BY stream, node) AS place FROM nodes"
 #: `nodes` first, because others are read with it. Not from the catalog: it would list, and keep open, the `fleet.duckdb`
 #: that another thread is writing.
-_TABLES: Final = ("nodes", *sorted(set(re.findall(r"CREATE TABLE (\w+)", SCHEMA)) - {"about", "nodes"}))
+_TABLES: Final = ("nodes", *sorted(TABLES.keys() - {"about", "nodes"}))
 #: How the large tables are written, and how they are read again; the others as they are.
 _WRITTEN: Final = {
     "nodes": f"""
@@ -411,9 +411,11 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
                 if part.exists():
                     _refuse_huge(connection, part, max(_FEW_ROWS, _ROWS_A_BYTE * file.stat().st_size))
                     connection.execute(f"INSERT INTO {table} BY NAME {query}", {"file": str(part)})
-            for table, rows in EARLIER_ROWS.items():
-                if not (parts / f"{table}.parquet").exists():  # an earlier build had fewer tables
-                    connection.execute(rows)
+            for table, definition in TABLES.items():
+                if (
+                    definition.earlier and not (parts / f"{table}.parquet").exists()
+                ):  # an earlier build had fewer tables
+                    connection.execute(definition.earlier)
             _compute_ids(connection, about)
             _forget_missing_files(connection, home, about.site)
             connection.execute("COMMIT")

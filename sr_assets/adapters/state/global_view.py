@@ -21,22 +21,6 @@ if TYPE_CHECKING:
 #: Limit of stored rejected messages, for all feeds of a configuration together; more are only counted.
 MAX_REJECTS: Final = 10_000
 
-SCHEMA: Final = """
-CREATE TABLE global_nodes (
-    feed VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, epoch_ns BIGINT DEFAULT 0,
-    transition BIGINT, event_ns BIGINT, event_code TINYINT, seen_ns BIGINT, origin VARCHAR, received_ns BIGINT);
-CREATE TABLE global_history (
-    feed VARCHAR, event_id VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, node VARCHAR, event_code TINYINT,
-    event_ns BIGINT, received_ns BIGINT, seen_ns BIGINT, age_seconds DOUBLE, previous VARCHAR,
-    epoch_ns BIGINT DEFAULT 0, transition BIGINT, late BOOLEAN, returned BOOLEAN, outage_seconds DOUBLE, origin VARCHAR);
-CREATE TABLE global_sites (
-    feed VARCHAR, replicator VARCHAR, name VARCHAR, stream VARCHAR, advised_ns BIGINT, observed_ns BIGINT,
-    next_within_ns BIGINT, watermark_ns BIGINT, position BIGINT, lag_messages BIGINT, nodes BIGINT,
-    outage VARCHAR, outage_ns BIGINT);
-CREATE TABLE global_rejects (
-    feed VARCHAR, sequence BIGINT, received_ns BIGINT, subject VARCHAR, payload_bytes BIGINT, reason VARCHAR,
-    field VARCHAR, excerpt VARCHAR);
-"""
 _KEY: Final = ("replicator", "name", "stream", "node")
 #: Deadline of the next heartbeat of a site that sent one.
 _DUE: Final = " + ".join(BLIND_AFTER)

@@ -8,16 +8,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from sr_assets.adapters.state.stream_table import EventTable
+from sr_assets.adapters.state.stream_tables import EventTable
 from sr_assets.domain.tracking.outages import Guard, Outage, SiteEvent, SiteReport, Watched
 
-SCHEMA: Final = """
-CREATE TABLE guards (stream VARCHAR, watched_ns BIGINT);
-CREATE TABLE guard_sightings (stream VARCHAR, node VARCHAR, seen_ns BIGINT, before_ns BIGINT);
-CREATE TABLE site_events (
-    stream VARCHAR, event_id VARCHAR, outage VARCHAR, event VARCHAR, event_ns BIGINT, nodes BIGINT, silent BIGINT,
-    since_ns BIGINT, epoch BIGINT, detected_ns BIGINT, outbox BOOLEAN, published_ns BIGINT);
-"""
 #: The nodes that are up at `$from_ns`, or held then, with a number and their last sighting before. The order of numbers is
 #: of no importance.
 _MEMBERS: Final = """

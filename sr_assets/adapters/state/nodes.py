@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.state.outbox import Outbox
-from sr_assets.adapters.state.stream_table import StreamTable
+from sr_assets.adapters.state.stream_tables import StreamTable
+from sr_assets.adapters.state.transitions import Outbox
 from sr_assets.domain.tracking.rows import state_of
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA: Final = """
-CREATE TABLE blind_spans (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
-CREATE TABLE blind_history (stream VARCHAR, first_ns BIGINT, next_ns BIGINT);
-"""
 _COLUMNS: Final = ", ".join(NODE_COLUMNS)
 # A node that `retired_retention` has deleted remains in its transitions.
 _PURGED: Final = """

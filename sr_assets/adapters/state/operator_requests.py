@@ -18,11 +18,10 @@ from typing import Final, Literal
 from sr_assets.adapters import times
 from sr_assets.adapters.private import own_folder, write_private
 from sr_assets.adapters.state.status_file import boot_id
-from sr_assets.adapters.state.stream_table import StreamTable
+from sr_assets.adapters.state.stream_tables import StreamTable
 
 logger = logging.getLogger(__name__)
 
-SCHEMA: Final = "CREATE TABLE answered_requests (stream VARCHAR, id VARCHAR, done BOOLEAN, line VARCHAR);"
 FOLDER: Final = "requests"
 #: Requests that no run completed, and answers that no command read, are deleted after this time.
 _KEPT_SECONDS: Final = 3600.0

@@ -10,19 +10,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from sr_assets.adapters.state.stream_table import StreamTable
+from sr_assets.adapters.state.stream_tables import StreamTable
 from sr_assets.domain.history_layout import HistoryFile
 from sr_assets.settings.values import shown
 
 #: SQL expression for a file's path relative to its home, given its whole path.
 _RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"
 _NAME: Final = re.compile(r"/date=[0-9]{4}-[0-9]{2}-[0-9]{2}/[0-9]+(-[0-9]+)+\.parquet")
-SCHEMA: Final = """
-CREATE TABLE snapshots (stream VARCHAR, node VARCHAR, sequence BIGINT, file VARCHAR);
-CREATE TABLE staged (stream VARCHAR, first BIGINT, next BIGINT, mark VARCHAR DEFAULT '');
-CREATE TABLE history (
-    stream VARCHAR, file VARCHAR, level TINYINT, replaced BOOLEAN, rows BIGINT, first_hour BIGINT, last_hour BIGINT);
-"""
 
 
 class IndexedFile(NamedTuple):

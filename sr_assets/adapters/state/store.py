@@ -16,22 +16,17 @@ import duckdb
 import pyarrow as pa
 
 from sr_assets.adapters.state.connection import StateConnection
-from sr_assets.adapters.state.copy_log import CopyLog
-from sr_assets.adapters.state.copy_queue import CopyQueue
-from sr_assets.adapters.state.counters import Counters
-from sr_assets.adapters.state.database import CURRENT_TABLES, HISTORY_TABLES, first_line, open_database
-from sr_assets.adapters.state.gaps import Gaps
+from sr_assets.adapters.state.copy_tables import CopyLog, CopyQueue
+from sr_assets.adapters.state.database import first_line, open_database
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.guard import GuardRows
-from sr_assets.adapters.state.heartbeats import Heartbeats
-from sr_assets.adapters.state.latencies import Latencies
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.operator_requests import AnsweredRequests
-from sr_assets.adapters.state.outbox import Outbox
-from sr_assets.adapters.state.partitions import Partitions
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
+from sr_assets.adapters.state.schema import CURRENT_TABLES, HISTORY_TABLES
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
-from sr_assets.adapters.state.undecided import Undecided
+from sr_assets.adapters.state.stream_tables import Counters, Gaps, Heartbeats, Latencies, Partitions
+from sr_assets.adapters.state.transitions import Outbox, Undecided
 from sr_assets.domain.errors import RunError, cannot_write
 
 

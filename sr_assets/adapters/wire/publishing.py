@@ -1,4 +1,9 @@
-"""Publishing into a stream: acknowledgements, a bounded window, or one acknowledgement for many messages (nats-server 2.14+)."""
+"""Publishing into a stream: acknowledgements, a bounded window, or one acknowledgement for many messages (nats-server 2.14+).
+
+In a batch with one acknowledgement, a message's number in its batch and the operation are in its reply subject,
+`<inbox>.<id>.<flow>.fail.<number>.<op>.$FI`. In the mode `fail` the server stores the messages in order and ends the batch at
+the first one that it refuses.
+"""
 
 from __future__ import annotations
 

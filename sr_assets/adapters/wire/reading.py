@@ -1,4 +1,8 @@
-"""Reading of a stream in sequence order, as complete as the leader's copy: by get requests, or by temporary pull consumers."""
+"""Reading of a stream in sequence order, as complete as the leader's copy: by get requests, or by temporary pull consumers.
+
+Any replica, and any mirror, may answer a direct get (batches: 2.11+, `allow_direct`). A lagging replica or a partial mirror may
+therefore lack a message, so a missing one counts as absent only if the leader confirms it.
+"""
 
 import contextlib
 import itertools

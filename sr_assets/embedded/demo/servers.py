@@ -1,4 +1,7 @@
-"""The demo's configuration for any number of cities, its NATS servers and streams, linked by leafnodes."""
+"""The demo's configuration for any number of cities, its NATS servers and streams, linked by leafnodes.
+
+Our user and the fleets' user have only their least permissions.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,7 @@
-"""One batch of copies, after its intent: writers make the copies, and one transaction commits their receipt."""
+"""One batch of copies, after its intent: writers make the copies, and one transaction commits their receipt.
+
+A file next to the writers' locks names the fence of a batch on other machines for the next run.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,8 @@ from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.spark.remote import copy_remotely
 from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_at_work
 from sr_assets.adapters.spark.source import FORMAT
-from sr_assets.adapters.state.counters import COPYING, Counter
-from sr_assets.adapters.state.gaps import Gap, gap_row
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
+from sr_assets.adapters.state.stream_tables import COPYING, Counter, Gap, gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.lanes import omitted_error
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing

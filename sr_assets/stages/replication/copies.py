@@ -1,4 +1,7 @@
-"""The copies of a stream in its target, which may be more than memory holds, and the comparison with their originals."""
+"""The copies of a stream in its target, which may be more than memory holds, and the comparison with their originals.
+
+The stored times of the copies' messages show whether a source was recreated or rolled back.
+"""
 
 from __future__ import annotations
 

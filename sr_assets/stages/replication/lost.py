@@ -1,4 +1,8 @@
-"""Lost parts of a stream: a state that its copies or advisories prove, or a source that no longer exists."""
+"""Lost parts of a stream: a state that its copies or advisories prove, or a source that no longer exists.
+
+To start over without the lost state would store the copies twice and announce every node as new. Queue and intent outlive
+their source only if `on_source_reset` lets the stream continue.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import source_mark
-from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, forged_text

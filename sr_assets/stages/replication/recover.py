@@ -1,4 +1,11 @@
-"""`recover`: rebuilding a stream's lost position and nodes from the target's copies and the source's messages."""
+"""`recover`: rebuilding a stream's lost position and nodes from the target's copies and the source's messages.
+
+It is also the takeover from the Stream Replicator, whose copies have the same `Choria-SR-Source` header.
+
+A copy that was pending is in the target, is made later (`due`), is read again after the new position, or is recorded as lost.
+Transitions before the recovered position are recorded as late and stay unpublished. Later ones continue the numbers in the
+advisory stream.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +28,9 @@ from sr_assets.adapters.published.history import (
     stream_folder,
 )
 from sr_assets.adapters.state.database import BrokenStateError, keep_newest_asides
-from sr_assets.adapters.state.gaps import Gap, gap_row
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.refill_request import request_refill
+from sr_assets.adapters.state.stream_tables import Gap, gap_row
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.history_layout import HistoryFile

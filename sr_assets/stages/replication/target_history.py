@@ -1,4 +1,17 @@
-"""Our copies in the target since the last batch; some may be those of a later state, which this older one adopts."""
+"""Our copies in the target since the last batch; some may be those of a later state, which this older one adopts.
+
+What may have happened to the target:
+
+- *replaced*: the target has another name.
+- *recreated*: it has another created time.
+- *rolled back* (a power failure, a restored disk): it ends before an acknowledged copy, or holds another message there.
+- *purged* or expired: only the first sequence moved; nothing follows.
+- *another writer*: it holds copies that no batch of this run made; the stream stops. Copies from before the run count as
+  made.
+
+An older state, such as a checkpoint, reads the messages of adopted copies again and makes the same decisions; each batch then
+finds its copies and makes only the missing ones.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +25,8 @@ from sr_assets.adapters import times, wire
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
 from sr_assets.adapters.state.copy_comparison import PORTION, CopyComparison
-from sr_assets.adapters.state.counters import Counter
-from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
+from sr_assets.adapters.state.stream_tables import Counter, gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges

@@ -14,8 +14,8 @@ import pyarrow as pa
 from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.state.gaps import Gap
 from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.stream_tables import Gap
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.settings import Entry
 from sr_assets.stages.progress import Progress

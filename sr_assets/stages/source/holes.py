@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.state.gaps import Gap, gap_row
+from sr_assets.adapters.state.stream_tables import Gap, gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
 from sr_assets.settings import Entry, StreamSettings

@@ -8,9 +8,9 @@ from typing import Final
 from sr_assets.adapters import times
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published import queries
-from sr_assets.adapters.state.partitions import Lane
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import Lane
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connections import Clusters

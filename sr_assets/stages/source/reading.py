@@ -9,9 +9,9 @@ from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.remote import read_remotely
 from sr_assets.adapters.spark.source import FORMAT, read_here
-from sr_assets.adapters.state.gaps import MOST_ROWS, Gap
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import MOST_ROWS, Gap
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.sizing import (

@@ -1,4 +1,7 @@
-"""The rows of `report` and of the tables `topology_streams` and `topology_links`: every stream, every link and its true lag."""
+"""The rows of `report` and of the tables `topology_streams` and `topology_links`: every stream, every link and its true lag.
+
+The server's own `lag` does not change while a link is dead, so it is not used. Unknown values are None, never 0.
+"""
 
 from __future__ import annotations
 

@@ -5,10 +5,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sr_assets.adapters.state.counters import Counter
-from sr_assets.adapters.state.gaps import Gap
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import Counter, Gap
 from sr_assets.domain.advisories import event_id, is_late
 from sr_assets.domain.tracking.rules import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
 from sr_assets.settings import StreamSettings

@@ -1,4 +1,8 @@
-"""Stage `node_advisories`: publishing the outbox in order per sender, site events, and the heartbeat; each once."""
+"""Stage `node_advisories`: publishing the outbox in order per sender, site events, and the heartbeat; each once.
+
+An advisory's message id is computed from its event, so that the streams prove the publication, however short their
+duplicate windows are.
+"""
 
 import contextlib
 import logging
@@ -11,9 +15,9 @@ from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.jetstream import PermissionDeniedError
 from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.advisories import (
     encode,
     encode_node_event,

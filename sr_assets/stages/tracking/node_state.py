@@ -1,4 +1,8 @@
-"""Stage `node_state`: folding the fleet's messages per sender, and sweeping. It needs only the source."""
+"""Stage `node_state`: folding the fleet's messages per sender, and sweeping. It needs only the source.
+
+One transaction commits a batch's node states, transitions, counters, gaps, due copies (the copy queue) and the new
+position.
+"""
 
 import logging
 from dataclasses import replace
@@ -17,11 +21,11 @@ from sr_assets.adapters.published.actions import Origin, record_action
 from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.source import encode_extractor, schema_of
 from sr_assets.adapters.state.checkpoint_request import request_checkpoint
-from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.nodes import Nodes
 from sr_assets.adapters.state.operator_requests import Answer, Request, answer_request, take_requests
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
 from sr_assets.domain.durations import duration

@@ -22,10 +22,10 @@ from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import count_rows, open_fleet, read_rows
-from sr_assets.adapters.state.gaps import gap_row
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings.names import read_site_name

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.state import copy_comparison
-from sr_assets.adapters.state.attached import AttachedFile
-from sr_assets.adapters.state.connection import StateConnection
+from sr_assets.adapters.state.connection import AttachedFile, StateConnection
 from sr_assets.adapters.state.copy_comparison import CopyComparison
-from sr_assets.adapters.state.copy_log import RETENTION_NS, SCHEMA, CopyLog, Resend
+from sr_assets.adapters.state.copy_tables import RETENTION_NS, CopyLog, Resend
+from sr_assets.adapters.state.schema import TABLES
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.positions import SequenceRange
 from sr_assets_tests.examples import one_in
@@ -85,7 +85,7 @@ def test_comparison_finds_the_last_kept_and_all_lost_copies(
 )
 def test_resends_come_once_and_in_order_for_any_portion(sequences: set[int], chunk: int) -> None:
     with AttachedFile(Path(":memory:")) as file:
-        file.main.execute(SCHEMA)
+        file.main.execute(TABLES["resends"].ddl)
         copy_log = CopyLog(StateConnection(file), "S")
         copy_log.add_resends([SequenceRange(sequence, sequence + 1) for sequence in sorted(sequences)], was_copied=True)
         sent: list[int] = []

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.state.gaps import Gap, Gaps, gap_row
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import Gap, Gaps, gap_row
 from sr_assets.domain.positions import DAY_NS, SequenceRange
 from sr_assets_tests.examples import one_in
 

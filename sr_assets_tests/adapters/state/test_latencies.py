@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.published.schema import LATENCY
-from sr_assets.adapters.state.latencies import SLOT_NS
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import SLOT_NS
 from sr_assets.domain.hops import GROWTH, Hop, bucket_of
 
 MS = 1_000_000
@@ -35,7 +35,7 @@ def test_bucket_keeps_a_latency_within_two_percent(took_ms: float) -> None:
 
 
 def test_quantiles_are_exact_to_two_percent_and_rows_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sr_assets.adapters.state.latencies._MOST_ROWS", 2000)
+    monkeypatch.setattr("sr_assets.adapters.state.stream_tables._MOST_ROWS", 2000)
     with SiteState(tmp_path / "site") as state:
         for batch in range(60):
             with state.transaction():

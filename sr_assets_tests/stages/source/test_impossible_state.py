@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters.state.database import SCHEMA_VERSION
+from sr_assets.adapters.state.schema import SCHEMA_VERSION
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError

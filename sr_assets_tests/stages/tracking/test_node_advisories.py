@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.state.outbox import Outbox
+from sr_assets.adapters.state.transitions import Outbox
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.messages import encode_headers
 from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns

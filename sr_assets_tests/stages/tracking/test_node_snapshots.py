@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters.state.counters import COPYING, Counter
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
+from sr_assets.adapters.state.stream_tables import COPYING, Counter
 from sr_assets.domain import history_layout
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site

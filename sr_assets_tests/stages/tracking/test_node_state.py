@@ -14,10 +14,10 @@ from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publishing import publish_site
 from sr_assets.adapters.published.reading import open_fleet, read_rows
 from sr_assets.adapters.spark.source import read_here
-from sr_assets.adapters.state.counters import Counter
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.tracking.rows import node_row, node_table
 from sr_assets.domain.tracking.rules import NodeState, Policy, Status
