@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from sr_assets.adapters.data import Source, source_named
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 from sr_assets.settings import load_settings, load_sources
 

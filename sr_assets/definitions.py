@@ -7,7 +7,7 @@ import dagster as dg
 
 from sr_assets.adapters.garbage import gc_paused
 from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET, build_daily_asset
-from sr_assets.assets.entries import entry_assets
+from sr_assets.assets.entry_assets import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
 from sr_assets.assets.sites import build_site_assets
 from sr_assets.assets.specs import site_job_name

@@ -15,7 +15,7 @@ from dagster_duckdb import DuckDBResource
 
 from sr_assets.adapters.data import Source, current_settings, source_named
 from sr_assets.adapters.logs import note_run, open_log
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.settings import Settings
 from sr_assets.stages.site import Site

@@ -16,7 +16,7 @@ def register(spark: SparkSession) -> None:
     It enables the push-down of filters for Python data sources in this session, because the format supports it. The package
     must be installed for every executor's Python: a local session without PYSPARK_PYTHON uses this process's.
     """
-    from sr_assets.adapters.spark.source import JetStreamDataSource
+    from sr_assets.adapters.spark.data_source import JetStreamDataSource
 
     # A Connect session has no context; its server chooses the Python.
     context = getattr(spark, "_sc", None)

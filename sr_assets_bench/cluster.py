@@ -7,7 +7,7 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets_bench.rig import ROUNDS, cluster_of
 from sr_assets_bench.spark_cluster import SparkCluster
 

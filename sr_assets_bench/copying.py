@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets_bench.rig import ROUNDS, cluster_of
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.history import stream_folder
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.progress import PublishedStream
-from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.days import dates_between, day_of
-from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE
+from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE
 from sr_assets_bench.rig import SITE, PeakMemory
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sr_assets.settings import Settings
-    from sr_assets.stages.daily import DailyStage
+    from sr_assets.stages.daily_computation import DailyStage
     from sr_assets_bench.rig import Bench
 
 _STREAM: Final = "NODES"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_confirmed
 from sr_assets.domain.positions import SECOND_NS, SequenceRange, parse_rfc3339_ns
 from sr_assets.embedded.fleet_plan import FleetPlan

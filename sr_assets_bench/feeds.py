@@ -11,8 +11,8 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.domain.advisories import PROTOCOL
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import ClusterSettings

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.spark.engine import engine_status, stop_engine
 from sr_assets.settings import load_settings
 from sr_assets_bench.machines import limited, pin

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.embedded.nats_server import HOST, NatsServer, free_port
 from sr_assets_bench.rig import ROUNDS, Bench, cluster_of
 

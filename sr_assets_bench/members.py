@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import times, wire
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease

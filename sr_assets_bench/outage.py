@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site

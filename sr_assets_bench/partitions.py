@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.embedded.nats_server import HOST, free_port
 from sr_assets_bench.rig import ROUNDS, Bench, cluster_of
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import psutil
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.received import LIFE_CYCLE, Advisory, read_message
 from sr_assets.embedded.fleet_plan import FleetPlan, Window

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import psutil
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.spark.engine import engine_status, stop_engine
 from sr_assets.embedded.fleet_plan import FleetPlan
 from sr_assets.embedded.nats_server import NatsServer

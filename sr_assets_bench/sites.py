@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.spark.engine import engine_status
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange

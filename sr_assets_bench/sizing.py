@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.state.store import SiteState
 from sr_assets_bench.rig import SITE, cluster_of
 from sr_assets_bench.trickle import OurProcesses, following

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.spark.engine import engine_status
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import FleetPlan

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError

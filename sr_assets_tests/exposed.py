@@ -7,7 +7,7 @@ from typing import Any
 import duckdb
 import yaml
 
-from sr_assets.adapters.published.schema import SCHEMA_VERSION, SNAPSHOT_INFO
+from sr_assets.adapters.published.tables import SCHEMA_VERSION, SNAPSHOT_INFO
 from sr_assets.adapters.state.status_file import write_status
 from sr_assets.settings import Settings, load_settings
 

@@ -10,7 +10,7 @@ from sr_assets.adapters.published import history
 from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.progress import PublishedStream
-from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import psutil
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.adapters.published.schema import literal
+from sr_assets.adapters.published.fleet_reader import open_fleet
+from sr_assets.adapters.published.tables import literal
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_confirmed
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.operate.due_work import note_checked

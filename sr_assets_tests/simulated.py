@@ -15,7 +15,7 @@ import pytest
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry
-from sr_assets.adapters.election import ElectionBucket
+from sr_assets.adapters.election_bucket import ElectionBucket
 from sr_assets.domain.clusters import ClusterSettings
 
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.history import stream_folder
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.adapters.spark.source import read_advisories
+from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.spark.data_source import read_advisories
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.store import SiteState

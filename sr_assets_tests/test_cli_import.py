@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import TlsSettings, load_settings
 from sr_assets.settings.names import PLACEHOLDER

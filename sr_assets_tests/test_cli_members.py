@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.metrics import Exposition
 from sr_assets.settings import Settings, parse_cluster

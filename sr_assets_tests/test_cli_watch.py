@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster
 from sr_assets_tests.rig import PATIENCE_SECONDS, Command

@@ -11,7 +11,7 @@ import pytest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_shared.serdes import serialize_value
 
-from sr_assets.assets.columns import COLUMN_TYPES
+from sr_assets.assets.table_columns import COLUMN_TYPES
 from sr_assets.definitions import build, defs
 from sr_assets.settings import FeedSettings, Settings, load_settings
 from sr_assets_tests.rig import PATIENCE_SECONDS

@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from sr_assets.adapters.data import SourceReader
-from sr_assets.adapters.published.reading import open_fleet, read_rows
-from sr_assets.assets.columns import COLUMN_TYPES, table_schema
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
+from sr_assets.assets.table_columns import COLUMN_TYPES, table_schema
 from sr_assets.cli.base import cli
 from sr_assets.operate.webserver import anchor
 from sr_assets.settings import load_settings, mapping

@@ -10,7 +10,7 @@ from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 
 from sr_assets.operate.health import HEALTH_PATHS
 from sr_assets.settings import load_settings
-from sr_assets.settings.permissions import used_clusters
+from sr_assets.settings.needed_permissions import used_clusters
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "packaging" / "kubernetes"

@@ -8,8 +8,8 @@ import yaml
 
 from sr_assets.domain.permissions import Action, Facts, StreamFacts
 from sr_assets.settings import Settings, load_settings
-from sr_assets.settings.permissions import needed_permissions
-from sr_assets.stages.permissions import list_users, nats_blocks, nsc_commands, row
+from sr_assets.settings.needed_permissions import needed_permissions
+from sr_assets.stages.connection_users import list_users, nats_blocks, nsc_commands, row
 
 SOURCE, TARGET = "nats://sr:secret@127.0.0.1:1", "nats://127.0.0.1:2"
 

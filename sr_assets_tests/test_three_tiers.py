@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.wire import Outgoing, Publisher, read_confirmed
 from sr_assets.domain.messages import SOURCE_HEADER, Message, header_values, parse_origin
 from sr_assets.domain.positions import SequenceRange

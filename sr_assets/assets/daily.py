@@ -15,7 +15,7 @@ import dagster as dg
 from sr_assets.adapters import times
 from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
-from sr_assets.adapters.published.reading import Rows
+from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.status_queries import recent_nodes, site_outages
 from sr_assets.assets.charts import line_chart, nodes_chart
 from sr_assets.assets.checks import check_specs
@@ -24,7 +24,7 @@ from sr_assets.domain.days import Day, day_of
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.resources import Platform
 from sr_assets.settings import Settings
-from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
+from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
 from sr_assets.stages.tracking.windows import active_spans
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import Final
 import dagster as dg
 
 from sr_assets.adapters.home import open_home
+from sr_assets.adapters.published.fleet_reader import TableSummary, summarize_tables
 from sr_assets.adapters.published.index import Run, republish
-from sr_assets.adapters.published.reading import TableSummary, summarize_tables
-from sr_assets.assets.columns import COLUMN_TYPES
 from sr_assets.assets.specs import (
     OWNERS,
     ROW_COUNT,
@@ -22,6 +21,7 @@ from sr_assets.assets.specs import (
     stream_key,
     table_key,
 )
+from sr_assets.assets.table_columns import COLUMN_TYPES
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.resources import Platform
 from sr_assets.settings import Settings

@@ -17,7 +17,7 @@ import dagster as dg
 
 from sr_assets.adapters import times
 from sr_assets.assets.checks import as_event
-from sr_assets.assets.entries import EntryAssets, entry_assets, selected_stages
+from sr_assets.assets.entry_assets import EntryAssets, entry_assets, selected_stages
 from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.host_run import HostedRun, HostRun, Result, run_limit
 from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key

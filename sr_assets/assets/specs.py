@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from sr_assets.assets.columns import table_schema
+from sr_assets.assets.table_columns import table_schema
 from sr_assets.domain.foreign_text import markdown
 from sr_assets.settings import Entry, Settings, asset_name
 

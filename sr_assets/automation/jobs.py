@@ -15,7 +15,7 @@ from sr_assets.assets.specs import site_job_name
 from sr_assets.domain.days import date_at, day_of, due_dates
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.settings import Settings
-from sr_assets.stages.daily import DailyStage
+from sr_assets.stages.daily_computation import DailyStage
 
 #: The event log has every event. The console is for our own log lines; Dagster would add a traceback to every failure.
 RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

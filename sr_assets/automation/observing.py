@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import times
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.checkpoint_request import is_requested
 from sr_assets.adapters.state.lock import lock_owner

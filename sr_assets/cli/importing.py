@@ -85,7 +85,7 @@ def _name_streams(made: "Imported") -> None:
 
 
 def _takers(entry: dict[str, Any], end: str, tls: dict[str, Any], subject: str) -> list[str]:
-    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.administration import Cluster
     from sr_assets.settings import load_cluster
 
     block = {} if entry.get(f"disable_{end}_tls") else entry.get("tls", tls)

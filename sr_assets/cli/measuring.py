@@ -83,7 +83,7 @@ def measure(suite: str, nodes: tuple[int, ...], out: Path, **options: "str | flo
     Exit code 1 without a result unless exactly the expected items were found.
     """
     from sr_assets.adapters.extras import require_extra
-    from sr_assets.measure.report import render_report
+    from sr_assets.measure.html_report import render_report
     from sr_assets.measure.results import ResultFolder
     from sr_assets.operate.processes import signals_as_interrupt
 
@@ -164,7 +164,7 @@ def compare(first: Path, second: Path, file: Path | None, form: Format) -> None:
     """Compare two result directories of `measure`, test by test."""
     from sr_assets.adapters.extras import require_extra
     from sr_assets.domain.errors import RunError, cannot_write
-    from sr_assets.measure.report import render_report
+    from sr_assets.measure.html_report import render_report
     from sr_assets.measure.results import read_results
 
     results = [(str(folder), *read_results(folder)) for folder in (first, second)]

@@ -14,7 +14,7 @@ from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.published.reading import Rows
+    from sr_assets.adapters.published.fleet_reader import Rows
     from sr_assets.adapters.state.operator_requests import Action
     from sr_assets.settings import Settings
 
@@ -152,7 +152,7 @@ def node(settings: "Settings", name: str, form: Format) -> None:
 def _newest_messages(settings: "Settings", name: str) -> "Rows":
     """Return a node's newest messages, or no rows and a warning if their Parquet files no longer exist."""
     from sr_assets.adapters.published import queries
-    from sr_assets.adapters.published.reading import Rows
+    from sr_assets.adapters.published.fleet_reader import Rows
 
     try:
         return queries.node_snapshots(settings.home, name)

@@ -10,7 +10,7 @@ from sr_assets.cli.base import cli, configured, echo, echo_document
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
-    from sr_assets.stages.permissions import User
+    from sr_assets.stages.connection_users import User
 
 
 @cli.command()
@@ -32,8 +32,8 @@ def permissions(settings: "Settings", name: str | None, form: str, check: bool) 
 
     Subjects that the configuration does not name come from the servers.
     """
-    from sr_assets.settings.permissions import needed_permissions
-    from sr_assets.stages.permissions import all_users, ask_servers, list_users, nats_blocks, nsc_commands, row
+    from sr_assets.settings.needed_permissions import needed_permissions
+    from sr_assets.stages.connection_users import all_users, ask_servers, list_users, nats_blocks, nsc_commands, row
 
     entries = None if name is None else settings.find(name)
     facts = ask_servers(settings, entries)
@@ -49,7 +49,7 @@ def permissions(settings: "Settings", name: str | None, form: str, check: bool) 
 
 def _check(users: "list[User]", form: str) -> int:
     """Print each missing permission; return the exit code."""
-    from sr_assets.stages.permissions import compare_permissions, row, unknown_text
+    from sr_assets.stages.connection_users import compare_permissions, row, unknown_text
 
     comparisons = compare_permissions(users)
     problems = [problem for comparison in comparisons for problem in comparison.problems]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @configured
 def export(settings: "Settings", file: Path) -> None:
     """Write a self-contained copy of the published tables as a DuckDB file."""
-    from sr_assets.adapters.published.reading import export_fleet
+    from sr_assets.adapters.published.fleet_reader import export_fleet
 
     export_fleet(settings.home, file)
 
@@ -35,7 +35,7 @@ def query(settings: "Settings", sql: str, timeout: float, form: Format) -> None:
     The query cannot access other files, the network or settings. SHOW TABLES and DESCRIBE list tables and columns. Rows are
     printed as they arrive, tables in blocks.
     """
-    from sr_assets.adapters.published.reading import user_query
+    from sr_assets.adapters.published.fleet_reader import user_query
 
     with user_query(settings.home, sql, seconds=timeout) as (columns, rows):
         show(columns, rows, form)

@@ -86,7 +86,7 @@ def _exposed(settings: "Settings") -> Iterator[str]:
     """
     from sr_assets.adapters.security import exposed_secrets, forgeable_files
     from sr_assets.domain.clusters import ClusterSettings, TlsSettings
-    from sr_assets.settings.permissions import used_clusters
+    from sr_assets.settings.needed_permissions import used_clusters
 
     of_sources = [source.cluster for source in settings.data.values() if source.type == "kv"]
     # Consul's files follow the same rule: a cluster that names nothing but them.
@@ -127,7 +127,7 @@ def _has_secret(written: object, key: str = "") -> bool:
 def _in_clear_text(settings: "Settings") -> Iterator[str]:
     """Yield a warning for each place to which a login travels unencrypted over a network."""
     from sr_assets.domain.clusters import is_loopback
-    from sr_assets.settings.permissions import used_clusters
+    from sr_assets.settings.needed_permissions import used_clusters
 
     def allowed(host: str) -> bool:
         return is_loopback(host) or any(fnmatchcase(host, pattern) for pattern in settings.clear_text_hosts)

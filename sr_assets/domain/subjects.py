@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import Message
 
 if TYPE_CHECKING:
     Upstream = Callable[[Mapping[str, Any]], tuple[str, ...] | None]
@@ -188,3 +191,29 @@ def _destination(source: str, destination: str) -> str:
         if part == ">":
             break
     return ".".join(tokens)
+
+
+def lane_check(stream: str, lanes: Sequence[str]) -> Callable[[Iterable[Message]], None]:
+    """Return a function that raises RunError if no lane takes one of a source's messages; without lanes it does nothing."""
+    takes = matcher(lanes)
+
+    def check(messages: Iterable[Message]) -> None:
+        for message in messages:
+            if not takes(message.subject):
+                raise omitted_error(stream, message)
+
+    return check if lanes else lambda _: None
+
+
+def lane_finder(lanes: Sequence[str]) -> Callable[[str], int | None]:
+    """Return a function that returns the number of the lane of a subject, or None."""
+    takers = [matcher([lane]) for lane in lanes]
+    return lambda subject: next((number for number, takes in enumerate(takers) if takes(subject)), None)
+
+
+def omitted_error(stream: str, message: Message) -> RunError:
+    """Return the error about a message that no lane takes."""
+    return RunError(
+        f"source stream {stream} holds message {message.sequence} with subject {printable(message.subject)}, which no"
+        " partition takes; add the subject to partitions"
+    )

@@ -13,8 +13,8 @@ from nats.js import JetStreamContext
 
 from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import ApiError
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.client import error_text, secure_options
-from sr_assets.adapters.nats.cluster import Cluster
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.fleet_plan import FleetPlan, PlannedMessage

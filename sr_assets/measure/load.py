@@ -16,7 +16,7 @@ from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import FleetPlan
 from sr_assets.measure.measured_stream import MeasuredStream
-from sr_assets.operate.copies import Copies
+from sr_assets.operate.forking import Copies
 from sr_assets.operate.processes import Child, stop_groups
 
 LOG_FILE: Final = "run.log"
@@ -96,7 +96,7 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
 def _run_site(site: str, label: str, *, once: bool) -> int:
     """Prepare the home, then run the site like its child process of `run`."""
     from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
-    from sr_assets.operate.site import site_process
+    from sr_assets.operate.site_job import site_process
     from sr_assets.settings import load_settings
 
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sr_assets.adapters import times
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.senders import SubjectToken
 from sr_assets.embedded.fleet_plan import FleetPlan, Window

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.wire import Connection, WireError, read_confirmed
 from sr_assets.adapters.wire.connection import RefusedError
 from sr_assets.domain.blindness import NO_BLIND_SPANS

@@ -12,8 +12,8 @@ from typing import Final
 from sr_assets.adapters import times
 from sr_assets.adapters.logs import open_log, print_error, print_warning
 from sr_assets.automation.observing import is_idle
-from sr_assets.operate.copies import Copies
 from sr_assets.operate.due_work import due_work_process, is_due
+from sr_assets.operate.forking import Copies
 from sr_assets.operate.health import Health, site_parts, watchdog_beside
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
@@ -28,12 +28,12 @@ from sr_assets.operate.processes import (
     signals_as_interrupt,
     stop_groups,
 )
-from sr_assets.operate.report import print_line, report_idle
-from sr_assets.operate.site import site_process
+from sr_assets.operate.run_output import print_line, report_idle
+from sr_assets.operate.site_job import site_process
 from sr_assets.operate.static_values import static_values_watched
 from sr_assets.settings import Entry, Settings
+from sr_assets.stages.connection_users import reporting_missing
 from sr_assets.stages.heartbeat_publisher import publisher_of
-from sr_assets.stages.permissions import reporting_missing
 
 #: What the children of a `run` import. pyarrow imports pandas for its first array of Python objects; Dagster's names are private.
 _IMPORTED: Final = (

@@ -22,7 +22,7 @@ from sr_assets.adapters.logs import open_log, print_error, print_warning
 from sr_assets.adapters.private import open_private, refuse_foreign, write_private
 from sr_assets.automation.run_processes import LONGEST_FOLDER
 from sr_assets.domain.errors import RunError
-from sr_assets.operate.copies import Copies
+from sr_assets.operate.forking import Copies
 from sr_assets.operate.health import Health, daemon_parts, watchdog_beside
 from sr_assets.operate.instance import mark_start, open_instance, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
@@ -36,7 +36,7 @@ from sr_assets.operate.processes import (
     signals_as_interrupt,
     stop_groups,
 )
-from sr_assets.operate.report import print_line
+from sr_assets.operate.run_output import print_line
 from sr_assets.operate.static_values import static_values_watched
 from sr_assets.operate.ui_access import Ui, listens, read_logins, weak_logins
 from sr_assets.operate.webserver import serve_ui

@@ -6,7 +6,7 @@ The file format is the Stream Replicator's, with additional keys. Anything that 
 
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
 from sr_assets.settings.blocks import DailySettings, HealthSettings, MetricsSettings, SensorSettings, SparkSettings
-from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.cluster_urls import parse_cluster
 from sr_assets.settings.data import SourceSettings
 from sr_assets.settings.deployment import Settings
 from sr_assets.settings.entries import FeedSettings, Kind, OnSourceReset, Start

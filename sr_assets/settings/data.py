@@ -12,7 +12,7 @@ from pydantic import model_validator
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import did_you_mean
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.settings.clusters import ChoriaBlock, FilePath, TlsBlock, parse_cluster, with_api, with_security
+from sr_assets.settings.cluster_urls import ChoriaBlock, FilePath, TlsBlock, parse_cluster, with_api, with_security
 from sr_assets.settings.election import Bucket
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import Domain

@@ -30,7 +30,7 @@ from sr_assets.settings.blocks import (
     SensorSettings,
     SparkSettings,
 )
-from sr_assets.settings.clusters import ChoriaBlock, TlsBlock, with_security
+from sr_assets.settings.cluster_urls import ChoriaBlock, TlsBlock, with_security
 from sr_assets.settings.data import Locks, LockTtl, SourceSettings, refuse_unusable_locks
 from sr_assets.settings.election import CheckpointSettings, ElectionSettings, Member
 from sr_assets.settings.entries import FeedSettings

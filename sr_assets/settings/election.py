@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import InstanceOf
 
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.settings.clusters import parse_cluster
+from sr_assets.settings.cluster_urls import parse_cluster
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.values import Span, Value, read_secret, read_text, shown
 

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.received import SitePath
-from sr_assets.settings.clusters import ChoriaBlock, TlsBlock, Url, with_api, with_security
+from sr_assets.settings.cluster_urls import ChoriaBlock, TlsBlock, Url, with_api, with_security
 from sr_assets.settings.data import Locks, LockTtl
 from sr_assets.settings.election import Member
 from sr_assets.settings.mapping import Block, file_key

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.hops import ORIGINATOR_HEADER, SUBJECT_HEADER
-from sr_assets.settings.clusters import ChoriaBlock, TlsBlock, Url, with_security
+from sr_assets.settings.cluster_urls import ChoriaBlock, TlsBlock, Url, with_security
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import Subject
 from sr_assets.settings.values import Duration, Flag, Value, read_secret, shown

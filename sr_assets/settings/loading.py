@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.secrets import MASK, as_text, looks_secret
-from sr_assets.settings.clusters import TlsBlock, parse_cluster, with_security
+from sr_assets.settings.cluster_urls import TlsBlock, parse_cluster, with_security
 from sr_assets.settings.data import MISSING, SourceSettings
 from sr_assets.settings.deployment import Settings
 from sr_assets.settings.document import Location, foreign_writer, read_tree, refuse, with_environment, with_folders

@@ -17,7 +17,7 @@ from sr_assets.domain.tracking.announcements import Flapping
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.domain.tracking.outages import Guard
 from sr_assets.domain.tracking.rules import Policy
-from sr_assets.settings.clusters import ChoriaBlock, TlsBlock, Url, with_api, with_security
+from sr_assets.settings.cluster_urls import ChoriaBlock, TlsBlock, Url, with_api, with_security
 from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import (

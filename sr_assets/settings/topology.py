@@ -17,7 +17,7 @@ from sr_assets.domain.clusters import OWN_API, ClusterSettings, domain_api
 from sr_assets.domain.errors import did_you_mean
 from sr_assets.domain.topology.plan import Manage
 from sr_assets.domain.topology.wanted import Transform, Upstream, WantedStream
-from sr_assets.settings.clusters import ChoriaBlock, TlsBlock, Url, with_api, with_security
+from sr_assets.settings.cluster_urls import ChoriaBlock, TlsBlock, Url, with_api, with_security
 from sr_assets.settings.entries import TopLevel
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name

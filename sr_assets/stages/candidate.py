@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, close_all
-from sr_assets.adapters.election import ElectionBucket, sound_name
+from sr_assets.adapters.election_bucket import ElectionBucket, sound_name
 from sr_assets.adapters.state.lease import Lease, forget_lease, instance_of
-from sr_assets.domain.election import election_key
+from sr_assets.domain.election_keys import election_key
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:

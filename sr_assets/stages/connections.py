@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.client import PublishRules
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.spark.cluster import count_cores
 from sr_assets.adapters.spark.config import is_cluster, uses_spark
 from sr_assets.adapters.spark.engine import renew_engine, use_engine
+from sr_assets.adapters.spark.remote_session import count_cores
 from sr_assets.adapters.spark.session import (
     leave_session,
     local_cores,

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters.checkpoints import Point, reach
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.spark.data_source import ADVISORY_SCHEMA
 from sr_assets.adapters.spark.schemas import arrow_schema
-from sr_assets.adapters.spark.source import ADVISORY_SCHEMA
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.wire import Connection, read_confirmed
@@ -27,7 +27,7 @@ from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.fold_stage import Batch, FoldStage
 from sr_assets.stages.source.position import advance, first_sequence
-from sr_assets.stages.source.reading import next_range, save_gaps
+from sr_assets.stages.source.ranges import next_range, save_gaps
 
 
 class FeedStage(FoldStage):

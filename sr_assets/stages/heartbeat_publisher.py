@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from sr_assets.adapters import times
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.state.heartbeat_counts import HeartbeatCounts, write_counts
 from sr_assets.adapters.threads import BackgroundThread
-from sr_assets.domain.election import heartbeats_key, heartbeats_site
+from sr_assets.domain.election_keys import heartbeats_key, heartbeats_site
 from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings import HeartbeatSettings, HeartbeatSubject, Settings

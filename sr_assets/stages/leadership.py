@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters import times
-from sr_assets.adapters.election import ElectionBucket, sound_name
+from sr_assets.adapters.election_bucket import ElectionBucket, sound_name
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.adapters.published.index import show_leaders

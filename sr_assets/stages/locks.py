@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry
-from sr_assets.adapters.election import ElectionBucket, LockBucket
+from sr_assets.adapters.election_bucket import ElectionBucket, LockBucket
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.durations import duration
-from sr_assets.domain.election import lock_key
+from sr_assets.domain.election_keys import lock_key
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.foreign_text import visible
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns, parse_rfc3339_ns

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.domain.errors import SrAssetsError
 
 T = TypeVar("T")

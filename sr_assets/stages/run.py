@@ -11,7 +11,7 @@ from sr_assets.settings import Entry, FeedSettings
 from sr_assets.stages.entry_work import EntryWork, FeedWork, StreamWork
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
-from sr_assets.stages.source.reading import Ends
+from sr_assets.stages.source.ranges import Ends
 from sr_assets.stages.work_loop import WorkLoop
 
 _POLL_SECONDS: Final = 1.0

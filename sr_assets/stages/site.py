@@ -13,8 +13,8 @@ from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
 from sr_assets.adapters.published.progress import PublishedStream
-from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.published.schema import TOPOLOGY_SITE
+from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.tables import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_entries

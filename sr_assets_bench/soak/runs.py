@@ -108,7 +108,7 @@ class Operator:
             if not self._run:
                 return []
             run = psutil.Process(self._run.process.pid)
-            # The parent of the sites is the original of `operate/copies.py`.
+            # The parent of the sites is the original of `operate/forking.py`.
             originals = run.children()
             return [run, *originals, *(site for original in originals for site in original.children())]
         except psutil.NoSuchProcess:

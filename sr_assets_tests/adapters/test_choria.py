@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.connection_file import open_connection, write_connection
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.security import read_choria
 from sr_assets.adapters.wire import Connection
 from sr_assets.domain.errors import RunError

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from sr_assets.adapters import times
-from sr_assets.adapters.election import ElectionBucket
+from sr_assets.adapters.election_bucket import ElectionBucket
 from sr_assets_tests.members import TTL_SECONDS, expire, make_bucket
 from sr_assets_tests.rig import SITE, Rig, address, wait_until
 from sr_assets_tests.simulated import SimulatedBucket, Store

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.home import open_home
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets_tests.published import node_row, publish_message, publish_nodes

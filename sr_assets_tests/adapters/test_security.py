@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.connection_file import open_connection, write_connection
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange

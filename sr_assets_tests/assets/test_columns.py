@@ -5,8 +5,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets.adapters.published.reading import open_fleet
-from sr_assets.assets.columns import _OWN, _SHARED, COLUMN_TYPES, table_schema
+from sr_assets.adapters.published.fleet_reader import open_fleet
+from sr_assets.assets.table_columns import _OWN, _SHARED, COLUMN_TYPES, table_schema
 from sr_assets.definitions import build
 from sr_assets.settings import load_settings
 from sr_assets_tests.published import publish_nodes

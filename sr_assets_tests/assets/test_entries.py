@@ -5,7 +5,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets.assets.entries import entry_assets, selected_stages
+from sr_assets.assets.entry_assets import entry_assets, selected_stages
 from sr_assets.assets.specs import stream_key
 from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.report import Stage

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.assets.specs import table_key
 from sr_assets.definitions import build
 from sr_assets.settings import Settings, load_settings

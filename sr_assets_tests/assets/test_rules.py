@@ -14,14 +14,14 @@ from PIL import Image
 
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.progress import PublishedStream
-from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.status_queries import RecentNodes, recent_nodes, site_outages
 from sr_assets.adapters.state.maintenance import add_windows
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.assets.charts import nodes_chart
-from sr_assets.assets.entries import rules_metadata, transition_table, withheld_metadata
+from sr_assets.assets.entry_assets import rules_metadata, transition_table, withheld_metadata
 from sr_assets.domain.tracking.maintenance import Window
-from sr_assets.operate.page.rendering import render_page
+from sr_assets.operate.page import render_page
 from sr_assets.settings import load_settings
 from sr_assets.stages.tracking.windows import active_spans
 from sr_assets_tests.announcing import BEGIN_NS, SECOND, configured, fold

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.lanes import lane_check, lane_finder
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, missing
+from sr_assets.domain.subjects import lane_check, lane_finder
 from sr_assets.domain.tracking.columns import fold_batch
 from sr_assets.domain.tracking.rows import state_of, state_values
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Sighting, sight, splay_ns

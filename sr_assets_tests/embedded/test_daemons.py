@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.wire import Connection
 from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.domain.registration import decode_payload

@@ -12,7 +12,7 @@ from typing import Any
 import nats
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.domain.blindness import NO_BLIND_SPANS
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.registration import decode_payload

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sr_assets.adapters.connection_file import write_connection
-from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.rig import SITE
 

@@ -80,7 +80,7 @@ def await_marker(process: subprocess.Popen[Any], marker: Path) -> int:
 def kill_run(process: subprocess.Popen[Any]) -> None:
     """Kill a run. Its sites die with it; the engine survives, even if a site started it."""
     children = psutil.Process(process.pid).children()
-    # The parent of the sites is the original of `operate/copies.py`.
+    # The parent of the sites is the original of `operate/forking.py`.
     children += [site for child in children for site in child.children()]
     process.kill()
     process.wait()

@@ -25,7 +25,7 @@ def move(real, offset):
     return lambda: real() + offset * (not sys._getframe(1).f_globals.get("__name__", "").startswith("grpc"))
 
 time.time, time.time_ns = move(time.time, offset_seconds), move(time.time_ns, offset_seconds * 10**9)
-from sr_assets.operate.site import site_process
+from sr_assets.operate.site_job import site_process
 sys.exit(site_process(site, labels, once=True, bars=False))
 """
 

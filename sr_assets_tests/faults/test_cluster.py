@@ -20,7 +20,7 @@ import pytest
 
 from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.copier import Copier
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.wire import Connection, WireError, read_confirmed, read_headers
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message, last_origin

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.stages.leadership import Leadership

@@ -17,7 +17,7 @@ from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.copier import Copier
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.wire import (
     Connection,
     Outgoing,

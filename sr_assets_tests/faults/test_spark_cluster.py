@@ -18,14 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
+from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import forget_claims, make_fence, take_away
-from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.published.queries import ask
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.days import day_of
 from sr_assets.domain.messages import last_origin
 from sr_assets.settings import SparkSettings
-from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE
+from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE
 from sr_assets_tests.faults.copying import BATCH, copy_plan
 from sr_assets_tests.faults.rig import finish, kill_run, start_run
 from sr_assets_tests.forks import Forked
@@ -237,7 +237,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 from sr_assets.adapters.copying.fence import Lease
-from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.copy_plan import CopyPlan
 import json
 
 plan = CopyPlan.decode(json.loads(sys.argv[1]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.domain.errors import RunError
 from sr_assets.measure.results import REQUESTS, ResultFolder, Trial
 from sr_assets.settings import parse_cluster

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 from sr_assets.cli import run_command
-from sr_assets.measure.report import render_report
+from sr_assets.measure.html_report import render_report
 from sr_assets.measure.results import ResultFolder, Trial
 from sr_assets_tests.browser import open_page
 from sr_assets_tests.programs import chromium

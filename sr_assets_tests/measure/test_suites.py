@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import ConfigurationError, RunError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.operate.rig import configure

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from sr_assets.operate.bars import progress_bars
-from sr_assets.stages.progress import LongWork
+from sr_assets.stages.progress_lines import LongWork
 
 
 @contextmanager

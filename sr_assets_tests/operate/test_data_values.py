@@ -14,7 +14,7 @@ import yaml
 
 from sr_assets.adapters.bucket import KeyBucket
 from sr_assets.adapters.data import Source, open_source
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import SourceSettings
 from sr_assets_tests.forks import Forked, run_forked

@@ -15,8 +15,8 @@ import dagster as dg
 import pytest
 import yaml
 
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.run_failures import forget_run_failure, read_run_failures
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher

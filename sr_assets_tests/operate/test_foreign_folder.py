@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher
 from sr_assets.settings import Settings

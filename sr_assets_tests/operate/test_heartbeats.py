@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from sr_assets.adapters import wire
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.domain.exposition import labels
 from sr_assets.domain.messages import header_values
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate.metrics.reading import heartbeat_lines
+from sr_assets.operate.metrics.samples import heartbeat_lines
 from sr_assets.settings import load_settings
 from sr_assets.stages.heartbeat_publisher import HeartbeatPublisher, heartbeat_leadership, publisher_of
 from sr_assets_tests.forks import Forked

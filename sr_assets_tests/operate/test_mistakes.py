@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import parse_cluster

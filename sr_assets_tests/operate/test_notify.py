@@ -29,13 +29,13 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.progress import PublishedStream
-from sr_assets.adapters.published.publishing import publish_site
+from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
+from sr_assets.operate.notify.content import Event, messages
 from sr_assets.operate.notify.delivery import _Delivery
-from sr_assets.operate.notify.messages import Event, messages
 from sr_assets.settings import Settings, load_settings
 from sr_assets.settings.notify import QuietHours
 from sr_assets_tests.exposed import SITES, STREAM, configured, write_stream

@@ -16,8 +16,7 @@ from sr_assets.adapters.published.status_queries import STEPS, status
 from sr_assets.adapters.state.maintenance import add_windows
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.operate.metrics import Exposition, MetricsServer, page_url
-from sr_assets.operate.page import PagePublisher, write_page
-from sr_assets.operate.page.rendering import render_page
+from sr_assets.operate.page import PagePublisher, render_page, write_page
 from sr_assets.settings import Settings, load_settings
 from sr_assets_tests import test_cli, test_cli_global
 from sr_assets_tests.browser import open_page

@@ -12,7 +12,7 @@ from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.failures import failures
 from sr_assets.definitions import build
-from sr_assets.operate.report import report_run
+from sr_assets.operate.run_output import report_run
 from sr_assets.stages.site import Site
 from sr_assets_tests.rig import SITE, Rig, Sent
 

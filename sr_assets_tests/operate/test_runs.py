@@ -15,11 +15,11 @@ import psutil
 import pytest
 import yaml
 
-from sr_assets.adapters.nats.cluster import Cluster
-from sr_assets.adapters.published.reading import open_fleet, read_rows
+from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.embedded.nats_server import NatsServer
-from sr_assets.operate.copies import Copies
+from sr_assets.operate.forking import Copies
 from sr_assets.operate.runs import _Children
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.forks import Forked

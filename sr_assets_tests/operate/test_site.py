@@ -7,7 +7,7 @@ import pytest
 
 from sr_assets.adapters.state.status_file import last_alive
 from sr_assets.domain.errors import RunError
-from sr_assets.operate import site
+from sr_assets.operate import site_job
 from sr_assets.operate.instance import prepare_instance
 from sr_assets.settings import Settings
 from sr_assets.stages.leadership import Leadership
@@ -26,23 +26,23 @@ def test_failure_of_dagsters_storage_ends_no_site(
         raise RunError("the storage does not respond")
 
     monkeypatch.setenv("DAGSTER_HOME", str(prepare_instance(platform)))
-    monkeypatch.setattr(site, "_execute", execute)
-    monkeypatch.setattr(site, "_await_poll", lambda *_: None)
+    monkeypatch.setattr(site_job, "_execute", execute)
+    monkeypatch.setattr(site_job, "_await_poll", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
-        site.execute_site(platform, "london", [platform.streams[0].label], once=False)
+        site_job.execute_site(platform, "london", [platform.streams[0].label], once=False)
     assert capsys.readouterr().err == "error: the storage does not respond\n"
     del runs[:]
     with pytest.raises(RunError, match="does not respond"):
-        site.execute_site(platform, "london", [platform.streams[0].label], once=True)
+        site_job.execute_site(platform, "london", [platform.streams[0].label], once=True)
 
 
 def test_site_with_a_long_interval_stays_alive(platform: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(site_job, "_INTERVAL_SECONDS", 0.1)
     hourly = platform.changed(sensor=platform.sensor.model_copy(update={"interval_ns": 3600 * 10**9}))
     folder = platform.home / "sites" / "london"
     folder.mkdir(parents=True)
     leadership = Leadership(hourly, "london")
-    waiting = threading.Thread(target=site._await_poll, args=(hourly, leadership, folder))
+    waiting = threading.Thread(target=site_job._await_poll, args=(hourly, leadership, folder))
     waiting.start()
     try:
         began = time.time()

@@ -22,7 +22,7 @@ from sr_assets.operate import due_work, health, log_lines, static_values
 from sr_assets.operate.health import Health, daemon_parts, watchdog_beside
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.metrics import MetricsServer, serving
-from sr_assets.operate.metrics.reading import Exposition
+from sr_assets.operate.metrics.samples import Exposition
 from sr_assets.operate.notify import delivery, notify_beside
 from sr_assets.settings import Settings
 from sr_assets.stages import checkpointing, following, heartbeat_publisher

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.published import availability, inventory
-from sr_assets.adapters.published.daily import AVAILABILITY, INVENTORY
+from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY
 from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
@@ -21,8 +21,8 @@ from sr_assets.domain.days import Day, dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.settings import Settings, SparkSettings
-from sr_assets.stages import daily
-from sr_assets.stages.daily import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
+from sr_assets.stages import daily_computation
+from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
 from sr_assets_tests.histories import (
     AFTER,
     BEGIN_NS,
@@ -183,8 +183,8 @@ def test_availability_matches_each_node_history(
     """With blind spans, by Spark in portions of days and nodes; without blind spans, in one portion of this process."""
     chosen = spark if seed > 1 else no_spark
     if seed > 1:
-        monkeypatch.setattr(daily, "_HELD_ROWS", 130)
-        monkeypatch.setattr(daily, "_JOB_ROWS", 200)
+        monkeypatch.setattr(daily_computation, "_HELD_ROWS", 130)
+        monkeypatch.setattr(daily_computation, "_JOB_ROWS", 200)
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR + 123_456_000
     histories = random_histories(seed, 60, watermark_ns)
     chance = random.Random(seed)
@@ -334,8 +334,8 @@ def test_inventory_matches_a_count_of_each_node(
     """All days in one portion of this process, or by Spark in portions of days and nodes."""
     chosen = spark if seed > 1 else no_spark
     if seed > 1:
-        monkeypatch.setattr(daily, "_HELD_ROWS", 200)
-        monkeypatch.setattr(daily, "_JOB_ROWS", 4_000)
+        monkeypatch.setattr(daily_computation, "_HELD_ROWS", 200)
+        monkeypatch.setattr(daily_computation, "_JOB_ROWS", 4_000)
     chance = random.Random(seed)
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
     histories = random_histories(seed, 60, watermark_ns)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.nats import cluster, object_store
-from sr_assets.adapters.nats.cluster import Cluster, held_subjects
+from sr_assets.adapters.nats import administration, object_store
+from sr_assets.adapters.nats.administration import Cluster, held_subjects
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.wire import BatchPublisher, Connection, Outgoing, Publisher, WireError, find_denied
 from sr_assets.cli import run_command
@@ -266,7 +266,7 @@ def test_large_messages_and_many_subjects_keep_the_link_of_a_leafnode_open(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A leaf node or its hub closes the link on a response of more than 1 MiB; base64 adds a third."""
-    monkeypatch.setattr(cluster, "_LISTED", 1)
+    monkeypatch.setattr(administration, "_LISTED", 1)
     stream = rig.make()
     rig.create(stream, rig.target, subjects=[f"copy.{stream}.>"])
     rig.add(stream, source_url=rig.target.url, source_domain="leaf", target_subject_prefix="copy")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock
 from sr_assets.operate.notify import begin_notifying, notify_once

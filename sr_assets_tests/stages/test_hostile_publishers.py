@@ -15,7 +15,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, WireError
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, KeyBucket
-from sr_assets.adapters.election import sound_name, sound_record
+from sr_assets.adapters.election_bucket import sound_name, sound_record
 from sr_assets.domain.errors import LeadershipLostError, RunError
 from sr_assets.settings import Settings
 from sr_assets.stages.locks import Locks, read_holder

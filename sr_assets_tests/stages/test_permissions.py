@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.wire import Outgoing, Publisher
 from sr_assets.domain.permissions import USER_INFO, Action
 from sr_assets.domain.subjects import covers
 from sr_assets.settings import Settings
-from sr_assets.settings.permissions import needed_permissions
+from sr_assets.settings.needed_permissions import needed_permissions
+from sr_assets.stages.connection_users import ask_servers, probe_permissions
 from sr_assets.stages.heartbeat_publisher import publish_heartbeat
 from sr_assets.stages.operator_commands import request_parked
-from sr_assets.stages.permissions import ask_servers, probe_permissions
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets_tests.rig import SITE, Command, Rig, Sent, cluster, connection
 from sr_assets_tests.servers import NatsServer

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.cli import run_command
 from sr_assets.settings import load_settings

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from sr_assets.adapters.published.schema import SCHEMA_VERSION
+from sr_assets.adapters.published.tables import SCHEMA_VERSION
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.stream_tables import Counter

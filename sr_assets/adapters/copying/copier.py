@@ -19,19 +19,18 @@ from typing import Final, NamedTuple, TypeVar
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.connection_file import open_connection
-from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked, Receipt
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.published.history import StagedFiles
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
 from sr_assets.domain.hops import hops, is_heartbeat
-from sr_assets.domain.lanes import lane_check
 from sr_assets.domain.messages import Message, header_writer
 from sr_assets.domain.positions import SequenceRange, merge_ranges, parse_rfc3339_ns
 from sr_assets.domain.provenance import CopyOf, find_copy, is_copy_of, other_writer_text
 from sr_assets.domain.refusals import Reaction, reaction
-from sr_assets.domain.subjects import matcher, printable, source_subject, target_subject
+from sr_assets.domain.subjects import lane_check, matcher, printable, source_subject, target_subject
 from sr_assets.domain.tracking.rules import ALL, untracked
 
 _LIMITS: Final = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject")

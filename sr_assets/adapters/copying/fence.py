@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import open_connection
-from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.jetstream import (
     CONSUMER_EXISTS,
     CONSUMER_NOT_FOUND,

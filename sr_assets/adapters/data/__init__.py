@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import times
+from sr_assets.adapters.data.interface import Change, Source
 from sr_assets.adapters.data.known import keep_values, read_known
-from sr_assets.adapters.data.source import Change, Source
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 from sr_assets.settings.loading import reload_dynamic
 from sr_assets.settings.references import Known, MissingValueError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from sr_assets.adapters import times
-from sr_assets.adapters.data.source import Change, Json, Source
+from sr_assets.adapters.data.interface import Change, Json, Source
 from sr_assets.adapters.security import tls_context
 from sr_assets.domain.clusters import TlsSettings
 from sr_assets.domain.errors import ConfigurationError, RunError, TransientError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, KeyBucket
-from sr_assets.adapters.data.source import Change, Json, Source
+from sr_assets.adapters.data.interface import Change, Json, Source
 from sr_assets.adapters.jetstream import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND
 from sr_assets.adapters.wire.connection import DeniedError, RefusedError, WireError
 from sr_assets.domain.errors import ConfigurationError, RunError, TransientError

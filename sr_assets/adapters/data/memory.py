@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sr_assets.adapters import times
-from sr_assets.adapters.data.source import Change, Json, Source
+from sr_assets.adapters.data.interface import Change, Json, Source
 from sr_assets.adapters.locking import locked_folder
 from sr_assets.adapters.private import write_private
 from sr_assets.domain.errors import ConfigurationError, RunError, TransientError, cannot_write

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from sr_assets.adapters import times
 from sr_assets.adapters.private import make_shared_folder, share_as_folder
-from sr_assets.adapters.published.schema import literal
+from sr_assets.adapters.published.tables import literal
 from sr_assets.domain.errors import cannot_write
 
 logger = logging.getLogger(__name__)

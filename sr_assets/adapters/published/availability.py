@@ -7,9 +7,9 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from sr_assets.adapters.published.daily import AVAILABILITY
+from sr_assets.adapters.published.daily_tables import AVAILABILITY
+from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.queries import ask, day_parameters
-from sr_assets.adapters.published.reading import Rows
 from sr_assets.domain.days import Day
 
 if TYPE_CHECKING:

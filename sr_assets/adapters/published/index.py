@@ -21,7 +21,7 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import remove_files, write_private
 from sr_assets.adapters.published import actions
-from sr_assets.adapters.published.daily import DAILY_TABLES
+from sr_assets.adapters.published.daily_tables import DAILY_TABLES
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
     Manifest,
@@ -40,7 +40,7 @@ from sr_assets.adapters.published.publication import (
     read_publication,
     site_folders,
 )
-from sr_assets.adapters.published.schema import (
+from sr_assets.adapters.published.tables import (
     HISTORY,
     INTERNAL,
     NO_HISTORY,

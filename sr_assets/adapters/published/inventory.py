@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pyarrow as pa
 
-from sr_assets.adapters.published.daily import INVENTORY
+from sr_assets.adapters.published.daily_tables import INVENTORY
+from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.queries import ask, day_parameters
-from sr_assets.adapters.published.reading import Rows
-from sr_assets.adapters.published.schema import literal
+from sr_assets.adapters.published.tables import literal
 from sr_assets.domain.days import Day, date_at
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import parse_path

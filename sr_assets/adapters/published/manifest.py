@@ -19,7 +19,7 @@ from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.locking import lock, read_holder, write_holder
 from sr_assets.adapters.private import make_shared_folder, open_private, write_private
 from sr_assets.adapters.published.publication import FOLDER, publication_folder, read_publication
-from sr_assets.adapters.published.schema import SCHEMA_VERSION
+from sr_assets.adapters.published.tables import SCHEMA_VERSION
 from sr_assets.domain.errors import RunError
 
 #: A replaced file counts as open for this long: without leases, a reader is invisible until it locks the file.

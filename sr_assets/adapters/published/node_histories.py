@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.domain.days import Day
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from sr_assets.adapters.published.schema import LATENCY
+from sr_assets.adapters.published.tables import LATENCY
 from sr_assets.domain.positions import DAY_NS
 
 if TYPE_CHECKING:

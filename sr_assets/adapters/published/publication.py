@@ -16,7 +16,7 @@ import duckdb
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import share_as_folder, write_private
-from sr_assets.adapters.published.schema import SCHEMA_VERSION, TABLES, TOPOLOGY_TABLES, Table, literal
+from sr_assets.adapters.published.tables import SCHEMA_VERSION, TABLES, TOPOLOGY_TABLES, Table, literal
 from sr_assets.domain.errors import RunError, cannot_write
 
 #: Folder of the home with a folder of files for each site.

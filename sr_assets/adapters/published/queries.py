@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import duckdb
 
-from sr_assets.adapters.published.daily import DailyTable
-from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows, start_query
-from sr_assets.adapters.published.schema import literal
+from sr_assets.adapters.published.daily_tables import DailyTable
+from sr_assets.adapters.published.fleet_reader import Rows, open_fleet, read_rows, start_query
+from sr_assets.adapters.published.tables import literal
 from sr_assets.domain.days import Day
 
 #: The number of nodes of each class at the sites of this installation, as text; sites without classes have no row.

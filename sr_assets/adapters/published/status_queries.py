@@ -11,8 +11,8 @@ from typing import Any, Final
 import duckdb
 
 from sr_assets.adapters.published.availability import availability
+from sr_assets.adapters.published.fleet_reader import Rows, open_fleet, read_rows
 from sr_assets.adapters.published.queries import CLASS_COUNTS, RULE_COUNTS, ask
-from sr_assets.adapters.published.reading import Rows, open_fleet, read_rows
 from sr_assets.domain.errors import SrAssetsError
 
 #: Number of displayed transitions, and of the least available nodes.

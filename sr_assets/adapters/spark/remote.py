@@ -25,14 +25,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import PackedConnection, open_connection, pack_connection, unpacked
+from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import Lease
-from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.spark import schemas
-from sr_assets.adapters.spark.cluster import count_cores, watched
+from sr_assets.adapters.spark.data_source import JetStreamReader, schema_of
+from sr_assets.adapters.spark.remote_session import count_cores, watched
 from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.shipping import Job, task_of
-from sr_assets.adapters.spark.source import JetStreamReader, schema_of
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.subjects import printable
@@ -40,7 +40,7 @@ from sr_assets.domain.subjects import printable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sr_assets.adapters.spark.source import RangePartition
+    from sr_assets.adapters.spark.data_source import RangePartition
 
 #: One row of a writer's result: a piece of the file `name`, or its receipt if `name` is RECEIPT.
 COPIED_SCHEMA: Final = "part long, name string, content binary"
@@ -65,7 +65,7 @@ class ReadJob:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the messages' rows."""
-        from sr_assets.adapters.spark.source import JetStreamReader
+        from sr_assets.adapters.spark.data_source import JetStreamReader
 
         with _named(), unpacked(self.connection) as file:
             reader = JetStreamReader({**self.options, "connection": file})

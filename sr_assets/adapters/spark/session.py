@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters.private import own_folder
-from sr_assets.adapters.spark.cluster import (
+from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster
+from sr_assets.adapters.spark.connect import close, is_remote, join_engine, join_server, set_options
+from sr_assets.adapters.spark.engine import start_engine
+from sr_assets.adapters.spark.remote_session import (
     check_series,
     cluster_config,
     explained,
@@ -19,9 +22,6 @@ from sr_assets.adapters.spark.cluster import (
     ship_package,
     without_secret,
 )
-from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster
-from sr_assets.adapters.spark.connect import close, is_remote, join_engine, join_server, set_options
-from sr_assets.adapters.spark.engine import start_engine
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, RunError, TransientError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _classic(master: str, settings: SparkSettings, home: Path, config: Mapping[s
 
 
 def _prepared(session: SparkSession) -> SparkSession:
-    from sr_assets.adapters.spark.source import JetStreamDataSource
+    from sr_assets.adapters.spark.data_source import JetStreamDataSource
 
     # Tasks of an earlier run of this site must not continue next to this run's.
     if is_remote(session):

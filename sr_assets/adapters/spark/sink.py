@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sr_assets.adapters.copying.copier import Copier
-from sr_assets.adapters.copying.plan import CopyPlan
+from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.garbage import gc_paused
 from sr_assets.adapters.locking import lock

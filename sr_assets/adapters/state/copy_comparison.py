@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.state.connection import StateConnection
+    from sr_assets.adapters.state.cached_connection import StateConnection
 
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -10,7 +10,7 @@ import duckdb
 
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import sync_folder
-from sr_assets.adapters.state.connection import AttachedFile
+from sr_assets.adapters.state.cached_connection import AttachedFile
 from sr_assets.adapters.state.schema import SCHEMA_VERSION, TABLES
 from sr_assets.domain.errors import RunError, cannot_write
 

@@ -15,7 +15,7 @@ from sr_assets.domain.received import BLIND_AFTER, RANK, Observation, Reject, Si
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sr_assets.adapters.state.connection import StateConnection
+    from sr_assets.adapters.state.cached_connection import StateConnection
 
 
 #: Limit of stored rejected messages, for all feeds of a configuration together; more are only counted.

@@ -15,12 +15,12 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
-from sr_assets.adapters.state.connection import StateConnection
+from sr_assets.adapters.state.cached_connection import StateConnection
 from sr_assets.adapters.state.copy_tables import CopyLog, CopyQueue
 from sr_assets.adapters.state.database import first_line, open_database
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.guard import GuardRows
-from sr_assets.adapters.state.nodes import Nodes
+from sr_assets.adapters.state.node_table import Nodes
 from sr_assets.adapters.state.operator_requests import AnsweredRequests
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.schema import CURRENT_TABLES, HISTORY_TABLES

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypedDict
 
 import pyarrow as pa
 
-from sr_assets.adapters.state.connection import StateConnection
+from sr_assets.adapters.state.cached_connection import StateConnection
 from sr_assets.domain.hops import Hop, bucket_of
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, DAY_NS, SECOND_NS, SequenceRange
 

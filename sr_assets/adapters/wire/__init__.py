@@ -4,7 +4,7 @@ Headers and payloads stay bytes from end to end. Administration is in `nats`.
 """
 
 from sr_assets.adapters.wire.connection import Connection, DeniedError, WireError
-from sr_assets.adapters.wire.permissions import PermissionProbe, find_denied
+from sr_assets.adapters.wire.granted import PermissionProbe, find_denied
 from sr_assets.adapters.wire.publishing import Ack, BatchEnd, BatchPublisher, Outgoing, Publisher, parse_ack
 from sr_assets.adapters.wire.reading import (
     BATCH_BYTES,

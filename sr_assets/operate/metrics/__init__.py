@@ -4,7 +4,7 @@ Add a metric to `stream_metrics` or `table_metrics`, and its name to the referen
 names. `reading` collects the samples, `serving` exposes them.
 """
 
-from sr_assets.operate.metrics.reading import Exposition
+from sr_assets.operate.metrics.samples import Exposition
 from sr_assets.operate.metrics.serving import (
     MetricsServer,
     metrics_beside,

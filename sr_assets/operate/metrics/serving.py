@@ -23,9 +23,9 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.exposition import CONTENT_TYPE
 from sr_assets.operate.bounded import shut_after
 from sr_assets.operate.health import HEALTH_PATHS, Health
-from sr_assets.operate.metrics.reading import Exposition
+from sr_assets.operate.metrics.samples import Exposition
 from sr_assets.operate.page import PAGE_HEADERS, PAGE_PATHS, PagePublisher
-from sr_assets.operate.report import print_line
+from sr_assets.operate.run_output import print_line
 from sr_assets.settings import MetricsSettings, Settings
 
 PATH: Final = "/metrics"

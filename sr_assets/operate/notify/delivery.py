@@ -21,13 +21,13 @@ from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_warning
 from sr_assets.adapters.private import open_private, own_folder, write_private
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.run_failures import RunFailure, read_run_failures
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.operate.notify.messages import Event, Message, messages, summary, withheld
+from sr_assets.operate.notify.content import Event, Message, messages, summary, withheld
 from sr_assets.operate.notify.targets import NotSentError, RefusedError, send
 from sr_assets.settings import NotifySettings, Settings
 from sr_assets.settings.document import variables_of

@@ -20,7 +20,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_warning
 from sr_assets.domain.foreign_text import chat, visible
 from sr_assets.operate.bounded import shut_after
-from sr_assets.operate.notify.messages import Message
+from sr_assets.operate.notify.content import Message
 from sr_assets.settings import EmailSettings, NotifySettings
 
 #: Time limit of a server's response and of a command.

@@ -20,30 +20,29 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import LAST_WRITE_SECONDS, forget_claims, make_fence, take_away
-from sr_assets.adapters.copying.plan import CopyPlan
 from sr_assets.adapters.copying.receipt import Parked, Receipt
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.history import source_mark
+from sr_assets.adapters.spark.data_source import FORMAT
 from sr_assets.adapters.spark.remote import copy_remotely
 from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_at_work
-from sr_assets.adapters.spark.source import FORMAT
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.stream_tables import COPYING, Counter, Gap, gap_row
 from sr_assets.domain.errors import RunError, TransientError
-from sr_assets.domain.lanes import omitted_error
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
-from sr_assets.domain.subjects import matcher, printable
+from sr_assets.domain.subjects import matcher, omitted_error, printable
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.source.holes import find_holes, gap_rows
 from sr_assets.stages.source.position import advance, note_read
-from sr_assets.stages.source.reading import average_bytes, save_gaps
+from sr_assets.stages.source.ranges import average_bytes, save_gaps
 from sr_assets.stages.tracking.node_snapshots import staging_folder
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.administration import Cluster
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.stages.replication.context import CopyContext
 

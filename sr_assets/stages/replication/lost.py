@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
@@ -27,11 +27,11 @@ from sr_assets.domain.received import Advisory, read_message
 from sr_assets.domain.subjects import advisory_pattern, matcher
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connections import Clusters
-from sr_assets.stages.progress import LongWork
+from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.batch import Writers
-from sr_assets.stages.replication.copies import first_genuine, read_stream
 from sr_assets.stages.replication.target import copies_pattern
-from sr_assets.stages.source.reading import save_gaps
+from sr_assets.stages.replication.target_copies import first_genuine, read_stream
+from sr_assets.stages.source.ranges import save_gaps
 
 if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext

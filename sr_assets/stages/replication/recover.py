@@ -45,19 +45,19 @@ from sr_assets.domain.tracking.rules import NodeState, Sighting, Status, Transit
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.replication.batch import settle_fence
 from sr_assets.stages.replication.context import CopyContext, writers_folder
-from sr_assets.stages.replication.copies import Copies, compare_with_original, find_copies, read_stream
 from sr_assets.stages.replication.lost import last_announced, stage_open_batch
+from sr_assets.stages.replication.target_copies import Copies, compare_with_original, find_copies, read_stream
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import find_holes, gap_rows
 from sr_assets.stages.source.position import epoch_at, first_sequence, sequence_at
-from sr_assets.stages.source.reading import first_available
+from sr_assets.stages.source.ranges import first_available
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 
 if TYPE_CHECKING:
     from sr_assets.settings import StreamSettings
-    from sr_assets.stages.replication.copies import Copies, Copy
+    from sr_assets.stages.replication.target_copies import Copies, Copy
     from sr_assets.stages.site import Site
 
 

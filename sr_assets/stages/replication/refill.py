@@ -26,7 +26,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.senders import inspect
 from sr_assets.domain.subjects import source_subject
-from sr_assets.stages.progress import LongWork
+from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.recover import portions
 from sr_assets.stages.replication.target import copies_pattern
 

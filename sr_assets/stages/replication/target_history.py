@@ -31,11 +31,11 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import CopyOf, Identity, find_copy, forged_text, other_writer_text
-from sr_assets.stages.progress import LongWork
+from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.context import CopyContext
-from sr_assets.stages.replication.copies import Copy, FoundCopies, first_genuine
 from sr_assets.stages.replication.target import copies_pattern, create_target, prepare_target
-from sr_assets.stages.source.reading import save_gaps
+from sr_assets.stages.replication.target_copies import Copy, FoundCopies, first_genuine
+from sr_assets.stages.source.ranges import save_gaps
 
 if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext

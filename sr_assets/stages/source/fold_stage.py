@@ -18,12 +18,12 @@ from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.stream_tables import Gap
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.settings import Entry
-from sr_assets.stages.progress import Progress
+from sr_assets.stages.progress_lines import Progress
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import Hole, find_holes, gap_rows
 from sr_assets.stages.source.position import load_position, note_read
-from sr_assets.stages.source.reading import Ends, Reader, first_available, read_unless_changed, reading_end
+from sr_assets.stages.source.ranges import Ends, Reader, first_available, read_unless_changed, reading_end
 from sr_assets.stages.source.suitability import check_source
 
 

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import SrAssetsError

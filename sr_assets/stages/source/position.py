@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sr_assets.adapters import times
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.domain.blindness import Span

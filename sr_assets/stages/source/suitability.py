@@ -2,17 +2,16 @@
 
 from typing import Final
 
-from sr_assets.adapters.nats.cluster import Cluster, held_subjects
+from sr_assets.adapters.nats.administration import Cluster, held_subjects
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.classes import Classifier, count_text
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.hops import is_heartbeat
-from sr_assets.domain.lanes import lane_finder, omitted_error
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.senders import inspect_class
-from sr_assets.domain.subjects import advisory_pattern, matcher, overlaps, printable
+from sr_assets.domain.subjects import advisory_pattern, lane_finder, matcher, omitted_error, overlaps, printable
 from sr_assets.settings import Entry, StreamSettings
 
 #: Number of messages that are tested for a sender, and for classes.

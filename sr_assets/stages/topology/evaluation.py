@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS
-from sr_assets.adapters.published.publishing import publish_topology
-from sr_assets.adapters.published.schema import TOPOLOGY_SITE
+from sr_assets.adapters.published.site_publishing import publish_topology
+from sr_assets.adapters.published.tables import TOPOLOGY_SITE
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.status_file import write_status
 from sr_assets.domain.topology.links import Link
@@ -25,7 +25,7 @@ from sr_assets.settings import Settings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import published_sites
 from sr_assets.stages.topology.planning import NO_LEADER, find_drift, topology_of
-from sr_assets.stages.topology.report import Report, link_record, make_report, stream_record
+from sr_assets.stages.topology.tables import Report, link_record, make_report, stream_record
 
 if TYPE_CHECKING:
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey

@@ -23,7 +23,7 @@ from sr_assets.domain.topology.plan import (
 from sr_assets.domain.topology.wanted import Upstream, WantedStream
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.administration import Cluster
     from sr_assets.settings import Settings, TopologySettings
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import Version
 from sr_assets.domain.clusters import OWN_API
 from sr_assets.domain.errors import RunError, TransientError

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.jetstream import PermissionDeniedError
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import Counter

@@ -27,7 +27,7 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.history_layout import HOUR_NS, HistoryFile, Merge, plan_merges
 from sr_assets.domain.positions import DAY_NS, SequenceRange, retention_clock_ns
 from sr_assets.settings import StreamSettings
-from sr_assets.stages.progress import LongWork
+from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 

@@ -18,10 +18,10 @@ from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.actions import Origin, record_action
+from sr_assets.adapters.spark.data_source import encode_extractor, schema_of
 from sr_assets.adapters.spark.schemas import arrow_schema
-from sr_assets.adapters.spark.source import encode_extractor, schema_of
 from sr_assets.adapters.state.checkpoint_request import request_checkpoint
-from sr_assets.adapters.state.nodes import Nodes
+from sr_assets.adapters.state.node_table import Nodes
 from sr_assets.adapters.state.operator_requests import Answer, Request, answer_request, take_requests
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -38,13 +38,13 @@ from sr_assets.domain.tracking.rows import NODE_SCHEMA, folded_table, node_row, 
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Status, retire, unretire
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.progress import LongWork
+from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.fold_stage import Batch, FoldStage
 from sr_assets.stages.source.holes import Hole
 from sr_assets.stages.source.position import advance, clock_warning, warn_of_blind_time
-from sr_assets.stages.source.reading import next_range, save_gaps, too_old_before
+from sr_assets.stages.source.ranges import next_range, save_gaps, too_old_before
 from sr_assets.stages.tracking.announcing import decide_announcements
 from sr_assets.stages.tracking.batch_rows import (
     add_transitions,

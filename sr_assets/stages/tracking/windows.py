@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from sr_assets.adapters import times
-from sr_assets.adapters.published.reading import Rows
+from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.status_queries import STEP, STEPS, RecentNodes
 from sr_assets.adapters.state.checkpoint_request import request_checkpoint
 from sr_assets.adapters.state.maintenance import add_windows, added_windows, end_window

@@ -17,7 +17,7 @@ from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.copier import Copier, fetch
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.wire import Connection, Outgoing, WireError, read_range
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError

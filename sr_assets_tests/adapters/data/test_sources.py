@@ -12,7 +12,7 @@ import pytest
 
 from sr_assets.adapters.data import Source, open_source
 from sr_assets.adapters.data.consul import ConsulSource
-from sr_assets.adapters.data.source import Change
+from sr_assets.adapters.data.interface import Change
 from sr_assets.domain.errors import ConfigurationError, RunError, TransientError
 from sr_assets.settings import SourceSettings
 from sr_assets.settings.references import MissingValueError
@@ -144,7 +144,7 @@ def test_watch_continues_after_an_outage(tmp_path: Path, opened: Opened, monkeyp
             server.start()
             writer.put("x", "2")
 
-        monkeypatch.setattr("sr_assets.adapters.data.source.print_warning", restart)
+        monkeypatch.setattr("sr_assets.adapters.data.interface.print_warning", restart)
         writer.put("x", "1")
         changes = opened(**block).watch("x")
         assert next(changes).value == "1"
@@ -166,7 +166,7 @@ def test_watch_of_a_deleted_consul_key_continues_after_an_outage(
             servers.enter_context(stand_in(int(url.rpartition(":")[2])))
             source.put("x", "2")
 
-        monkeypatch.setattr("sr_assets.adapters.data.source.print_warning", restart)
+        monkeypatch.setattr("sr_assets.adapters.data.interface.print_warning", restart)
         source.put("x", "1")
         changes = source.watch("x")
         assert next(changes).value == "1"
@@ -185,7 +185,7 @@ def test_watch_of_a_file_continues_after_a_half_written_one(
         warnings.append(line)
         file.write_text('{"a": {"x": 2}}')
 
-    monkeypatch.setattr("sr_assets.adapters.data.source.print_warning", complete)
+    monkeypatch.setattr("sr_assets.adapters.data.interface.print_warning", complete)
     file.write_text('{"a": {"x": 1}}')
     changes = opened(type="file", path=str(file)).watch("a")
     assert next(changes).value == {"x": 1}

@@ -18,8 +18,8 @@ import pytest
 
 from sr_assets.adapters.jetstream import ApiError, PermissionDeniedError
 from sr_assets.adapters.nats import client
+from sr_assets.adapters.nats.administration import Cluster, Delivery
 from sr_assets.adapters.nats.client import SecuredClient
-from sr_assets.adapters.nats.cluster import Cluster, Delivery
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError

@@ -7,12 +7,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters.published import manifest, publishing
+from sr_assets.adapters.published import manifest, site_publishing
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publication import publication_folder, read_publication
-from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets_tests.published import NOW_NS
@@ -88,7 +88,7 @@ class Centre:
 
 @pytest.fixture
 def centre(tmp_path: Path, state: SiteState, monkeypatch: pytest.MonkeyPatch) -> Centre:
-    monkeypatch.setattr(publishing, "LARGE", 100)
+    monkeypatch.setattr(site_publishing, "LARGE", 100)
     return Centre(tmp_path, state)
 
 

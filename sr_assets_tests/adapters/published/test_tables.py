@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters.published import publishing
+from sr_assets.adapters.published import site_publishing
+from sr_assets.adapters.published.fleet_reader import count_rows, export_fleet, open_fleet, read_rows
 from sr_assets.adapters.published.history import snapshot_rows
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.progress import PublishedStream
-from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.published.reading import count_rows, export_fleet, open_fleet, read_rows
-from sr_assets.adapters.published.schema import GLOBAL_VIEWS, INTERNAL, TABLES, Table
+from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.tables import GLOBAL_VIEWS, INTERNAL, TABLES, Table
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -123,7 +123,7 @@ def test_publication_is_consistent_while_copying_commits(
             return super().__getitem__(name)
 
     park_one()
-    monkeypatch.setattr(publishing, "TABLES", Interrupted(TABLES))
+    monkeypatch.setattr(site_publishing, "TABLES", Interrupted(TABLES))
     publish(tmp_path, state)
     assert copying.parked_messages == 2
     with open_fleet(tmp_path) as fleet:

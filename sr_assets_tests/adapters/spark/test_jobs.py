@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.spark import remote
+from sr_assets.adapters.spark.data_source import JetStreamReader
 from sr_assets.adapters.spark.remote import COPIED_SCHEMA, RECEIPT, ReadJob, take_result
 from sr_assets.adapters.spark.schemas import rows_of
-from sr_assets.adapters.spark.source import JetStreamReader
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import ClusterSettings

@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.connection_file import open_connection, write_connection
+from sr_assets.adapters.spark.data_source import FORMAT, JetStreamReader, decode_extractor, encode_extractor
 from sr_assets.adapters.spark.session import leave_session, open_session
-from sr_assets.adapters.spark.source import (
-    FORMAT,
-    JetStreamReader,
-    decode_extractor,
-    encode_extractor,
-)
 from sr_assets.adapters.wire import Connection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.senders import HeaderName, JsonField, SenderExtractor, SubjectToken

@@ -8,18 +8,18 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters.state import connection
-from sr_assets.adapters.state.connection import AttachedFile
+from sr_assets.adapters.state import cached_connection
+from sr_assets.adapters.state.cached_connection import AttachedFile
 from sr_assets_tests.rig import PATIENCE_SECONDS
 
 
 @pytest.fixture(autouse=True)
 def idle() -> Iterator[list[duckdb.DuckDBPyConnection]]:
     """The idle instances, none at first."""
-    before = list(connection._idle)
-    connection._idle.clear()
-    yield connection._idle
-    connection._idle[:] = before
+    before = list(cached_connection._idle)
+    cached_connection._idle.clear()
+    yield cached_connection._idle
+    cached_connection._idle[:] = before
 
 
 def test_instance_opens_the_next_file_and_forgets_the_last(
@@ -92,7 +92,7 @@ def test_forked_process_opens_files_and_ends_in_order(tmp_path: Path, idle: list
     script = """
 import os, sys
 from pathlib import Path
-from sr_assets.adapters.state.connection import AttachedFile
+from sr_assets.adapters.state.cached_connection import AttachedFile
 for name in ("parent", "child"):
     with AttachedFile(Path(sys.argv[1]) / f"{name}.duckdb") as file:
         print(name, file.main.execute("SELECT 1").fetchall(), flush=True)

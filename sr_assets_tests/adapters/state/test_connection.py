@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.state.connection import StateConnection
+from sr_assets.adapters.state.cached_connection import StateConnection
 from sr_assets.adapters.state.database import open_database
 from sr_assets_tests.examples import one_in
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.state import copy_comparison
-from sr_assets.adapters.state.connection import AttachedFile, StateConnection
+from sr_assets.adapters.state.cached_connection import AttachedFile, StateConnection
 from sr_assets.adapters.state.copy_comparison import CopyComparison
 from sr_assets.adapters.state.copy_tables import RETENTION_NS, CopyLog, Resend
 from sr_assets.adapters.state.schema import TABLES

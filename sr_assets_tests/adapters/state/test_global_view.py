@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.spark.source import read_advisories
+from sr_assets.adapters.spark.data_source import read_advisories
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.published.schema import LATENCY
+from sr_assets.adapters.published.tables import LATENCY
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import SLOT_NS
 from sr_assets.domain.hops import GROWTH, Hop, bucket_of

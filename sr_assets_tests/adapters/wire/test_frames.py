@@ -24,7 +24,7 @@ from sr_assets.adapters.wire.frames import (
     encode_pub,
     has_whole_headers,
 )
-from sr_assets.adapters.wire.permissions import parse_granted
+from sr_assets.adapters.wire.granted import parse_granted
 from sr_assets.adapters.wire.publishing import StoredParser, parse_ack
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message

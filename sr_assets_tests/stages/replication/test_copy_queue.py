@@ -13,7 +13,7 @@ from sr_assets.domain.messages import last_origin
 from sr_assets.stages.entry_work import StreamWork
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage
-from sr_assets.stages.source.reading import Ends
+from sr_assets.stages.source.ranges import Ends
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.stages.replication.copies import Copy, FoundCopies
+from sr_assets.stages.replication.target_copies import Copy, FoundCopies
 
 numbers = st.integers(1, 6)
 #: Copies at rising target sequences, some of the same message.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.embedded.nats_server import HOST
 from sr_assets.operate.metrics import Exposition
 from sr_assets.settings import HeartbeatSubject

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.wire import Outgoing
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import StreamSettings

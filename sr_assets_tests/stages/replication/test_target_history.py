@@ -9,7 +9,7 @@ import pytest
 
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.state.records import CopyState, Intent
 from sr_assets.domain.messages import header_writer
 from sr_assets.stages.replication import replica, target_history
@@ -277,7 +277,7 @@ def test_long_target_scan_logs_and_saves_its_progress(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr("sr_assets.stages.progress._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("sr_assets.stages.progress_lines._LOOK_SECONDS", 0.0)
     stream, target = rig.make(), rig.unique("T")
     rig.create(target, rig.target, subjects=[f"{stream}.>", f"{target}.>"])
     rig.add(stream, target_stream=target)

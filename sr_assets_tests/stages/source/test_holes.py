@@ -10,7 +10,7 @@ import pytest
 
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.stages.report import Stage
 from sr_assets.stages.source import holes

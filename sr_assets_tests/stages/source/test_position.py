@@ -11,13 +11,13 @@ from typing import Any
 import duckdb
 import pytest
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo, parse_stream_info
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.settings import load_settings
 from sr_assets.stages.source.position import START_VARIABLE, _move_to_new_source, advance, epoch_at
-from sr_assets.stages.source.reading import Ends, next_range, reading_end
+from sr_assets.stages.source.ranges import Ends, next_range, reading_end
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 

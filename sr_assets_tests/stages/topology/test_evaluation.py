@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sr_assets.adapters.published.reading import open_fleet
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.definitions import build
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.operate.metrics import Exposition

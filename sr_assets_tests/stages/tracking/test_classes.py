@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.assets.entries import StreamAssets
+from sr_assets.assets.entry_assets import StreamAssets
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import load_settings
 from sr_assets.stages.operator_commands import act_on_node

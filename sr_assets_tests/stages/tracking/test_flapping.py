@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.spark.source import read_advisories
+from sr_assets.adapters.spark.data_source import read_advisories
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import encode_node_event

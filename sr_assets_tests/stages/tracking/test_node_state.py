@@ -9,11 +9,11 @@ import pytest
 
 from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.progress import PublishedStream
-from sr_assets.adapters.published.publishing import publish_site
-from sr_assets.adapters.published.reading import open_fleet, read_rows
-from sr_assets.adapters.spark.source import read_here
+from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.spark.data_source import read_here
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.store import SiteState
@@ -23,7 +23,7 @@ from sr_assets.domain.tracking.rows import node_row, node_table
 from sr_assets.domain.tracking.rules import NodeState, Policy, Status
 from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import Stage, StreamReport
-from sr_assets.stages.source import reading
+from sr_assets.stages.source import ranges
 from sr_assets.stages.tracking.node_state import sweep_due
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_tests.reference import Rules, by_field
@@ -158,7 +158,7 @@ def test_sender_outside_the_payload_needs_only_headers(
         read.append(options)
         return read_here(options)
 
-    monkeypatch.setattr(reading, "read_here", record_read)
+    monkeypatch.setattr(ranges, "read_here", record_read)
     rig.drain()
     assert [options.get("headers_only") == "true" for options in read] == [expected] * len(read)
     assert [(len(copy.payload), copy.payload.strip()) for copy in rig.copies(stream)] == [(9_000, body), (9_050, body)]

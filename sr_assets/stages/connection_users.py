@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.security import read_login
 from sr_assets.adapters.wire import PermissionProbe, WireError, find_denied
@@ -20,7 +20,7 @@ from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.permissions import USER_INFO, Action, Facts, StreamFacts
 from sr_assets.domain.subjects import advisory_pattern
 from sr_assets.settings import Entry, Settings, StreamSettings
-from sr_assets.settings.permissions import (
+from sr_assets.settings.needed_permissions import (
     Permission,
     configured_copies,
     needed_permissions,

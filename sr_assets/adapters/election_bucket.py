@@ -15,7 +15,7 @@ from sr_assets.adapters import wire
 from sr_assets.adapters.bucket import CONNECT_SECONDS, KeyBucket
 from sr_assets.adapters.jetstream import NAME_TAKEN, STREAM_NOT_FOUND, TOO_FEW_SERVERS, ApiError
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.domain.election import record_key
+from sr_assets.domain.election_keys import record_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.foreign_text import visible
 from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns

@@ -13,7 +13,7 @@ from typing import Final
 import duckdb
 
 from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.schema import literal
+from sr_assets.adapters.published.tables import literal
 from sr_assets.domain.errors import RunError, cannot_write
 
 #: The beginning of the name of the file without rows, so that the view's pattern always matches one.

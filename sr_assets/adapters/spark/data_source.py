@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.received import SitePaths
 
-
 FORMAT = "jetstream"
 #: One row per message: source sequence, stored time in unix ns, subject, unchanged header block, payload.
 MESSAGE_SCHEMA = "sequence long, stored_ns long, subject string, headers binary, payload binary"
@@ -187,8 +186,8 @@ class JetStreamReader(DataSourceReader):
         """Yield the Arrow batches of one partition, in sequence order."""
         from sr_assets.adapters.garbage import gc_paused
         from sr_assets.adapters.wire import BATCH_BYTES, read_confirmed
-        from sr_assets.domain.lanes import lane_check
         from sr_assets.domain.positions import SequenceRange
+        from sr_assets.domain.subjects import lane_check
 
         options, to_batch = self._options, self._to_batch()
         check = lane_check(options["stream"], json.loads(options.get("lanes", "[]")))

@@ -1,16 +1,25 @@
-"""Start, supervision, display and end of the demo: NATS servers, fleets, Dagster's services."""
+"""`sr-assets demo`: the whole platform on this machine, with its own NATS servers and an emulated fleet.
+
+Our user and the fleets' user have only their least permissions.
+
+Add a check here for each new promise of the demo.
+"""
 
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,22 +33,261 @@ from rich.text import Text
 from sr_assets.adapters import times
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.private import open_private, write_private
+from sr_assets.adapters.published.fleet_reader import Rows, count_rows, open_fleet, read_rows
 from sr_assets.adapters.published.manifest import identity
-from sr_assets.adapters.published.reading import Rows, count_rows, open_fleet, read_rows
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.automation.failures import failures
+from sr_assets.domain.clusters import ClusterSettings, domain_api
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
-from sr_assets.embedded.demo.result import check_demo
-from sr_assets.embedded.demo.servers import CITIES, FILE_NAME, SUBJECT, DemoServers, configuration
+from sr_assets.domain.permissions import Action
+from sr_assets.domain.tracking.rules import Event
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
-from sr_assets.embedded.nats_server import find_nats_server
+from sr_assets.embedded.nats_server import HOST, NatsServer, find_nats_server, free_port
 from sr_assets.operate import Services, Ui, prepare_instance, run_sites, signals_as_interrupt
-from sr_assets.operate.copies import Copies
+from sr_assets.operate.forking import Copies
 from sr_assets.operate.metrics import Exposition, MetricsServer
 from sr_assets.operate.services import IMPORTED
 from sr_assets.settings import Settings, load_settings
+from sr_assets.settings.needed_permissions import Permission, needed_permissions
+from sr_assets.stages.connection_users import ask_servers, list_users, nats_blocks
+from sr_assets.stages.source.lag import measure_lag
+from sr_assets.stages.topology.planning import find_drift, topology_of
+from sr_assets.stages.topology.survey import Survey
+from sr_assets.stages.topology.tables import make_report
+
+CITIES: Final = (
+    *("london", "paris", "berlin", "madrid", "rome", "vienna", "prague", "warsaw", "dublin", "lisbon"),
+    *("oslo", "helsinki", "athens", "budapest", "brussels", "zagreb", "sofia", "riga", "vilnius", "tallinn"),
+)
+CENTRE: Final = "centre"
+#: The name of the template, and of the file in the demo's folder.
+FILE_NAME: Final = "demo.yaml"
+_FEEDS_COMMENT: Final = "\n# The centre's view"
+
+
+def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) -> str:
+    """Return the template's text for these cities, with its last city's entries repeated for each further city.
+
+    `urls` has the URLs of all cities' servers and of `centre`. The text contains them, so that other commands can use
+    the file.
+    """
+    template = files("sr_assets").joinpath("conf", FILE_NAME).read_text(encoding="utf-8")
+    head, first_line, rest = template.partition(f"  - name: {CITIES[1]}\n")
+    rest, comment, feeds = rest.partition(_FEEDS_COMMENT)
+    others = [city for city in cities if city != CITIES[0]]
+    entries = [_of_city(first_line + rest, city) for city in others]
+    # The centre's part has one line per city.
+    centre = [
+        _of_city(line, city)
+        for line in feeds.splitlines(keepends=True)
+        for city in (others if CITIES[1] in line else [CITIES[1]])
+    ]
+    text = "\n".join([head.rstrip("\n") + "\n", *entries]) + comment + "".join(centre)
+    for name, url in urls.items():
+        text = text.replace(f"${{SR_DEMO_{name.upper()}_URL}}", url)
+    return text.replace("${SR_DEMO_HOME}", json.dumps(str(home), ensure_ascii=False)[1:-1])
+
+
+def _of_city(text: str, city: str) -> str:
+    """Return text about the template's last city for another city."""
+    return text.replace(CITIES[1], city).replace(CITIES[1].upper(), city.upper())
+
+
+#: The prefix of the nodes' subjects.
+SUBJECT: Final = "choria.stream.input.registration"
+_ADVISORY_SUBJECTS: Final = ["choria.stream.advisories.>", "sr_assets.observer_alive.>"]
+_CITY_STREAMS: Final = {"CHORIA_REGISTRATION": [f"{SUBJECT}.>"], "CHORIA_ADVISORIES": _ADVISORY_SUBJECTS}
+_CENTRE_STREAMS: Final = {"ADVISORIES": _ADVISORY_SUBJECTS}
+#: Leafnodes must not forward messages published in a city; only copies reach the centre.
+_NOT_FORWARDED: Final = '["choria.>", "sr_assets.>"]'
+_LINK_SECONDS: Final = 30.0
+_USER: Final = "sr-assets"
+_FLEET: Final = "fleet"
+_LEAF: Final = "leaf"
+
+
+class DemoServers:
+    """The running servers with their streams, linked; the stack stops them.
+
+    Each server's name is its JetStream domain, through which the centre reaches a city. `restrict` takes all other
+    permissions from the users. Raises RunError.
+    """
+
+    def __init__(self, folder: Path, cities: Sequence[str], stack: contextlib.ExitStack) -> None:
+        self._cities = cities
+        self._passwords = {user: secrets.token_hex(16) for user in (_USER, _FLEET, _LEAF)}
+        self._links = self._configure_links(free_port())
+        users = ", ".join(f"{{ user: {user}, password: {self._passwords[user]} }}" for user in (_USER, _FLEET))
+        self._servers = {
+            name: stack.enter_context(
+                NatsServer(folder / name, name, domain=name, config=f"{link}\nauthorization {{ users: [ {users} ] }}")
+            )
+            for name, link in self._links.items()
+        }
+        for name in self._servers:
+            with Cluster(self._login(name, _USER), "sr-assets demo") as cluster:
+                for stream, subjects in (_CENTRE_STREAMS if name == CENTRE else _CITY_STREAMS).items():
+                    if not cluster.stream_exists(stream):
+                        cluster.create_stream({"name": stream, "subjects": subjects, "allow_direct": True})
+        for city in cities:
+            _await_link(self._login(CENTRE, _USER), city)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The URLs of our user, by name."""
+        login = f"{_USER}:{self._passwords[_USER]}"
+        return {name: f"nats://{login}@{server.address}" for name, server in self._servers.items()}
+
+    def fleet(self, city: str) -> ClusterSettings:
+        """Return the connection of a city's nodes."""
+        return self._login(city, _FLEET)
+
+    def restrict(self, settings: Settings) -> None:
+        """Leave each user only the permissions that it needs, as `sr-assets permissions` prints them."""
+        needs = needed_permissions(settings, ask_servers(settings))
+        needs += [need for city in self._cities for need in _fleet_needs(self.fleet(city))]
+        blocks = {
+            address: nats_blocks([users], self._passwords)
+            for users in list_users(needs)
+            for address in users[0].servers
+        }
+        for name, server in self._servers.items():
+            server.reload(f"{self._links[name]}\n{blocks[server.address]}")
+
+    def _login(self, name: str, user: str) -> ClusterSettings:
+        return ClusterSettings((self._servers[name].address,), user, self._passwords[user])
+
+    def _configure_links(self, port: int) -> dict[str, str]:
+        """Return the part of each server's configuration that links it."""
+        login, password = f"user: {_LEAF}, password: {self._passwords[_LEAF]}", self._passwords[_LEAF]
+        remote = f"url: nats://{_LEAF}:{password}@{HOST}:{port}, deny_imports: {_NOT_FORWARDED}, deny_exports: {_NOT_FORWARDED}"
+        links = dict.fromkeys(self._cities, f"leafnodes {{ reconnect: 1, remotes: [ {{ {remote} }} ] }}")
+        return {CENTRE: f"leafnodes {{ listen: {HOST}:{port}, authorization {{ {login} }} }}", **links}
+
+
+def _fleet_needs(cluster: ClusterSettings) -> Iterator[Permission]:
+    """Yield the permissions of the emulated nodes."""
+    for action, subject, purpose in (
+        (Action.PUBLISH, f"{SUBJECT}.>", "report"),
+        (Action.PUBLISH, cluster.api("STREAM.NAMES"), "check that a stream takes the reports"),
+        (Action.SUBSCRIBE, f"{cluster.inbox_prefix}.>", "receive acknowledgements"),
+    ):
+        yield Permission(cluster, "source", "the fleet", action, subject, purpose)
+
+
+def _await_link(centre: ClusterSettings, city: str) -> None:
+    """Wait until the centre reaches a city's JetStream."""
+    settings = replace(centre, api_prefix=domain_api(city))
+    deadline = times.monotonic() + _LINK_SECONDS
+    with Cluster(settings, "sr-assets demo") as cluster:
+        while True:
+            try:
+                cluster.request_api("INFO")
+            except RunError:
+                if times.monotonic() > deadline:
+                    raise
+                times.sleep(0.1)
+            else:
+                return
+
+
+#: Differences between the centre's view and the sites' own tables: site, stream, text.
+_DIFFERENCES: Final = """
+    WITH site AS (SELECT name, stream, node, status, status_since FROM node_availability),
+        centre AS (SELECT name, stream, node, status, status_since FROM global_availability)
+    SELECT name, stream, count(DISTINCT node) || ' nodes differ between the centre and their site' FROM (
+        (FROM site EXCEPT FROM centre) UNION ALL (FROM centre EXCEPT FROM site)
+    ) GROUP BY name, stream
+    UNION ALL
+    SELECT name, stream, 'the centre receives no heartbeat of it'
+    FROM (SELECT DISTINCT name, stream FROM site) LEFT JOIN global_summary USING (name, stream)
+    WHERE coalesce(blind, true) OR observer_alive_at IS NULL
+"""
+#: Time limit for the servers' native copies of the last messages.
+_ARRIVAL_SECONDS: Final = 30.0
+
+
+def check_demo(settings: Settings, seconds: float) -> dict[str, Any]:
+    """Return the demo's counts and current lag; `failed` has a line for each broken promise."""
+    with open_fleet(settings.home) as connection:
+        counts = read_rows(connection, "SELECT name, stream, copied_messages, skipped_messages FROM replication").values
+        events = read_rows(connection, "SELECT event, count(*) FROM node_advisories GROUP BY event").values
+        differences = read_rows(connection, _DIFFERENCES).values
+    counters = {(name, stream): numbers for name, stream, *numbers in counts}
+    lags = {(lag.name, lag.stream): lag for lag in measure_lag(settings)}
+    failed = [
+        f"{name}/{stream}: the lag is {lag.messages} messages"
+        for (name, stream), lag in lags.items()
+        if lag.messages != 0
+    ]
+    streams, copied_into = {}, Counter[tuple[ClusterSettings, str]]()
+    for stream in settings.streams:
+        key = stream.name, stream.stream
+        copied, skipped = counters.get(key, (0, 0))
+        copied_into[stream.target, stream.target_stream] += copied
+        streams[stream.label] = {
+            "source_messages": _messages(stream.source, stream.stream),
+            "copied": copied,
+            "skipped": skipped,
+            "position": lags[key].position,
+            "lag_messages": lags[key].messages,
+        }
+    for (target, name), copied in copied_into.items():
+        if (stored := _messages(target, name)) != copied:
+            failed.append(f"{name}: contains {stored} messages after {copied} copies")
+    native, native_failed = _check_native(settings)
+    failed += native_failed
+    advisories = {event.value: dict(events).get(event.value, 0) for event in Event}
+    failed += [f"no {event} happened" for event, count in advisories.items() if not count]
+    failed += [f"{name}/{stream}: {difference}" for name, stream, difference in differences]
+    return {
+        "seconds": round(seconds),
+        "streams": streams,
+        "native": native,
+        "advisories": advisories,
+        "tables": count_rows(settings.home),
+        "failed": failed,
+    }
+
+
+def _check_native(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    """Wait for native copies to arrive; return them, and a line for each that differs from its origins."""
+    deadline = times.monotonic() + _ARRIVAL_SECONDS
+    with Survey(settings, "sr-assets demo") as survey:
+        while True:
+            shown, failed = _compare_native(settings, survey.refresh())
+            if not failed or times.monotonic() > deadline:
+                return shown, failed
+            times.sleep(0.5)
+
+
+def _compare_native(settings: Settings, survey: Survey) -> tuple[dict[str, Any], list[str]]:
+    """Return each native stream's messages, its origins' messages and its lag, and a line for each problem."""
+    report = make_report(settings, survey)
+    held = {(row.cluster, row.stream): row.messages for row in report.streams}
+    failed = [f"{wanted.label}: {drift.key} is {drift.found}" for wanted, drift in find_drift(settings, survey)]
+    links, shown = [link for link in report.links if link.native], {}
+    for wanted in topology_of(settings).streams:
+        own = [link for link in links if (link.cluster, link.stream) == (wanted.cluster, wanted.stream)]
+        lags = [link.lag_messages for link in own]
+        stream = {
+            "messages": held.get((wanted.cluster, wanted.stream)),
+            "origin_messages": sum(held.get((upstream.cluster, upstream.stream)) or 0 for upstream in wanted.upstreams),
+            "lag_messages": None if None in lags else sum(filter(None, lags)),
+        }
+        shown[wanted.label] = stream
+        if stream["messages"] != stream["origin_messages"] or stream["lag_messages"] != 0:
+            failed.append(f"{wanted.label}: the servers have not copied everything: {stream}")
+        failed += [f"{wanted.label}: the link to {link.origin_cluster} is dead" for link in own if link.dead]
+    return shown, failed
+
+
+def _messages(settings: ClusterSettings, stream: str) -> int:
+    with Cluster(settings, "sr-assets demo") as cluster:
+        return cluster.stream_info(stream).messages
 
 
 @contextlib.contextmanager

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple
 import duckdb
 
 from sr_assets.adapters import times
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.manifest import identity
-from sr_assets.adapters.published.reading import open_fleet
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.heartbeat_counts import HeartbeatCounts
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.status_file import STATUS_FILE, last_idle_poll, read_status
-from sr_assets.domain.election import heartbeats_site
+from sr_assets.domain.election_keys import heartbeats_site
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.exposition import MetricKind, Sample, expose, labels
 from sr_assets.operate.metrics.replicator import LEGACY, REPLICATOR

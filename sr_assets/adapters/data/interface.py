@@ -15,7 +15,6 @@ from sr_assets.settings.references import MissingValueError
 if TYPE_CHECKING:
     from sr_assets.settings import SourceSettings
 
-
 T = TypeVar("T")
 _PAUSE_SECONDS: Final = 1.0
 #: A value as YAML or JSON has it.

@@ -6,9 +6,9 @@ from typing import Final
 import dagster as dg
 
 from sr_assets.adapters.published import actions
-from sr_assets.adapters.published.daily import DAILY_TABLES
+from sr_assets.adapters.published.daily_tables import DAILY_TABLES
 from sr_assets.adapters.published.index import SITE_LEADERS
-from sr_assets.adapters.published.schema import (
+from sr_assets.adapters.published.tables import (
     HOP_COLUMNS,
     INTERNAL,
     NODE_COLUMNS,

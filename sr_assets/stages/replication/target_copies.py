@@ -25,7 +25,7 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.provenance import CopyOf, Identity, find_copy, is_copy_of, is_forged
 from sr_assets.domain.senders import inspect
-from sr_assets.stages.progress import LongWork
+from sr_assets.stages.progress_lines import LongWork
 
 if TYPE_CHECKING:
     Rows = np.ndarray[tuple[int], np.dtype[np.void]]

@@ -22,7 +22,7 @@ from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.source.lag import compare_with_source
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.cluster import Cluster
+    from sr_assets.adapters.nats.administration import Cluster
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
 
 #: Number of messages at a stream's end that are searched for a source's last message.

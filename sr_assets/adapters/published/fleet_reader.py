@@ -19,10 +19,10 @@ import duckdb
 
 from sr_assets.adapters import times
 from sr_assets.adapters.published import actions
-from sr_assets.adapters.published.daily import DAILY_TABLES, names
+from sr_assets.adapters.published.daily_tables import DAILY_TABLES, names
 from sr_assets.adapters.published.index import follow_move
 from sr_assets.adapters.published.publication import FOLDER
-from sr_assets.adapters.published.schema import (
+from sr_assets.adapters.published.tables import (
     INTERNAL,
     STORAGE_VERSION,
     TABLES,

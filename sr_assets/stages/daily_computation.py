@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from sr_assets.adapters.published.availability import write_availability
-from sr_assets.adapters.published.daily import AVAILABILITY, INVENTORY, DailyTable
+from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY, DailyTable
 from sr_assets.adapters.published.inventory import observe, observed, write_inventory
 from sr_assets.adapters.published.node_histories import Histories, History
 from sr_assets.adapters.spark.config import uses_spark

@@ -12,7 +12,6 @@ from sr_assets.settings import Entry, Kind
 if TYPE_CHECKING:
     from dagster import DagsterEvent, ExecuteInProcessResult
 
-
 #: By kind of entry: the asset whose metadata is printed, and the metadata key of each printed verb.
 _COUNTERS: Final[Mapping[Kind, tuple[str, Mapping[str, str]]]] = {
     "stream": ("replica", {"copied": "copied_messages", "skipped": "skipped_messages"}),

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
-from sr_assets.adapters.nats.cluster import Cluster
+from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.spark.data_source import FORMAT, read_here
 from sr_assets.adapters.spark.remote import read_remotely
-from sr_assets.adapters.spark.source import FORMAT, read_here
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import MOST_ROWS, Gap

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Final, Literal
 
 from sr_assets.domain.clusters import OWN_API, ClusterSettings
-from sr_assets.domain.election import election_key, heartbeats_key, heartbeats_site, lock_key, record_key
+from sr_assets.domain.election_keys import election_key, heartbeats_key, heartbeats_site, lock_key, record_key
 from sr_assets.domain.permissions import USER_INFO, Action, Facts, StreamFacts
 from sr_assets.domain.subjects import advisory_pattern, object_subject, rule_subject
 from sr_assets.settings.data import split_label

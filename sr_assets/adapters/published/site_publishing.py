@@ -32,7 +32,7 @@ from sr_assets.adapters.published.publication import (
     sweep,
     write_publication,
 )
-from sr_assets.adapters.published.schema import TABLES, TOPOLOGY_SITE, TOPOLOGY_TABLES, Table, literal, of_streams
+from sr_assets.adapters.published.tables import TABLES, TOPOLOGY_SITE, TOPOLOGY_TABLES, Table, literal, of_streams
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError,
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import INTERRUPTED, recorded_signals, signals_as_interrupt
-from sr_assets.operate.report import print_line, report_run
+from sr_assets.operate.run_output import print_line, report_run
 from sr_assets.settings import Entry, Settings, load_settings
 from sr_assets.stages.following import FollowedSite, follow_checkpoints
 from sr_assets.stages.leadership import Leadership
