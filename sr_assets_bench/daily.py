@@ -13,8 +13,8 @@ from pyarrow import parquet
 from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.history import stream_folder
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.adapters.state.records import StreamState

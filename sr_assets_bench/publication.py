@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets_bench.rig import SITE

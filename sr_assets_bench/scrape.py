@@ -7,7 +7,7 @@ import time
 import urllib.request
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.state.status_file import write_status
+from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, write_status
 from sr_assets.operate.metrics import Exposition, MetricsServer
 
 if TYPE_CHECKING:
@@ -69,17 +69,20 @@ def _work(settings: Settings, step: int) -> None:
     """Write the status of every site, as a run does after each step."""
     counters = {name: {"": float(step)} for name in _COUNTERS}
     counters |= {name: dict.fromkeys(_EVENTS, float(step)) for name in ("advisories", "advisory_errors")}
-    known = {
-        "created_ns": 1,
-        "seen_messages": 1_000 * step,
-        "copied_messages": 100 * step,
-        "next_sequence": 1_000 * step + 1,
-        "watermark_ns": step,
-        "lag_messages": 3,
-        "nodes": {"up": 1_000, "timeout": 3},
-        "counters": counters,
-    }
+    known = StreamStatus.from_json(
+        {
+            "created_ns": 1,
+            "seen_messages": 1_000 * step,
+            "copied_messages": 100 * step,
+            "next_sequence": 1_000 * step + 1,
+            "watermark_ns": step,
+            "lag_messages": 3,
+            "up": 1_000,
+            "timeout": 3,
+            "counters": counters,
+        }
+    )
     for site, streams in settings.sites.items():
         folder = settings.home / "sites" / site
         folder.mkdir(parents=True, exist_ok=True)
-        write_status(folder, {"site": site, "streams": {entry.stream: known for entry in streams}})
+        write_status(folder, SiteStatus({entry.stream: known for entry in streams}))

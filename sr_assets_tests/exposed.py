@@ -8,7 +8,7 @@ import duckdb
 import yaml
 
 from sr_assets.adapters.published.tables import SCHEMA_VERSION, SNAPSHOT_INFO
-from sr_assets.adapters.state.status_file import write_status
+from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, write_status
 from sr_assets.settings import Settings, load_settings
 
 REPLICATOR, STREAM, SITES = "HUB", "REG", ("london", "paris")
@@ -64,7 +64,8 @@ def advance_counters(home: Path, step: int) -> None:
         "lag_ns": 4_500_000_000,
         "unpublished": 2,
         "queued": 5,
-        "nodes": {"up": 8, "timeout": 1},
+        "up": 8,
+        "timeout": 1,
         "counters": {
             **{name: {"": count} for name in ("seen_bytes", "skipped_bytes", "forced_messages", "processed_messages")},
             **{name: {"": count, "copying": count} for name in _COPIED_TOO},
@@ -79,7 +80,7 @@ def write_stream(home: Path, site: str, status: dict[str, Any]) -> Path:
     """Write the status of a site's only stream; returns the site's folder."""
     folder = home / "sites" / site
     folder.mkdir(parents=True, exist_ok=True)
-    write_status(folder, {"site": site, "streams": {STREAM: status}})
+    write_status(folder, SiteStatus({STREAM: StreamStatus.from_json(status)}))
     return folder
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.spark.data_source import read_advisories
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState

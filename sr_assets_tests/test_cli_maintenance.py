@@ -9,7 +9,7 @@ import pytest
 
 from sr_assets.adapters.state.checkpoint import read_about
 from sr_assets.adapters.state.maintenance import added_windows
-from sr_assets.adapters.state.status_file import is_outdated, read_status, write_status
+from sr_assets.adapters.state.status_file import SiteStatus, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.settings import load_settings
 from sr_assets.stages.checkpointing import export_state, restore_site
@@ -47,9 +47,9 @@ def test_added_window_is_listed_and_recorded_until_it_is_ended(run: Run, home: P
         "id": window_id, "state": "active", "match": "web*", "site": "london", "cron": None, "reason": "new switches",
         "added": True,
     }  # fmt: skip
-    write_status(home / "sites" / "london", {"streams": {}})
+    write_status(home / "sites" / "london", SiteStatus())
     assert run("maintenance", "end", window_id)[0] == 0
-    assert is_outdated(read_status(home / "sites" / "london"))
+    assert read_status(home / "sites" / "london").is_outdated
     assert [row["state"] for row in listed(run)] == ["over"]
     actions = [json.loads(line) for line in (home / "actions" / "actions.jsonl").read_text().splitlines()]
     assert [(row["action"], row["subject"]) for row in actions] == [

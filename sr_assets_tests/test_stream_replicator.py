@@ -74,7 +74,8 @@ def test_downtime_silences_no_sender_and_dates_a_death_correctly(rig: Rig) -> No
     seen_ns = rig.stored(stream)[0].stored_ns
     assert [row["at"] for row in recorded] == [(seen_ns + after * HOUR) // 1000 for after in (0, 6, 8)]
     # A sensor can start a run exactly at the next deadline.
-    deadline_ns = read_status(rig.home / "sites" / SITE)["streams"][stream]["next_deadline_ns"]
+    deadline_ns = read_status(rig.home / "sites" / SITE).streams[stream].next_deadline_ns
+    assert deadline_ns is not None
     assert deadline_ns - rig.stored(stream)[-1].stored_ns == 6 * HOUR
 
 

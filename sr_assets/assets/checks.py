@@ -155,7 +155,7 @@ def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> 
         description=error or report.wrong_clock,
         metadata={
             "stalled_seconds": round(stalled_ns / 1e9, 3),
-            "lag_messages": state.lag_messages if state else report.lag_messages,
+            "lag_messages": report.lag_messages,
         },
     )
 

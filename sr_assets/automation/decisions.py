@@ -6,11 +6,11 @@ memory between ticks, so a lost tick, a failed run or a restarted daemon makes n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from sr_assets.adapters.state.status_file import StreamStatus
     from sr_assets.settings import SensorSettings
 
 _SECOND_NS: Final = 1_000_000_000
@@ -26,40 +26,6 @@ class Decision(NamedTuple):
 
 #: The decision on a site whose streams are all caught up, neither paused nor waiting after an error.
 CAUGHT_UP: Final = Decision(None, "caught up")
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStatus:
-    """A stream's position at the last commit of its site, from `status.json`; times are in unix ns.
-
-    `queued` copies are not in the target yet. `last_error` stopped reading the stream, `copy_error` stopped draining its queue.
-    `refused_since_ns` is the age of the oldest advisory if the last run's were refused. `paused`: the tables show that copying
-    is paused.
-    """
-
-    created_ns: int = 0
-    next_sequence: int = 0
-    seen_messages: int = 0
-    watermark_ns: int | None = None
-    next_deadline_ns: int | None = None
-    unpublished: int = 0
-    refused_since_ns: int | None = None
-    queued: int = 0
-    last_error: str | None = None
-    last_error_since_ns: int | None = None
-    copy_error: str | None = None
-    copy_error_since_ns: int | None = None
-    paused: bool = False
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Read a stream's part of `status.json`; an older version may have omitted a key."""
-        return cls(**{name: row[name] for name in cls.__dataclass_fields__ if name in row})
-
-    @property
-    def begun(self) -> bool:
-        """Whether the stream has a position."""
-        return self.created_ns != 0
 
 
 @dataclass(frozen=True, slots=True)

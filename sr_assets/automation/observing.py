@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.nats.administration import Cluster
@@ -18,11 +18,11 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.refill_request import read_refill
 from sr_assets.adapters.state.status_file import (
-    is_outdated,
+    SiteStatus,
+    StreamStatus,
     is_state_untouched,
     read_status,
     record_idle_poll,
-    status_age_seconds,
 )
 from sr_assets.automation.decisions import (
     CAUGHT_UP,
@@ -30,7 +30,6 @@ from sr_assets.automation.decisions import (
     EntryRules,
     Observed,
     SourceNow,
-    StreamStatus,
     decide,
     unread_messages,
 )
@@ -42,8 +41,6 @@ from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import needs_publishing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sr_assets.settings import Entry, Settings
 
 _SECOND_NS: Final = 1_000_000_000
@@ -121,11 +118,11 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
     stream_infos = stream_infos or StreamInfoCache(settings.sites[site], math.inf)
     folder = settings.home / "sites" / site
     status = read_status(folder)
-    if not status and any(_rules(entry).starts_empty for entry in settings.sites[site]):
+    if not status.exists and any(_rules(entry).starts_empty for entry in settings.sites[site]):
         return Decision("first run")
     if is_requested(settings, site):
         return Decision("a checkpoint is requested")
-    if is_outdated(status):
+    if status.is_outdated:
         return Decision("the state was changed")
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
@@ -142,7 +139,7 @@ class _Tick:
         self,
         settings: Settings,
         site: str,
-        status: dict[str, Any],
+        status: SiteStatus,
         paused: frozenset[str],
         connections: ExitStack,
         stream_infos: StreamInfoCache,
@@ -151,7 +148,7 @@ class _Tick:
         self._entries = settings.sites[site]
         self._folder = settings.home / "sites" / site
         self._status = status
-        self._age_seconds = status_age_seconds(status)
+        self._age_seconds = status.age_seconds
         # A response from before the status was written is older than the status.
         self._since = times.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
         self._stream_infos = stream_infos
@@ -199,7 +196,7 @@ class _Tick:
 
     def _observe(self, entry: Entry) -> Observed:
         info = self._stream_infos.stream_info(entry, self._since)
-        status = StreamStatus.from_json(self._status.get("streams", {}).get(entry.stream) or {})
+        status = self._status.of(entry.stream)
         source = SourceNow(info.created_ns, info.first_sequence, info.last_sequence, _watermark(entry, status, info))
         if self._settings.sensor.lag_ns and status.begun and unread_messages(status, source) > 0:
             unread_seconds = _unread_seconds(entry, status, info, self._cluster(entry.source))
@@ -209,7 +206,7 @@ class _Tick:
             source,
             _rules(entry),
             paused=entry.stream in self._paused,
-            committed_at_ns=self._status.get("committed_at_ns", 0),
+            committed_at_ns=self._status.committed_at_ns,
             age_seconds=self._age_seconds,
         )
 
@@ -254,25 +251,20 @@ def is_idle(settings: Settings, site: str) -> bool:
     if any(entry.leader_election_name or entry.ephemeral for entry in entries):
         return False
     status = read_status(folder)
-    age_seconds = status_age_seconds(status)
     if (
-        age_seconds is None
-        or age_seconds > _LONGEST_SECONDS
-        or status.get("configuration") != settings.digest
+        status.age_seconds is None
+        or status.age_seconds > _LONGEST_SECONDS
+        or status.configuration != settings.digest
         or lock_owner(folder) is not None
         or not is_state_untouched(folder)
         or any(read_refill(folder, entry) is not None for entry in entries if isinstance(entry, StreamSettings))
     ):
         return False
     eager = settings.model_copy(update={"sensor": settings.sensor.model_copy(update={"lag_messages": 1})})
-    streams = [(entry, status["streams"].get(entry.stream, {})) for entry in entries]
+    streams = [(entry, status.of(entry.stream)) for entry in entries]
     try:
         return (
-            not any(
-                row.get(problem)
-                for _, row in streams
-                for problem in ("last_error", "unpublished", "unpublished_events")
-            )
+            not any(row.last_error or row.unpublished or row.unpublished_events for _, row in streams)
             and find_work(eager, site) == CAUGHT_UP
             and all(_is_target_unchanged(entry, row) for entry, row in streams)
         )
@@ -280,13 +272,13 @@ def is_idle(settings: Settings, site: str) -> bool:
         return False
 
 
-def _is_target_unchanged(entry: Entry, row: Mapping[str, Any]) -> bool:
+def _is_target_unchanged(entry: Entry, row: StreamStatus) -> bool:
     """Return whether a target still ends with the last copy; another writer's message there may hide a rollback."""
     if isinstance(entry, FeedSettings):
         return True
-    created_ns, last_sequence = row["target"]
     with Cluster(entry.target, "sr-assets run") as cluster:
         target = cluster.find_stream(entry.target_stream)
-    if target is None or not created_ns:
-        return target is not None
-    return (target.created_ns, target.last_sequence) == (created_ns, last_sequence)
+    if target is None or row.target_sequence is None:
+        return False
+    ours = (row.target_created_ns, row.target_sequence)
+    return not row.target_created_ns or (target.created_ns, target.last_sequence) == ours

@@ -1,14 +1,13 @@
 """The sensor of the native streams: each tick records its survey and requests a run if a stream must change."""
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 
 import dagster as dg
 
 from sr_assets.adapters import times
 from sr_assets.adapters.state.lock import SiteBusyError
-from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.adapters.state.status_file import SiteStatus, read_status
 from sr_assets.assets.specs import topology_key
 from sr_assets.assets.topology import evaluations, metadata
 from sr_assets.automation.sensors import ACTIVE_STATUSES, end_dead_runs
@@ -88,18 +87,14 @@ def _events(
     return [observed, *evaluations(seen, wanted)]
 
 
-def _reason(settings: Settings, survey: Survey, status: Mapping[str, Any]) -> str | None:
+def _reason(settings: Settings, survey: Survey, status: SiteStatus) -> str | None:
     """Return why a run is needed, or None; a failed run is not repeated before `_RETRY_SECONDS`."""
-    if not status:
+    if not status.exists:
         return "first run"
     plan = make_plan(settings, survey)
     steps = [f"{step.action} {step.wanted.label}" for step in plan.steps if step.action is not Action.NONE]
-    age_seconds = status_age_seconds(dict(status))
-    if (
-        not steps
-        or plan.problems
-        or (status.get("failed") and age_seconds is not None and age_seconds < _RETRY_SECONDS)
-    ):
+    failed_lately = status.failed and status.age_seconds is not None and status.age_seconds < _RETRY_SECONDS
+    if not steps or plan.problems or failed_lately:
         return None
     return ", ".join(steps)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.published import queries
-from sr_assets.adapters.state.status_file import read_status
+from sr_assets.adapters.state.status_file import StreamStatus, read_status
 from sr_assets.cli.render import Format, print_document, show
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
@@ -61,13 +61,13 @@ def _target(entry: Entry) -> str | None:
     return None if isinstance(entry, FeedSettings) else entry.target_stream
 
 
-def _status(settings: Settings, entry: Entry) -> Record:
-    return read_status(settings.home / "sites" / entry.name).get("streams", {}).get(entry.stream) or {}
+def _status(settings: Settings, entry: Entry) -> StreamStatus | None:
+    return read_status(settings.home / "sites" / entry.name).streams.get(entry.stream)
 
 
 def _progress(settings: Settings, entry: Entry) -> Record:
-    row = _status(settings, entry)
-    return {key: row.get(key) for key in _COUNTED} | {"problem": row.get("last_error")}
+    status = _status(settings, entry)
+    return {key: status and getattr(status, key) for key in _COUNTED} | {"problem": status and status.last_error}
 
 
 def stream_refusals(settings: Settings, stream: str) -> list[Record]:
@@ -79,7 +79,8 @@ def stream_refusals(settings: Settings, stream: str) -> list[Record]:
     refusals = [
         {"name": entry.name, "stream": entry.stream, "kind": kind, "count": int(sum(counts.values()))}
         for entry in entries
-        for kind, counts in _status(settings, entry).get("counters", {}).items()
+        if (status := _status(settings, entry)) is not None
+        for kind, counts in status.counters.items()
         if kind in _REFUSED
     ]
     feeds = {entry.label: entry for entry in entries if isinstance(entry, FeedSettings)}

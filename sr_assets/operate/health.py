@@ -96,10 +96,10 @@ class Health:
 
     def _problem(self, site: str, stream: str, *, in_full: bool) -> str | None:
         folder = self._settings.home / "sites" / site
-        status = read_status(folder).get("streams", {}).get(stream, {})
-        if error := status.get("last_error"):
-            return str(error) if in_full else "failing"
-        succeeded_at = (status.get("last_success_ns") or 0) / 1e9
+        status = read_status(folder).of(stream)
+        if status.last_error:
+            return status.last_error if in_full else "failing"
+        succeeded_at = (status.last_success_ns or 0) / 1e9
         if not succeeded_at:
             return "no run has succeeded yet"
         age = times.time() - max(succeeded_at, last_idle_poll(folder))

@@ -263,9 +263,8 @@ def _read_own(folder: Path) -> _Own | None:
             return _Own(read_positions(state.connection.raw), state.last_commit())
     except BrokenStateError:
         status = read_status(folder)
-        streams = status.get("streams", {})
-        positions = {stream: row["next_sequence"] for stream, row in streams.items() if row["created_ns"]}
-        return _Own(positions, status.get("committed_at_ns", 0))
+        positions = {stream: row.next_sequence for stream, row in status.streams.items() if row.begun}
+        return _Own(positions, status.committed_at_ns)
 
 
 def _is_ahead(settings: Settings, site: str, newest: Stored, own: _Own, *, elected: bool) -> bool:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sr_assets.adapters import times
-from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.positions import is_credible
 
 
@@ -38,9 +38,8 @@ class Clock:
         """Return the servers' time (unix ns): before the first response, the last run's status or this machine's time."""
         if self._known is None:
             status = read_status(self._folder)
-            age_seconds = status_age_seconds(status)
-            if age_seconds is None:
+            if status.age_seconds is None:
                 return times.time_ns()
-            self._known = (status["committed_at_ns"], times.monotonic() - age_seconds)
+            self._known = (status.committed_at_ns, times.monotonic() - status.age_seconds)
         ts_ns, at = self._known
         return ts_ns + int((times.monotonic() - at) * 1e9)

@@ -110,7 +110,7 @@ class FeedStage(FoldStage):
         """
         silence_ns = self._store.global_tables.next_silence(self._feed.stream, state.watermark_ns)
         self._advance(state, source)
-        self._report.state, self._report.lag_messages = state, state.lag_messages
+        self._report.state = state
         if silence_ns is None or state.watermark_ns is None or silence_ns >= state.watermark_ns:
             return False
         with self._store.transaction():

@@ -56,7 +56,6 @@ class StreamReport:
     queued: int = 0
     paused: bool = False
     snapshots: int = 0
-    lag_messages: int = 0
     began_at: float = field(default_factory=times.monotonic)
     alive_at: float | None = None
     alive_ns: int | None = None
@@ -76,6 +75,11 @@ class StreamReport:
     def failure(self) -> str | None:
         """The failure in one line, or None."""
         return "; ".join(dict.fromkeys(self.failures)) or None
+
+    @property
+    def lag_messages(self) -> int:
+        """Unread messages of the source after the last commit."""
+        return self.state.lag_messages if self.state else 0
 
     @property
     def messages(self) -> int:

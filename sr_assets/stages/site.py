@@ -4,22 +4,29 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.published.tables import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.pausing import paused_entries
 from sr_assets.adapters.state.schema import EVENT_TABLES
-from sr_assets.adapters.state.status_file import note_closed_state, read_status, write_status
+from sr_assets.adapters.state.status_file import (
+    SiteStatus,
+    StreamStatus,
+    note_closed_state,
+    read_status,
+    write_status,
+)
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.sizing import poll_seconds
@@ -68,9 +75,6 @@ _BUSY_SECONDS: Final = 5.0
 #: How long a commit waits for active copies, so that one publication shows both.
 _COPYING_SECONDS: Final = 1.0
 _ROUND_WAIT_SECONDS: Final = 0.5
-#: The row columns of a stream and its copying that metrics show, in addition to the sensor's.
-_COUNTED: Final = ("lag_ns", "skipped_messages", "too_old_messages", "no_sender_messages", "gap_messages", "starts")
-_COPIED: Final = ("copied_messages", "copied_bytes", "parked_messages", "lost_messages")
 
 
 class Site:
@@ -128,8 +132,8 @@ class Site:
             self.leadership.locks = stack.enter_context(self._locks).acquired()
             stack.callback(self.files.remove)
             restore_newer(self.settings, self.name)
-            streams = read_status(self.folder).get("streams", {})
-            self._shown_paused = frozenset(stream for stream, status in streams.items() if status.get("paused"))
+            streams = read_status(self.folder).streams
+            self._shown_paused = frozenset(stream for stream, status in streams.items() if status.paused)
             stack.callback(note_closed_state, self.folder)
             self.state = stack.enter_context(
                 SiteState(self.folder, self._note_change, self.leadership.ensure, self.clock.servers_ns)
@@ -178,7 +182,7 @@ class Site:
         self._changed = self._has_events = False
         paused = self._paused()
         try:
-            publish_site(
+            statuses = publish_site(
                 self.settings.home,
                 self.name,
                 self.state,
@@ -198,7 +202,7 @@ class Site:
         self._publish_after = times.monotonic() + max(_PUBLISHED_SECONDS, used_seconds / _PUBLISHING_SHARE)
         self._publish_sightings_after = times.monotonic() + _SIGHTINGS_SECONDS
         self._shown_paused = paused
-        self._write_status(paused)
+        self._write_status(statuses)
 
     def publishing_due_at(self, *, caught_up: bool, copying: bool) -> float:
         """Return when `publish` is due again (monotonic seconds); infinity without new commits."""
@@ -216,50 +220,19 @@ class Site:
         except RunError:
             return frozenset()
 
-    def _write_status(self, paused: frozenset[str]) -> None:
-        """Write `status.json` for the sensor and the command line."""
-        before = read_status(self.folder).get("streams", {})
-        # Copying commits concurrently, and its rows in one table belong to counters in another.
-        with self.state.read_snapshot():
-            streams = {
-                entry.stream: status
-                for entry in self.entries
-                if (status := self._status(entry, before.get(entry.stream, {}))) is not None
-            }
-        for stream in paused & set(streams):
-            streams[stream]["paused"] = True
-        status = {"site": self.name, "streams": streams, "configuration": self.settings.digest}
-        write_status(self.folder, {**status, "committed_at_ns": self.clock.now_ns()})
-
-    def _status(self, entry: Entry, before: dict[str, Any]) -> dict[str, Any] | None:
-        stream, feed = entry.stream, entry in self.feeds
-        state, copying = self.state.load_stream(stream), self.state.load_copying(stream)
-        if state is None:
-            return None
-        shown = ("created_ns", "next_sequence", "seen_messages", "watermark_ns", "source_last_sequence", "lag_messages")
-        next_ns = (
-            self.state.global_tables.next_silence(stream, state.watermark_ns)
-            if feed
-            else self.state.nodes(stream).next_deadline()
-        )
-        failed = state.last_error or copying.error
-        return {
-            **{key: getattr(state, key) for key in (*shown, *_COUNTED)},
-            **{key: getattr(copying, key) for key in _COPIED},
-            "counters": self.state.counters(stream).totals(),
-            "nodes": self.state.nodes(stream).counts(),
-            "last_success_ns": before.get("last_success_ns") if failed else Clock.own_ns(),
-            "last_error": failed,
-            "last_error_since_ns": state.last_error_since_ns if state.last_error else copying.error_since_ns,
-            "copy_error": copying.error,
-            "copy_error_since_ns": copying.error_since_ns,
-            "next_deadline_ns": next_ns,
-            "unpublished": (advisories := self.state.outbox(stream).size()),
-            "unpublished_events": self.state.count_unpublished(stream) - advisories,
-            "refused_since_ns": self.state.outbox(stream).waiting_since_ns() if stream in self._refused else None,
-            "queued": self.state.copy_queue(stream).size(),
-            "target": [copying.target_created_ns, max(copying.target_checked, copying.target_sequence)],
+    def _write_status(self, statuses: Mapping[str, StreamStatus]) -> None:
+        """Write `status.json` for the sensor and the command line, with what the publication showed."""
+        before = read_status(self.folder)
+        streams = {
+            stream: replace(
+                status,
+                last_success_ns=before.of(stream).last_success_ns if status.last_error else Clock.own_ns(),
+                refused_since_ns=self.state.outbox(stream).waiting_since_ns() if stream in self._refused else None,
+            )
+            for stream, status in statuses.items()
+            if stream in {entry.stream for entry in self.entries}
         }
+        write_status(self.folder, SiteStatus(streams, self.settings.digest, self.clock.now_ns()))
 
 
 def published_streams(entries: Iterable[Entry], paused: Collection[str]) -> list[PublishedStream]:
@@ -267,7 +240,7 @@ def published_streams(entries: Iterable[Entry], paused: Collection[str]) -> list
     return [
         PublishedStream(entry.stream, entry.target_stream, entry.tracked, entry.stream in paused)
         if isinstance(entry, StreamSettings)
-        else PublishedStream(entry.stream, None, entry.tracked)
+        else PublishedStream(entry.stream, None, entry.tracked, is_feed=True)
         for entry in entries
     ]
 
@@ -285,4 +258,4 @@ def published_sites(settings: Settings) -> list[str]:
 
 def needs_publishing(home: Path, folder: Path) -> bool:
     """Return whether a published site is missing in the tables because of a deleted, damaged, moved or upgraded file."""
-    return bool(read_status(folder)) and not is_published(home, folder.name)
+    return read_status(folder).exists and not is_published(home, folder.name)

@@ -45,9 +45,9 @@ class Progress:
     def positions(self) -> dict[str, int]:
         """Return the next unread sequence of each stream."""
         return {
-            stream: status["next_sequence"]
+            stream: status.next_sequence
             for folder in self._home.glob("sites/*")
-            for stream, status in read_status(folder).get("streams", {}).items()
+            for stream, status in read_status(folder).streams.items()
         }
 
     def _batches(self) -> list[float]:

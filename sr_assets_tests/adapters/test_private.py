@@ -14,7 +14,7 @@ from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.lock import SiteLock, lock_owner
 from sr_assets.adapters.state.maintenance import add_windows
 from sr_assets.adapters.state.operator_requests import leave_request
-from sr_assets.adapters.state.status_file import write_status
+from sr_assets.adapters.state.status_file import SiteStatus, write_status
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.tracking.maintenance import Window
 
@@ -125,7 +125,7 @@ def create_two_states(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "file"),
     (
-        (lambda folder: write_status(folder, {"streams": {}}), "status.json"),
+        (lambda folder: write_status(folder, SiteStatus()), "status.json"),
         (lambda folder: leave_request(folder, "retire", "S", "n"), ".json"),
         (lambda folder: add_windows(folder, [WINDOW]), "maintenance.json"),
         (lambda folder: note_stored(folder, Stored(1, {})), "checkpoint.json"),

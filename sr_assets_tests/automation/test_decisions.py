@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.automation.decisions import Decision, EntryRules, Observed, SourceNow, StreamStatus, decide
+from sr_assets.adapters.state.status_file import StreamStatus
+from sr_assets.automation.decisions import Decision, EntryRules, Observed, SourceNow, decide
 from sr_assets.settings import SensorSettings
 
 SECOND_NS = 1_000_000_000

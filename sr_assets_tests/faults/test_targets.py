@@ -183,5 +183,5 @@ def test_interrupted_run_keeps_the_error_that_it_retries(rig: Rig, target: NatsS
                 wait_until(lambda: is_retrying(site, stream, rounds), "an error that is retried")
         error = rig.row("replication")["last_error"]
         assert target.address in (error or "")
-        status = read_status(rig.home / "sites" / SITE)["streams"][stream]
-        assert status["last_error"] == error
+        status = read_status(rig.home / "sites" / SITE).streams[stream]
+        assert status.last_error == error

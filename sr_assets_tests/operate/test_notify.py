@@ -28,8 +28,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError

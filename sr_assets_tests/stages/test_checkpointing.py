@@ -21,7 +21,7 @@ from sr_assets.adapters.state.checkpoint_request import is_pending, request_chec
 from sr_assets.adapters.state.maintenance import added_windows
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.records import StreamState
-from sr_assets.adapters.state.status_file import write_status
+from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.observing import find_work, is_idle
 from sr_assets.domain.errors import LeadershipLostError, RunError
@@ -442,8 +442,8 @@ class Members:
                     store_state(settings, store, SITE, state)
                     self.stored = self.held[home]
                 elif step == "publish" and (row := state.load_stream(self.stream)):
-                    streams = {self.stream: {"created_ns": row.created_ns, "next_sequence": row.next_sequence}}
-                    write_status(folder, {"streams": streams, "committed_at_ns": time.time_ns()})
+                    status = StreamStatus(created_ns=row.created_ns, next_sequence=row.next_sequence)
+                    write_status(folder, SiteStatus({self.stream: status}, committed_at_ns=time.time_ns()))
                 elif step == "lose status":
                     (folder / "status.json").unlink(missing_ok=True)
 

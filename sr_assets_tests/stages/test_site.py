@@ -85,7 +85,7 @@ def test_failed_run_publishes_its_commits_and_closes_the_state(rig: Rig, monkeyp
     with duckdb.connect(str(folder(rig) / "state.duckdb")):
         pass
     assert [row["node"] for row in rig.rows("last_seen_nodes")] == ["a"]
-    assert read_status(folder(rig))["streams"][first]["next_sequence"] == 2
+    assert read_status(folder(rig)).streams[first].next_sequence == 2
     monkeypatch.undo()
     rig.drain()
     assert len(rig.copies(second)) == 1
@@ -104,9 +104,9 @@ def test_failing_stream_keeps_its_error_and_leaves_others_running(rig: Rig) -> N
     assert len(rig.copies(good)) == 1
     stream_status = rig.row(f"SELECT * FROM replication WHERE stream = '{bad}'")
     assert "no_ack" in stream_status["last_error"]
-    since = read_status(folder(rig))["streams"][bad]["last_error_since_ns"]
+    since = read_status(folder(rig)).streams[bad].last_error_since_ns
     rig.run()
-    assert read_status(folder(rig))["streams"][bad]["last_error_since_ns"] == since
+    assert read_status(folder(rig)).streams[bad].last_error_since_ns == since
     rig.api(f"STREAM.DELETE.{bad}", server=rig.target)
     rig.drain()
     assert rig.row(f"SELECT last_error FROM replication WHERE stream = '{bad}'") == {"last_error": None}
@@ -118,15 +118,12 @@ def test_status_json_holds_position_watermark_and_next_deadline(rig: Rig) -> Non
     rig.add(stream, **SAMPLED)
     rig.drain()
     info, stored = rig.info(stream), rig.stored(stream)
-    status = read_status(folder(rig))
-    assert status["site"] == SITE
-    stream_status = status["streams"][stream]
-    position = [stream_status[key] for key in ("created_ns", "next_sequence", "source_last_sequence")]
-    assert position == [info.created_ns, 3, 2]
-    assert stream_status["next_deadline_ns"] == stored[0].stored_ns + 300 * 10**9
-    assert (stream_status["last_error"], stream_status["unpublished"], stream_status["lag_messages"]) == (None, 0, 0)
+    status = read_status(folder(rig)).streams[stream]
+    assert (status.created_ns, status.next_sequence, status.source_last_sequence) == (info.created_ns, 3, 2)
+    assert status.next_deadline_ns == stored[0].stored_ns + 300 * 10**9
+    assert (status.last_error, status.unpublished, status.lag_messages) == (None, 0, 0)
     row = rig.row("SELECT epoch_us(next_deadline) AS deadline, epoch_us(watermark) AS watermark FROM replication")
-    assert list(row.values()) == [stream_status[key] // 1000 for key in ("next_deadline_ns", "watermark_ns")]
+    assert list(row.values()) == [status.next_deadline_ns // 1000, (status.watermark_ns or 0) // 1000]
 
 
 def test_interrupted_run_sets_its_watermark_to_the_last_message(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +140,8 @@ def test_interrupted_run_sets_its_watermark_to_the_last_message(rig: Rig, monkey
     monkeypatch.setattr(NodeStage, "_commit", commit_once)
     with pytest.raises(KeyboardInterrupt):
         rig.run()
-    stream_status = read_status(folder(rig))["streams"][stream]
-    position = [stream_status[key] for key in ("watermark_ns", "next_sequence", "lag_messages")]
-    assert position == [stored[3].stored_ns, 5, 2]
+    status = read_status(folder(rig)).streams[stream]
+    assert (status.watermark_ns, status.next_sequence, status.lag_messages) == (stored[3].stored_ns, 5, 2)
     assert rig.row("replication")["lag_seconds"] > 0
 
 

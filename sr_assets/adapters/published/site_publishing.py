@@ -21,7 +21,6 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.private import make_shared_folder
 from sr_assets.adapters.published.index import Run, publish_index
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, read_manifest
-from sr_assets.adapters.published.progress import PublishedStream, progress
 from sr_assets.adapters.published.publication import (
     BaseFile,
     Files,
@@ -32,11 +31,13 @@ from sr_assets.adapters.published.publication import (
     sweep,
     write_publication,
 )
+from sr_assets.adapters.published.stream_status import PublishedStream, status_rows, stream_statuses
 from sr_assets.adapters.published.tables import TABLES, TOPOLOGY_SITE, TOPOLOGY_TABLES, Table, literal, of_streams
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.state.store import SiteState
+    from sr_assets.adapters.state.status_file import StreamStatus
+from sr_assets.adapters.state.store import SiteState
 
 #: Below this number of rows, writing all of them is as fast as finding the new ones.
 LARGE: Final = 10_000
@@ -103,8 +104,10 @@ def publish_site(
     run: Run,
     mode: int = 0o600,
     wait_seconds: float = LOCK_SECONDS,
-) -> None:
-    """Replace a site's rows in the published tables, in files of permissions `mode`. Call it inside the site's lock.
+) -> dict[str, StreamStatus]:
+    """Replace a site's rows in the published tables, in files of permissions `mode`; return the published status of each stream.
+
+    Call it inside the site's lock.
 
     Rows of a stream or feed that is in the state but not in `streams` stay. Sites outside `sites` are no longer shown.
     Raises RunError if a file cannot be written, and FleetBusyError if another site holds `fleet.lock` for
@@ -114,7 +117,9 @@ def publish_site(
     try:
         make_shared_folder(folder)
         before = read_publication(folder)
-        written = _write_site(folder, name, state, streams, since=read_manifest(home).number, before=before, mode=mode)
+        written, statuses = _write_site(
+            folder, name, state, streams, since=read_manifest(home).number, before=before, mode=mode
+        )
         publication = write_publication(folder, written, before)
         reach(Point.NOTED_TABLES)
         manifest = publish_index(
@@ -123,6 +128,7 @@ def publish_site(
         sweep(folder, publication, manifest.numbers)
     except OSError as error:
         raise RunError(cannot_write(folder, error)) from None
+    return statuses
 
 
 def publish_topology(
@@ -169,8 +175,8 @@ def _write_site(
     since: int,
     before: Publication | None,
     mode: int,
-) -> Publication:
-    """Write a site's tables into its folder; return the publication, which is not recorded yet.
+) -> tuple[Publication, dict[str, StreamStatus]]:
+    """Write a site's tables into its folder; return the publication, which is not recorded yet, and each stream's status.
 
     The files have permissions `mode`. `before` is the site's last publication, `since` the number of the last
     `fleet.duckdb`. Rows of a stream or feed that is in the state but not in `streams` stay: a mistake in the
@@ -184,7 +190,8 @@ def _write_site(
         filled = state.connection.rows(_FILLED)
         publication = Publication(site, files.token, since, {}, _history(state, names))
         # The end of the snapshot forgets the name.
-        connection.register("progress", progress(state, site, shown))
+        statuses = stream_statuses(state, site, shown)
+        connection.register("status", status_rows(statuses))
         for name in TABLES:
             table = TABLES[name]
             query = f"{table.query.replace('$name', literal(site))} AND {of_streams(table.entry, names)}"
@@ -196,9 +203,9 @@ def _write_site(
                 _write_table(
                     connection, folder, files, publication, before, name, table, of_streams(table.entry, names)
                 )
-            if not table.reads_progress:
+            if not table.reads_status:
                 state.connection.remember(key, query, publication.content(name))
-    return publication
+    return publication, statuses
 
 
 def _write_table(

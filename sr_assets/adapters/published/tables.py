@@ -55,9 +55,9 @@ class Table(NamedTuple):
         return dict(column.split(maxsplit=1) for column in self.columns.split(","))
 
     @property
-    def reads_progress(self) -> bool:
-        """Whether the rows come from `progress` too, which is no table of the state."""
-        return "FROM progress" in self.query
+    def reads_status(self) -> bool:
+        """Whether the rows come from `status` too, the rows of `stream_status`, which is no table of the state."""
+        return "FROM status" in self.query
 
     @property
     def replaced(self) -> bool:
@@ -373,11 +373,12 @@ TABLES: Final[dict[str, Table]] = {
         """,
         f"""
         SELECT $name, stream, stream, {at("nullif(created_ns, 0)")}, target_stream, next_sequence,
-            source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages, copied_messages, copied_bytes,
-            skipped_messages, too_old_messages, no_sender_messages, gap_messages, parked_messages, late_sightings,
-            {at("watermark_ns")}, {at("deadline_ns")}, error, {at("as_of_ns")}, queued, paused, round(blind_ns / 1e9, 3),
+            source_last_sequence, lag_messages, round(lag_ns / 1e9, 3), seen_messages - lost_messages, copied_messages,
+            copied_bytes, skipped_messages, too_old_messages, no_sender_messages, gap_messages + lost_messages,
+            parked_messages, late_sightings,
+            {at("watermark_ns")}, {at("deadline_ns")}, last_error, {at("as_of_ns")}, queued, paused, round(blind_ns / 1e9, 3),
             p50_seconds, p95_seconds
-        FROM progress WHERE true
+        FROM status WHERE true
         """,
         "streams",
     ),
@@ -428,7 +429,7 @@ TABLES: Final[dict[str, Table]] = {
         """,
         f"""
         SELECT $name, stream, up + timeout, up, timeout, retired, new_24h, {at("as_of_ns")}, outage, {at("outage_ns")}
-        FROM progress WHERE tracked
+        FROM status WHERE tracked
         """,
         "streams",
     ),

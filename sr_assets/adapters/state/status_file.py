@@ -1,4 +1,4 @@
-"""`status.json`: a site's status for readers without its lock; the last idle poll, and the last progress of a process."""
+"""A site's status for readers without its lock, `status.json`; the last idle poll, and the last progress of a process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.private import write_private
@@ -24,13 +25,142 @@ _CLOSED: Final = "closed"
 _STATE_FILE: Final = "state.duckdb"
 
 
-def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Replace `status.json` atomically for the sensor and the command line.
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """The status of a stream or feed at a commit of its site; times are in unix ns, durations in ns.
 
-    The field `written_at` holds the monotonic time in seconds and the id of the machine's boot.
+    `published.stream_status` derives it from the state. It is a row of the published tables `replication` and `site_summary`,
+    and a part of `status.json`, from which sensors, commands, metrics, `/readyz` and notifications read it.
+
+    `lost_messages` belong to `seen_messages` but not to `gap_messages`. `deadline_ns` is the earliest deadline of a node,
+    `next_deadline_ns` the earliest time at which a run has work without a new message. `target_sequence` is how far the
+    target is known, None before this field existed. `queued` copies are not in the target yet. `last_error` stopped reading or
+    copying, `copy_error` only draining the queue. `refused_since_ns` is the time of the oldest advisory if the last run's were
+    refused. `last_success_ns`: no work was left. `paused`: the tables show that copying is paused. `counters` are those of
+    `Counter`, by label.
     """
-    written_at = [times.monotonic(), boot_id()]
-    write_private(folder / STATUS_FILE, json.dumps({**status, "written_at": written_at}, indent=1))
+
+    target_stream: str | None = None
+    tracked: bool = False
+    paused: bool = False
+    created_ns: int = 0
+    next_sequence: int = 0
+    source_last_sequence: int = 0
+    lag_messages: int = 0
+    lag_ns: int = 0
+    watermark_ns: int | None = None
+    as_of_ns: int | None = None
+    starts: int = 0
+    seen_messages: int = 0
+    skipped_messages: int = 0
+    too_old_messages: int = 0
+    no_sender_messages: int = 0
+    gap_messages: int = 0
+    late_sightings: int = 0
+    copied_messages: int = 0
+    copied_bytes: int = 0
+    parked_messages: int = 0
+    lost_messages: int = 0
+    queued: int = 0
+    target_created_ns: int = 0
+    target_sequence: int | None = None
+    unpublished: int = 0
+    unpublished_events: int = 0
+    refused_since_ns: int | None = None
+    last_error: str | None = None
+    last_error_since_ns: int | None = None
+    copy_error: str | None = None
+    copy_error_since_ns: int | None = None
+    last_success_ns: int | None = None
+    deadline_ns: int | None = None
+    next_deadline_ns: int | None = None
+    up: int = 0
+    timeout: int = 0
+    retired: int = 0
+    new_24h: int = 0
+    blind_ns: int = 0
+    outage: str | None = None
+    outage_ns: int | None = None
+    p50_seconds: float | None = None
+    p95_seconds: float | None = None
+    counters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """Read a stream's part of `status.json`; another version may have omitted a key, or added one."""
+        return cls(**{name: row[name] for name in cls.__dataclass_fields__ if name in row})
+
+    @property
+    def begun(self) -> bool:
+        """Whether the stream has a position."""
+        return self.created_ns != 0
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStatus:
+    """`status.json`: the status of a site's streams and feeds at its last commit, at `committed_at_ns` of the servers' time.
+
+    `configuration` is the digest of the settings. `failed` is that of the native streams' last run. `written_at` holds the
+    monotonic time in seconds and the id of the machine's boot; without it, a command has changed or replaced the state since:
+    a run is due. `exists` is False before the first run.
+    """
+
+    streams: Mapping[str, StreamStatus] = field(default_factory=dict)
+    configuration: str = ""
+    committed_at_ns: int = 0
+    failed: bool = False
+    written_at: tuple[float, str] | None = None
+    exists: bool = True
+
+    def of(self, stream: str) -> StreamStatus:
+        """Return the status of a stream or feed, an empty one before its first commit."""
+        return self.streams.get(stream, _UNKNOWN)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a command has changed the state after this status was written."""
+        return self.exists and self.written_at is None
+
+    @property
+    def age_seconds(self) -> float | None:
+        """The age, independent of changes of the time of day; None if another machine or an earlier boot wrote it."""
+        seconds, boot = self.written_at or (math.inf, "")
+        age_seconds = times.monotonic() - seconds
+        return age_seconds if boot == boot_id() and age_seconds >= 0 else None
+
+
+_UNKNOWN: Final = StreamStatus()
+
+
+def read_status(folder: Path) -> SiteStatus:
+    """Return a site's status; an empty one before the first run."""
+    try:
+        status = json.loads((folder / STATUS_FILE).read_text())
+        streams = {stream: StreamStatus.from_json(row) for stream, row in status.pop("streams", {}).items()}
+        known = {name: status[name] for name in ("configuration", "committed_at_ns", "failed") if name in status}
+        written_at = tuple(status["written_at"]) if "written_at" in status else None
+        return SiteStatus(streams, **known, written_at=written_at)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return SiteStatus(exists=False)
+
+
+def write_status(folder: Path, status: SiteStatus) -> None:
+    """Replace `status.json` atomically, written now."""
+    _write(folder, replace(status, written_at=(times.monotonic(), boot_id())))
+
+
+def outdate_status(folder: Path) -> None:
+    """Mark the status of a state that was replaced or changed as `is_outdated`; its positions remain until the next run."""
+    if (status := read_status(folder)).exists:
+        _write(folder, replace(status, written_at=None))
+
+
+def _write(folder: Path, status: SiteStatus) -> None:
+    content = asdict(status)
+    del content["exists"]
+    if status.written_at is None:
+        del content["written_at"]
+    write_private(folder / STATUS_FILE, json.dumps({"site": folder.name, **content}, indent=1))
 
 
 def note_closed_state(folder: Path) -> None:
@@ -51,28 +181,6 @@ def is_state_untouched(folder: Path) -> bool:
 def _state_stamp(folder: Path) -> list[int]:
     stat = (folder / _STATE_FILE).stat()
     return [stat.st_ino, stat.st_size, stat.st_mtime_ns]
-
-
-def outdate_status(folder: Path) -> None:
-    """Mark the status of a state that was replaced or changed as `is_outdated`; its positions remain until the next run."""
-    if status := read_status(folder):
-        status.pop("written_at", None)
-        write_private(folder / STATUS_FILE, json.dumps(status, indent=1))
-
-
-def is_outdated(status: dict[str, Any]) -> bool:
-    """Return whether a command has changed the state after this status was written: a run is due."""
-    return bool(status) and "written_at" not in status
-
-
-def status_age_seconds(status: dict[str, Any]) -> float | None:
-    """Return the age of a status, independent of changes of the time of day.
-
-    None if another machine or an earlier boot wrote it.
-    """
-    seconds, boot = status.get("written_at", (math.inf, ""))
-    age_seconds = times.monotonic() - seconds
-    return age_seconds if boot == boot_id() and age_seconds >= 0 else None
 
 
 def record_idle_poll(folder: Path) -> None:
@@ -128,19 +236,8 @@ def boot_id() -> str:
     return ""
 
 
-def read_status(folder: Path) -> dict[str, Any]:
-    """Return the content of `status.json`, or an empty dict before the first run."""
-    try:
-        status = json.loads((folder / STATUS_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return status if isinstance(status, dict) else {}
-
-
 def streams_without_error(home: Path, entries: Sequence[Entry]) -> tuple[str, ...]:
     """Return the entries' streams that have no error in their site's status."""
     return tuple(
-        entry.stream
-        for entry in entries
-        if not read_status(home / "sites" / entry.name).get("streams", {}).get(entry.stream, {}).get("last_error")
+        entry.stream for entry in entries if not read_status(home / "sites" / entry.name).of(entry.stream).last_error
     )

@@ -17,8 +17,7 @@ _LEGACY_PREFIX: Final = "stream_replicator_"
 
 def _total_nodes(stream: StreamNumbers) -> float:
     """Return the number of tracked senders without retired ones, which the Stream Replicator forgets."""
-    counts = stream.status.get("nodes", {})
-    return float(counts.get("up", 0) + counts.get("timeout", 0))
+    return float(stream.status.up + stream.status.timeout)
 
 
 def _is_copied(stream: StreamNumbers) -> bool:

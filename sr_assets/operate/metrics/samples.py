@@ -267,13 +267,13 @@ class Exposition:
         current = identity(folder / STATUS_FILE)
         cached = self._status.get(site)
         if cached is None or cached[0] != current:
-            streams = read_status(folder).get("streams", {})
+            streams = read_status(folder).streams
             cached = self._status[site] = (
                 current,
                 [
                     StreamNumbers(entry, streams[entry.stream], self._settings.replicator, index)
                     for index, entry in enumerate(self._settings.sites[site])
-                    if streams.get(entry.stream)
+                    if entry.stream in streams
                 ],
             )
         return cached[1]

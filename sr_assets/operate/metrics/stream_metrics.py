@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from sr_assets.adapters.state.status_file import StreamStatus
 from sr_assets.domain.exposition import MetricKind, Sample, labels
 from sr_assets.domain.tracking.rules import Status
 from sr_assets.settings import Entry, FeedSettings, StreamSettings
@@ -18,7 +19,7 @@ class StreamNumbers:
     name in its first generation. `idle_at` is the last poll that found no work for the site (unix seconds).
     """
 
-    def __init__(self, entry: Entry, status: Mapping[str, Any], replicator: str, index: int) -> None:
+    def __init__(self, entry: Entry, status: StreamStatus, replicator: str, index: int) -> None:
         self.entry, self.status = entry, status
         self.idle_at = 0.0
         self.replicator, self.worker = replicator, f"{entry.name}_{index}"
@@ -26,24 +27,23 @@ class StreamNumbers:
         self.feed = isinstance(entry, FeedSettings)
         self.labels = labels(name=entry.name, stream=entry.stream)
         self.replicator_labels = labels(stream=entry.stream, replicator=replicator, worker=entry.name)
-        self._counters: Mapping[str, Mapping[str, float]] = status.get("counters", {})
 
     def number(self, key: str) -> float:
-        """Return a number from the status, or 0 if it is missing."""
-        return float(self.status.get(key) or 0)
+        """Return a number from the status, or 0 if it is None."""
+        return float(getattr(self.status, key) or 0)
 
     def counted(self, counter: str) -> float:
         """Return a counter, summed over its labels."""
-        return sum(self._counters.get(counter, _NONE).values())
+        return sum(self.status.counters.get(counter, _NONE).values())
 
     def counted_by(self, counter: str) -> Mapping[str, float]:
         """Return a counter by label."""
-        return self._counters.get(counter, _NONE)
+        return self.status.counters.get(counter, _NONE)
 
     @property
     def started(self) -> bool:
         """Whether the stream has a position."""
-        return bool(self.status.get("created_ns"))
+        return self.status.begun
 
     @property
     def copied_messages(self) -> float:
@@ -54,7 +54,7 @@ class StreamNumbers:
     def succeeded_at(self) -> float:
         """The last time no work was left, in unix seconds; 0: never."""
         succeeded_at = self.number("last_success_ns") / 1e9
-        return succeeded_at if self.status.get("last_error") else max(succeeded_at, self.idle_at)
+        return succeeded_at if self.status.last_error else max(succeeded_at, self.idle_at)
 
 
 class Metric(NamedTuple):
@@ -106,9 +106,8 @@ def summed(samples: Iterable[Sample]) -> Iterator[Sample]:
 def _nodes(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
     for stream in streams:
         if stream.started and stream.entry.tracked:
-            counts = stream.status.get("nodes", {})
             for status in Status:
-                yield Sample(f'{stream.labels},status="{status.value}"', float(counts.get(status.value, 0)))
+                yield Sample(f'{stream.labels},status="{status.value}"', stream.number(status.value))
 
 
 def _watermark_ages(streams: Sequence[StreamNumbers], now: float) -> Iterator[Sample]:
@@ -199,7 +198,7 @@ STREAM_METRICS: Final = (
         "sr_assets_paused",
         "gauge",
         "1 while copying is paused.",
-        lambda stream: float(bool(stream.status.get("paused"))),
+        lambda stream: float(stream.status.paused),
         _is_copied,
     ),
 )

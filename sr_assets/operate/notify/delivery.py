@@ -231,11 +231,10 @@ def _failures(settings: Settings) -> list[Event]:
         for stream in failure.streams or ("",)
     ]
     for site in settings.sites:
-        status = read_status(settings.home / "sites" / site)
-        for stream, numbers in status.get("streams", {}).items():
-            if reason := numbers.get("last_error"):
-                since_ns = numbers.get("last_error_since_ns") or 0
-                failures.append(_failed(f"{site}/{stream} {since_ns}", site, stream, since_ns, reason))
+        for stream, status in read_status(settings.home / "sites" / site).streams.items():
+            if status.last_error:
+                since_ns = status.last_error_since_ns or 0
+                failures.append(_failed(f"{site}/{stream} {since_ns}", site, stream, since_ns, status.last_error))
     return failures
 
 

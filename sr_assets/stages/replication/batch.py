@@ -429,7 +429,7 @@ class Batch:
         self._report.next = self.covered.next
         self._report.batches += 1
         self._report.reasons.update({"all": seen - receipt.too_old, "too_old": receipt.too_old})
-        self._report.lag_messages = state.lag_messages
+        self._report.state = state
         self._count(receipt, gaps)
 
     def _run_resend(self) -> None:

@@ -55,7 +55,7 @@ def note_waiting(context: CopyContext) -> None:
     context.clock.set(source.ts_ns)
     before = state.lag_messages, state.source_last_sequence
     note_source(state, source)
-    context.report.state, context.report.lag_messages = state, state.lag_messages
+    context.report.state = state
     if before != (state.lag_messages, state.source_last_sequence):
         with store.transaction():
             store.save_stream(state)
@@ -343,4 +343,4 @@ class ReplicaStage:
         """Advance watermark and lag without a copy; the end of the run commits them."""
         caught_up = source.last_sequence < state.next_sequence
         advance(state, source, warning_ns=None, caught_up=caught_up)
-        self._report.state, self._report.lag_messages = state, state.lag_messages
+        self._report.state = state

@@ -133,7 +133,7 @@ class FoldStage(ABC):
         report.next = covered.next
         report.batches += 1
         report.gap_messages += sum(gap["messages"] for gap in batch.gaps if gap["reason"] != "filtered")
-        report.state, report.lag_messages = state, state.lag_messages
+        report.state = state
         report.seconds += seconds
         left, count = max(0, source.last_sequence + 1 - covered.next), batch.rows.num_rows
         self._progress.note(

@@ -3,11 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.state.status_file import read_status
+from sr_assets.adapters.state.status_file import StreamStatus, read_status
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.settings import ClusterSettings, Entry, Settings
 
@@ -51,7 +50,7 @@ def _ask_source(settings: Settings, source: ClusterSettings) -> list[Lag]:
 
 
 def _measure(settings: Settings, cluster: Cluster, stream: Entry) -> Lag:
-    status = read_status(settings.home / "sites" / stream.name).get("streams", {}).get(stream.stream, {})
+    status = read_status(settings.home / "sites" / stream.name).of(stream.stream)
     position = _position(status)
     try:
         return compare_with_source(cluster, stream, cluster.stream_info(stream.stream), status)
@@ -59,13 +58,11 @@ def _measure(settings: Settings, cluster: Cluster, stream: Entry) -> Lag:
         return Lag(stream.name, stream.stream, position, problem=str(error))
 
 
-def compare_with_source(cluster: Cluster, stream: Entry, info: StreamInfo, status: dict[str, Any]) -> Lag:
-    """Return the lag according to a source's info; `status` is the stream's part of `status.json`."""
+def compare_with_source(cluster: Cluster, stream: Entry, info: StreamInfo, status: StreamStatus) -> Lag:
+    """Return the lag according to a source's info; `status` is the stream's last one."""
     position = _position(status)
-    renewed = position is not None and status["created_ns"] != info.created_ns
-    problem = (
-        f"the source was recreated (on_source_reset: {stream.on_source_reset})" if renewed else status.get("last_error")
-    )
+    renewed = position is not None and status.created_ns != info.created_ns
+    problem = f"the source was recreated (on_source_reset: {stream.on_source_reset})" if renewed else status.last_error
     begin = None if renewed else position + 1 if position is not None else _begin(stream, info)
     if begin is None:
         return Lag(stream.name, stream.stream, position, info.last_sequence, problem=problem)
@@ -78,8 +75,8 @@ def compare_with_source(cluster: Cluster, stream: Entry, info: StreamInfo, statu
     return Lag(stream.name, stream.stream, position, info.last_sequence, messages, seconds, problem)
 
 
-def _position(status: dict[str, Any]) -> int | None:
-    return status["next_sequence"] - 1 if status.get("created_ns") else None
+def _position(status: StreamStatus) -> int | None:
+    return status.next_sequence - 1 if status.begun else None
 
 
 def _begin(stream: Entry, info: StreamInfo) -> int | None:

@@ -17,7 +17,7 @@ from sr_assets.adapters.published.manifest import LOCK_SECONDS
 from sr_assets.adapters.published.site_publishing import publish_topology
 from sr_assets.adapters.published.tables import TOPOLOGY_SITE
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
-from sr_assets.adapters.state.status_file import write_status
+from sr_assets.adapters.state.status_file import SiteStatus, write_status
 from sr_assets.domain.topology.links import Link
 from sr_assets.domain.topology.plan import Drift
 from sr_assets.domain.topology.wanted import WantedStream
@@ -162,4 +162,4 @@ def _silence(link: Link) -> str:
 
 def remember_run(folder: Path, *, failed: bool) -> None:
     """Record whether the ended run failed; the sensor uses it to time the next run."""
-    write_status(folder, {"failed": failed})
+    write_status(folder, SiteStatus(failed=failed))

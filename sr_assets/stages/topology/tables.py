@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.nats.stream_info import parse_stream_info
-from sr_assets.adapters.state.status_file import read_status, status_age_seconds
+from sr_assets.adapters.state.status_file import read_status
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message, header_values
 from sr_assets.domain.topology.found import FoundLink, FoundStream
@@ -311,10 +311,10 @@ def _wanted_link(survey: Survey, wanted: WantedStream, upstream: Upstream, error
 def _ours(settings: Settings, survey: Survey, entry: Entry) -> Link:
     """Return the link of an entry: a replica or a feed."""
     status = read_status(settings.home / "sites" / entry.name)
-    own: dict[str, Any] = status.get("streams", {}).get(entry.stream) or {}
+    own = status.of(entry.stream)
     there = survey.of[survey.name_of(entry.source)]
     copy = _view(survey, entry) if isinstance(entry, FeedSettings) else _replica(survey, entry)
-    lag, error = LinkLag(), own.get("last_error") or own.get("copy_error")
+    lag, error = LinkLag(), own.last_error
     if entry.stream in there.answers:
         info = parse_stream_info(there.answers[entry.stream], there.version)
         try:
@@ -325,7 +325,7 @@ def _ours(settings: Settings, survey: Survey, entry: Entry) -> Link:
     else:
         cause = "is unreachable" if there.error else f"has no stream {entry.stream}"
         error = error or f"cluster {there.name} {cause}"
-    age = status_age_seconds(status) if own.get("created_ns") else None
+    age = status.age_seconds if own.begun else None
     return Link(
         copy.cluster,
         copy.stream,

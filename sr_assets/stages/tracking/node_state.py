@@ -226,7 +226,7 @@ class NodeStage(FoldStage):
         if due_ns is not None and state.watermark_ns is not None and due_ns < state.watermark_ns:
             with self._store.transaction():
                 self._store.save_stream(state)
-        self._report.state, self._report.lag_messages = state, state.lag_messages
+        self._report.state = state
         return False
 
     def _close_hole(self, state: StreamState, until_ns: int | None) -> None:

@@ -10,9 +10,9 @@ import pytest
 from sr_assets.adapters.published import manifest, site_publishing
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publication import publication_folder, read_publication
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets_tests.published import NOW_NS

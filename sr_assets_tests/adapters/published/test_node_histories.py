@@ -6,8 +6,8 @@ import pytest
 
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.node_histories import RETIRED, TIMEOUT, UP, Histories
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.days import day_of
 from sr_assets.domain.received import Observation

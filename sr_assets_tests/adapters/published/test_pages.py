@@ -7,8 +7,8 @@ import pytest
 
 from sr_assets.adapters.published import queries
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets_tests.published import MINUTE_NS, NOW_NS, node_row, publish_nodes

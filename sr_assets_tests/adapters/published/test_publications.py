@@ -19,9 +19,9 @@ from sr_assets.adapters.published import manifest
 from sr_assets.adapters.published.fleet_reader import count_rows, open_fleet, read_rows
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
 from sr_assets.adapters.state.store import SiteState

@@ -14,8 +14,8 @@ from sr_assets.adapters.published.fleet_reader import count_rows, export_fleet, 
 from sr_assets.adapters.published.history import snapshot_rows
 from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.published.tables import GLOBAL_VIEWS, INTERNAL, TABLES, Table
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState

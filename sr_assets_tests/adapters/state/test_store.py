@@ -10,7 +10,7 @@ import pytest
 from sr_assets.adapters.state.database import keep_newest_asides
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.records import Intent, StreamState
-from sr_assets.adapters.state.status_file import read_status, write_status
+from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, outdate_status, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.tracking.rules import NODE_COLUMNS
@@ -231,11 +231,27 @@ def test_site_lock_has_one_owner_until_it_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ("", "{", "[]", "null"))
 def test_unreadable_status_is_empty(tmp_path: Path, text: str) -> None:
-    assert read_status(tmp_path) == {}
+    unknown = SiteStatus(exists=False)
+    assert read_status(tmp_path) == unknown
     (tmp_path / "status.json").write_text(text)
-    assert read_status(tmp_path) == {}
-    write_status(tmp_path, {"site": "X"})
-    assert read_status(tmp_path)["site"] == json.loads((tmp_path / "status.json").read_text())["site"] == "X"
+    assert read_status(tmp_path) == unknown
+    write_status(
+        tmp_path, SiteStatus({"S": StreamStatus(next_sequence=3, counters={"errors": {"": 1.0}})}, "digest", 5)
+    )
+    status = read_status(tmp_path)
+    assert (
+        status.of("S").next_sequence
+        == json.loads((tmp_path / "status.json").read_text())["streams"]["S"]["next_sequence"]
+    )
+    assert (status.configuration, status.committed_at_ns, status.of("S").counters) == (
+        "digest",
+        5,
+        {"errors": {"": 1.0}},
+    )
+    assert status.of("other") == StreamStatus()
+    assert (status.is_outdated, status.age_seconds is not None) == (False, True)
+    outdate_status(tmp_path)
+    assert read_status(tmp_path).is_outdated
 
 
 def test_newest_two_states_of_each_kind_stay_set_aside(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from sr_assets.adapters import checkpoints
 from sr_assets.adapters.checkpoints import Point
 from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.published.index import Run
-from sr_assets.adapters.published.progress import PublishedStream
 from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.spark.data_source import read_here
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import read_status
@@ -56,8 +56,8 @@ def test_silent_nodes_time_out_and_retire_without_messages(rig: Rig) -> None:
     assert rig.row("site_summary") | {"as_of": None} == {"name": SITE, "stream": stream, **counts, "as_of": None}
     assert not rig.rows("last_seen_nodes")
     assert [row["times_retired"] for row in rig.rows("retired_nodes")] == [1, 1]
-    status = read_status(rig.home / "sites" / SITE)["streams"][stream]
-    assert status["next_deadline_ns"] is None
+    status = read_status(rig.home / "sites" / SITE).streams[stream]
+    assert status.next_deadline_ns is None
     rig.publish(stream, from_sender("a"))
     rig.drain()
     returned = rig.row("SELECT * FROM node_advisories WHERE node = 'a' AND returned")
