@@ -19,6 +19,7 @@ from sr_assets.domain.errors import RunError
 
 #: The folder of a site's connection files, in the site's own.
 CONNECTIONS: Final = "connections"
+_FILE_KEYS: Final = ("credentials", "jwt", "nkey", "ca", "cert", "key", "seed_file", "jwt_file")
 
 
 def write_connection(file: Path, cluster: ClusterSettings) -> Path:
@@ -103,9 +104,6 @@ def unpacked(packed: PackedConnection) -> Iterator[str]:
 
         paths = {path: in_memory(content) for path, content in packed.files.items()}
         yield in_memory(json.dumps(_renamed(packed.fields, paths)).encode())
-
-
-_FILE_KEYS: Final = ("credentials", "jwt", "nkey", "ca", "cert", "key", "seed_file", "jwt_file")
 
 
 def _named_files(fields: dict[str, Any]) -> list[str]:

@@ -24,6 +24,20 @@ from sr_assets.domain.errors import RunError
 
 _SEED_PREFIX: Final = 18 << 3
 _USER_PREFIX: Final = 20 << 3
+_PURPOSES: Final = {"choria_client_id": "callerid", "choria_server": "identity"}
+_CHORIA_SEED: Final = re.compile(r"[0-9a-fA-F]{64}")
+NO_TLS: Final = "the server has no TLS, which tls or tls:// requires; give it a certificate, or remove that setting"
+# The third letter is part of the prefix that marks a user's seed.
+_SEED: Final = re.compile(r"\bSU[A-D][A-Z2-7]{55}\b")
+_JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
+# OpenSSL's numbers (X509_V_ERR_…) and what they mean for the server's operator.
+_CERTIFICATE: Final = {
+    9: "is not valid yet; check its dates and the clocks",
+    10: "has expired; renew it",
+    62: "is not for this name; connect by a name in the certificate",
+    64: "is not for this address; connect by a name in the certificate",
+}
+_UNKNOWN_CA: Final = frozenset({2, 18, 19, 20, 21})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,10 +92,6 @@ def user_seed(raw: bytes) -> bytes:
     # The first five bits are the S of a seed, the next eight the U of a user.
     prefixed = bytes([_SEED_PREFIX | _USER_PREFIX >> 5, (_USER_PREFIX & 31) << 3]) + raw
     return base64.b32encode(prefixed + binascii.crc_hqx(prefixed, 0).to_bytes(2, "little")).rstrip(b"=")
-
-
-_PURPOSES: Final = {"choria_client_id": "callerid", "choria_server": "identity"}
-_CHORIA_SEED: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def read_choria(choria: ChoriaSettings) -> Login:
@@ -154,21 +164,6 @@ def _at(seconds: float) -> str:
         return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
         return str(seconds)
-
-
-NO_TLS: Final = "the server has no TLS, which tls or tls:// requires; give it a certificate, or remove that setting"
-
-# The third letter is part of the prefix that marks a user's seed.
-_SEED: Final = re.compile(r"\bSU[A-D][A-Z2-7]{55}\b")
-_JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
-# OpenSSL's numbers (X509_V_ERR_…) and what they mean for the server's operator.
-_CERTIFICATE: Final = {
-    9: "is not valid yet; check its dates and the clocks",
-    10: "has expired; renew it",
-    62: "is not for this name; connect by a name in the certificate",
-    64: "is not for this address; connect by a name in the certificate",
-}
-_UNKNOWN_CA: Final = frozenset({2, 18, 19, 20, 21})
 
 
 def tls_context(tls: TlsSettings) -> ssl.SSLContext:

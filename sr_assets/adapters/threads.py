@@ -23,6 +23,7 @@ Body = Callable[[], Generator[float]]
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _JOIN_SECONDS: Final = 10.0
+_guard = threading.Lock()
 
 
 class Failure(NamedTuple):
@@ -32,7 +33,6 @@ class Failure(NamedTuple):
     problem: str
 
 
-_guard = threading.Lock()
 _failing: dict[BackgroundThread, Failure] = {}
 
 

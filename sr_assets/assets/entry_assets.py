@@ -35,6 +35,10 @@ _NEWEST: Final = 10
 _LONGEST_NAME: Final = 80
 #: The value of `outage_level`, so that Dagster plots it.
 _LEVELS: Final = {"none": 0, "partial": 1, "dark": 2}
+_EVENTS: Final = ("new", "timeout", "recover", "expire")
+#: A fleet reports more than once an hour, so an older state means that nothing arrived or nothing ran. A `replica` has no
+#: policy: it also falls behind when the target is down or paused, which the check `progressing` reports.
+_FRESHNESS: Final = dg.FreshnessPolicy.time_window(warn_window=timedelta(hours=1), fail_window=timedelta(days=1))
 
 
 def rules_metadata(state: SiteState, stream: StreamSettings) -> dict[str, Any]:
@@ -107,11 +111,6 @@ def _active_windows(state: SiteState, stream: StreamSettings) -> list[tuple[str,
 
 
 #: How many transitions an asset's page shows.
-
-_EVENTS: Final = ("new", "timeout", "recover", "expire")
-#: A fleet reports more than once an hour, so an older state means that nothing arrived or nothing ran. A `replica` has no
-#: policy: it also falls behind when the target is down or paused, which the check `progressing` reports.
-_FRESHNESS: Final = dg.FreshnessPolicy.time_window(warn_window=timedelta(hours=1), fail_window=timedelta(days=1))
 
 
 class StreamAssets:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.nats.administration import Cluster
@@ -40,10 +40,9 @@ from sr_assets.settings import ClusterSettings, Entry, FeedSettings, Settings, S
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import needs_publishing
 
-if TYPE_CHECKING:
-    from sr_assets.settings import Entry, Settings
-
 _SECOND_NS: Final = 1_000_000_000
+#: Work that no message and no deadline announces, such as the retention of snapshots, waits no longer than this.
+_LONGEST_SECONDS: Final = 3600.0
 
 
 def _rules(entry: Entry) -> EntryRules:
@@ -234,10 +233,6 @@ def _watermark(entry: Entry, status: StreamStatus, info: StreamInfo) -> int | No
         previous_ns=status.watermark_ns,
         own_clock_ns=Clock.own_ns(),
     ).ns
-
-
-#: Work that no message and no deadline announces, such as the retention of snapshots, waits no longer than this.
-_LONGEST_SECONDS: Final = 3600.0
 
 
 def is_idle(settings: Settings, site: str) -> bool:

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
 JOB: Final = "retention"
+#: The age from which events and check results without a run are deleted, except the newest of each asset and check.
+_RUNLESS_AGE: Final = timedelta(days=30)
+#: The number of runs or rows per statement.
+_BATCH: Final = 500
+#: The suffixes of a shard's files.
+_SHARD: Final = (".db", ".db-wal", ".db-shm")
+_RUN_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_NO_RUN: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +50,6 @@ _RETENTIONS: Final = (
     _Retention((dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.CANCELED), timedelta(days=7), 5_000),
     _Retention((dg.DagsterRunStatus.FAILURE,), timedelta(days=30), 1_000),
 )
-#: The age from which events and check results without a run are deleted, except the newest of each asset and check.
-_RUNLESS_AGE: Final = timedelta(days=30)
-
-#: The number of runs or rows per statement.
-_BATCH: Final = 500
-#: The suffixes of a shard's files.
-_SHARD: Final = (".db", ".db-wal", ".db-shm")
-_RUN_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_NO_RUN: Final = ""
 
 
 def owns_instance(settings: Settings) -> bool:

@@ -25,6 +25,12 @@ logger = logging.getLogger(__name__)
 
 #: The exit code after Ctrl-C.
 INTERRUPTED = 130
+#: The path of a file, which need not exist.
+FILE = click.Path(path_type=Path, dir_okay=False)
+stream_option = click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
+ui_port_option = click.option(
+    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the UI."
+)
 
 
 class _Seconds(click.ParamType[float]):
@@ -46,14 +52,6 @@ class _Seconds(click.ParamType[float]):
 
 
 SECONDS = _Seconds()
-#: The path of a file, which need not exist.
-FILE = click.Path(path_type=Path, dir_okay=False)
-
-
-stream_option = click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
-ui_port_option = click.option(
-    "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the UI."
-)
 
 
 def form_option(command: Callable[..., Any]) -> Callable[..., Any]:

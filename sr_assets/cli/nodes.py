@@ -23,6 +23,11 @@ _SUMMARY: Final = ("replicator", "name", "stream", "observer", "outage", "up", "
 _SUMMED: Final = ("up", "timeout", "retired", "new_24h")
 _NODE: Final = ("name", "status", "age_seconds")
 _HISTORY: Final = ("event", "event_time", "name", "age_seconds")
+#: Limit of the table for all sites' nodes; JSON and CSV have no limit.
+MOST_SHOWN = 100
+#: The columns that a narrow window keeps.
+_FIRST = ("node", "status", "age_seconds", "name")
+_site_option = click.option("--site", metavar="S", help="The site, if several sites know the node.")
 
 
 def print_node(tables: Iterable[tuple[str, "Rows"]], messages: "Rows", form: Format) -> None:
@@ -57,12 +62,6 @@ def print_summary(rows: "Rows", form: Format) -> None:
         print_note("blind: heartbeat overdue; node states may be stale")
     if any(record["observer"] == "unwatched" for record in records):
         print_note("unwatched: never sent a heartbeat; node states may be stale without notice")
-
-
-#: Limit of the table for all sites' nodes; JSON and CSV have no limit.
-MOST_SHOWN = 100
-#: The columns that a narrow window keeps.
-_FIRST = ("node", "status", "age_seconds", "name")
 
 
 @cli.command()
@@ -178,9 +177,6 @@ def _with_history(states: "Rows", history: "Rows", shared: int) -> Iterator[dict
             if row[:shared] == state[:shared]
         ]
         yield dict(zip(states.columns, state, strict=True)) | {"history": transitions}
-
-
-_site_option = click.option("--site", metavar="S", help="The site, if several sites know the node.")
 
 
 @cli.command()

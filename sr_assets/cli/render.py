@@ -32,6 +32,35 @@ _GAP: Final = 2
 #: A kept column is shortened to this width before another column is omitted.
 _SHORTEST: Final = 12
 _COLOURS: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
+#: `wide` is a table with every column, even if a row needs several lines.
+Format = Literal["table", "json", "csv", "wide"]
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)[:3]
+_STYLES: Final = {
+    "up": "green",
+    "new": "green",
+    "recover": "green",
+    "ok": "green",
+    "timeout": "yellow",
+    "expire": "red",
+    "failed": "red",
+    "blind": "red",
+    "unwatched": "dim",
+    "retired": "dim",
+}
+#: A spreadsheet takes text with these first characters for a formula; the second half are full-width forms.
+_FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+#: Characters that control a terminal, or the direction of the text after them.
+_HIDDEN: Final = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+#: All that CSV escapes: not line breaks, which it can quote.
+_CONTROL: Final = re.compile(rf"[\x00-\x09\x0b\x0c\x0e-\x1f{_HIDDEN}]")
+#: All that JSON need not escape, and may.
+_BARE: Final = re.compile(f"[{_HIDDEN}]")
+#: Rows per block of a long table; each block has its own column widths.
+_BLOCK_ROWS: Final = 10_000
+#: Assumed widths of columns whose rows have not arrived yet.
+_WIDTHS: Final = {"event_time": 19, "node": 32, "name": 12, "replicator": 12, "stream": 20, "event": 7} | dict.fromkeys(
+    ("detected_at", "seen", "received_at", "published_at"), 19
+)
 
 
 def window() -> int | None:
@@ -117,37 +146,6 @@ def record(headers: Sequence[str], cells: Sequence[tuple[str, str | None]]) -> I
         for number, line in enumerate(lines):
             yield f"{header if number == 0 else '':<{label + _GAP}}{coloured(line, style)}"
     yield ""
-
-
-#: `wide` is a table with every column, even if a row needs several lines.
-Format = Literal["table", "json", "csv", "wide"]
-FORMATS: Final[tuple[Format, ...]] = get_args(Format)[:3]
-_STYLES: Final = {
-    "up": "green",
-    "new": "green",
-    "recover": "green",
-    "ok": "green",
-    "timeout": "yellow",
-    "expire": "red",
-    "failed": "red",
-    "blind": "red",
-    "unwatched": "dim",
-    "retired": "dim",
-}
-#: A spreadsheet takes text with these first characters for a formula; the second half are full-width forms.
-_FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-#: Characters that control a terminal, or the direction of the text after them.
-_HIDDEN: Final = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-#: All that CSV escapes: not line breaks, which it can quote.
-_CONTROL: Final = re.compile(rf"[\x00-\x09\x0b\x0c\x0e-\x1f{_HIDDEN}]")
-#: All that JSON need not escape, and may.
-_BARE: Final = re.compile(f"[{_HIDDEN}]")
-#: Rows per block of a long table; each block has its own column widths.
-_BLOCK_ROWS: Final = 10_000
-#: Assumed widths of columns whose rows have not arrived yet.
-_WIDTHS: Final = {"event_time": 19, "node": 32, "name": 12, "replicator": 12, "stream": 20, "event": 7} | dict.fromkeys(
-    ("detected_at", "seen", "received_at", "published_at"), 19
-)
 
 
 def show(

@@ -13,10 +13,9 @@ from sr_assets.cli.render import Format, print_document, show
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.settings import FeedSettings
+from sr_assets.settings import Entry, FeedSettings, Settings
 
 if TYPE_CHECKING:
-    from sr_assets.settings import Entry, Settings
     from sr_assets.stages.topology.survey import Survey
 
     Record = dict[str, Any]

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from sr_assets.adapters.published.availability import By
     from sr_assets.settings import Settings
 
+#: The columns that a narrow window keeps, by kind of row.
+_KEYS: "dict[By, tuple[str, ...]]" = {"node": ("node", "name"), "site": ("name", "stream"), "day": ("date",)}
+_FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
+
 
 @cli.command()
 @click.argument("file", type=FILE)
@@ -39,11 +43,6 @@ def query(settings: "Settings", sql: str, timeout: float, form: Format) -> None:
 
     with user_query(settings.home, sql, seconds=timeout) as (columns, rows):
         show(columns, rows, form)
-
-
-#: The columns that a narrow window keeps, by kind of row.
-_KEYS: "dict[By, tuple[str, ...]]" = {"node": ("node", "name"), "site": ("name", "stream"), "day": ("date",)}
-_FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
 
 
 @cli.command()

@@ -17,6 +17,9 @@ from sr_assets.domain.errors import SrAssetsError
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
+#: A URL with a login that does not come from the environment.
+_LOGIN: Final = re.compile(r"://(?![^/@]*\$\{)[^/@\s]+@")
+
 
 def warn(settings: "Settings") -> None:
     """Warn about keys without effect, exposed secrets, unused states, and durations that are too short."""
@@ -108,10 +111,6 @@ def _exposed(settings: "Settings") -> Iterator[str]:
             f"{loaded.path}: every user of this machine can read its passwords; chmod it to 0600, or 0640 for a group, or"
             " take them from the environment with ${NAME}"
         )
-
-
-#: A URL with a login that does not come from the environment.
-_LOGIN: Final = re.compile(r"://(?![^/@]*\$\{)[^/@\s]+@")
 
 
 def _has_secret(written: object, key: str = "") -> bool:

@@ -23,6 +23,7 @@ _MOST_HOPS: Final = 8
 _MOST_LETTERS: Final = 255
 #: So many last tokens of a subject are compared after a hop, which may have removed others.
 _MOST_TOKENS: Final = 3
+GROWTH: Final = 1.04
 
 
 class Hop(NamedTuple):
@@ -99,9 +100,6 @@ def _is_possible(origin: Origin, next_ns: int) -> bool:
 def _text(headers: bytes, name: bytes) -> str:
     values = header_values(headers, name)
     return values[-1].decode(errors="replace")[:_MOST_LETTERS] if values else ""
-
-
-GROWTH: Final = 1.04
 
 
 def bucket_of(took_ns: int) -> int:

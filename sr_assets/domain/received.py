@@ -26,6 +26,32 @@ from sr_assets.domain.tracking.rules import Event, Status
 END_OF_TIME_NS: Final = 1 << 63
 #: More transitions than a node has in 60 years at one per second: a number cannot outrank all later ones for ever.
 _MOST_TRANSITIONS: Final = 1 << 31
+#: Larger payloads are not parsed: an advisory has about 500 bytes.
+MAX_PAYLOAD_BYTES: Final = 64 << 10
+#: The beginning of the default subjects of heartbeats and events, maybe after a prefix; replicator, name and stream follow.
+_DEFAULT_ROOT: Final = re.compile(r"(?:^|\.)sr_assets\.(?:observer_alive|(?:site|node)\.[^.]+)\.")
+_V1_SCHEMA: Final = "/age_advisory.json"
+#: Events and the resulting status, by event code: the order of the life cycle.
+LIFE_CYCLE: Final = (Event.NEW, Event.TIMEOUT, Event.RECOVER, Event.EXPIRE)
+STATUS: Final = (Status.UP, Status.TIMEOUT, Status.UP, Status.RETIRED, Status.UP)
+#: The names of the events by event code: those of the life cycle, and that of a node's event.
+REPORTED: Final = (*(event.value for event in LIFE_CYCLE), NodeEvent.UNRETIRED.value)
+_EVENT_CODES: Final = {event: code for code, event in enumerate(REPORTED)}
+#: The fields that rank the advisories of a node, in order. The higher value wins, except for `received_ns` (stored time
+#: in the centre's stream). A missing `seen_ns` ranks lowest.
+RANK: Final = ("epoch_ns", "transition", "event_ns", "event_code", "seen_ns", "origin", "received_ns")
+#: A site is blind when the centre's clock has passed the sum of these: the time of its last heartbeat, and the
+#: announced time until the next. A site without both is never blind.
+BLIND_AFTER: Final = ("observed_ns", "next_within_ns")
+#: The values of `previous` that each event allows.
+_BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
+    "new": (None, "retired"),
+    "timeout": ("up",),
+    "recover": ("timeout",),
+    # `retire` also retires nodes that are up.
+    "expire": ("timeout", "up"),
+}
+_DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 class Reject(StrEnum):
@@ -147,34 +173,6 @@ def count_of(value: object) -> int | None:
     return value if known and isinstance(value, int) else None
 
 
-#: Larger payloads are not parsed: an advisory has about 500 bytes.
-MAX_PAYLOAD_BYTES: Final = 64 << 10
-#: The beginning of the default subjects of heartbeats and events, maybe after a prefix; replicator, name and stream follow.
-_DEFAULT_ROOT: Final = re.compile(r"(?:^|\.)sr_assets\.(?:observer_alive|(?:site|node)\.[^.]+)\.")
-_V1_SCHEMA: Final = "/age_advisory.json"
-
-#: Events and the resulting status, by event code: the order of the life cycle.
-LIFE_CYCLE: Final = (Event.NEW, Event.TIMEOUT, Event.RECOVER, Event.EXPIRE)
-STATUS: Final = (Status.UP, Status.TIMEOUT, Status.UP, Status.RETIRED, Status.UP)
-#: The names of the events by event code: those of the life cycle, and that of a node's event.
-REPORTED: Final = (*(event.value for event in LIFE_CYCLE), NodeEvent.UNRETIRED.value)
-_EVENT_CODES: Final = {event: code for code, event in enumerate(REPORTED)}
-#: The fields that rank the advisories of a node, in order. The higher value wins, except for `received_ns` (stored time
-#: in the centre's stream). A missing `seen_ns` ranks lowest.
-RANK: Final = ("epoch_ns", "transition", "event_ns", "event_code", "seen_ns", "origin", "received_ns")
-#: A site is blind when the centre's clock has passed the sum of these: the time of its last heartbeat, and the
-#: announced time until the next. A site without both is never blind.
-BLIND_AFTER: Final = ("observed_ns", "next_within_ns")
-#: The values of `previous` that each event allows.
-_BEFORE: Final[dict[str, tuple[str | None, ...]]] = {
-    "new": (None, "retired"),
-    "timeout": ("up",),
-    "recover": ("timeout",),
-    # `retire` also retires nodes that are up.
-    "expire": ("timeout", "up"),
-}
-
-
 class AdvisoryFormat(StrEnum):
     """The format of an advisory: the old replicator's, the Stream Replicator's, or ours (with a `transition`)."""
 
@@ -244,9 +242,6 @@ class Rejected(NamedTuple):
 
     reason: Reject
     field: str = ""
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 def read_message(payload: bytes, received_ns: int) -> Advisory | Observation | NodeNotice | SiteNotice | Rejected:

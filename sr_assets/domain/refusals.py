@@ -5,6 +5,15 @@ from typing import Final
 
 #: JetStream's error codes in nats-server 2.10 to 2.15: `server/errors.json` leaves no gap between them.
 CODES: Final = range(10002, 10228)
+MESSAGE_TOO_LARGE: Final = 10054
+HEADERS_TOO_LARGE: Final = 10097
+_NOT_THE_EXPECTED_STREAM: Final = 10060
+_STREAM_SEALED: Final = 10109
+_API_LEVEL_TOO_LOW: Final = 10185
+#: The publisher's own code for a subject that no server accepts.
+INVALID_SUBJECT: Final = 400
+#: In the text of 10077 this distinguishes a full subject (`discard_new_per_subject`) from a full stream.
+_SUBJECT_FULL: Final = "per subject"
 
 
 class Reaction(StrEnum):
@@ -17,16 +26,6 @@ class Reaction(StrEnum):
     #: Record and skip the message: the target can never store this message, whatever else it holds.
     PARK = "park"
 
-
-MESSAGE_TOO_LARGE: Final = 10054
-HEADERS_TOO_LARGE: Final = 10097
-_NOT_THE_EXPECTED_STREAM: Final = 10060
-_STREAM_SEALED: Final = 10109
-_API_LEVEL_TOO_LOW: Final = 10185
-#: The publisher's own code for a subject that no server accepts.
-INVALID_SUBJECT: Final = 400
-#: In the text of 10077 this distinguishes a full subject (`discard_new_per_subject`) from a full stream.
-_SUBJECT_FULL: Final = "per subject"
 
 _REACTIONS: Final = {
     **dict.fromkeys(CODES, Reaction.WAIT),

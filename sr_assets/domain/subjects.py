@@ -17,6 +17,10 @@ _TEMPLATE_FIELD: Final = re.compile("%[sv]")
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
 # Characters that the server refuses in a token, or that would end a protocol line.
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f]")
+#: A function of a transform's destination, such as `{{wildcard(1)}}`, or its short form `$1`.
+_FUNCTION: Final = re.compile(r"\{\{.*?\}\}|\$\d+")
+#: These functions make several tokens of one.
+_SPLITTING: Final = re.compile(r"\{\{\s*(split|slice)", re.IGNORECASE)
 
 
 def token(subject: str, number: int) -> str | None:
@@ -133,12 +137,6 @@ def _encode(value: str) -> str:
         _UNSAFE.sub(lambda byte: b"%" + byte[0].hex().upper().encode(), part.encode()).decode() or "%"
         for part in value.split(".")
     )
-
-
-#: A function of a transform's destination, such as `{{wildcard(1)}}`, or its short form `$1`.
-_FUNCTION: Final = re.compile(r"\{\{.*?\}\}|\$\d+")
-#: These functions make several tokens of one.
-_SPLITTING: Final = re.compile(r"\{\{\s*(split|slice)", re.IGNORECASE)
 
 
 def stored_patterns(config: Mapping[str, Any], upstream: Upstream) -> tuple[str, ...] | None:

@@ -66,6 +66,57 @@ CENTRE: Final = "centre"
 #: The name of the template, and of the file in the demo's folder.
 FILE_NAME: Final = "demo.yaml"
 _FEEDS_COMMENT: Final = "\n# The centre's view"
+#: The prefix of the nodes' subjects.
+SUBJECT: Final = "choria.stream.input.registration"
+_ADVISORY_SUBJECTS: Final = ["choria.stream.advisories.>", "sr_assets.observer_alive.>"]
+_CITY_STREAMS: Final = {"CHORIA_REGISTRATION": [f"{SUBJECT}.>"], "CHORIA_ADVISORIES": _ADVISORY_SUBJECTS}
+_CENTRE_STREAMS: Final = {"ADVISORIES": _ADVISORY_SUBJECTS}
+#: Leafnodes must not forward messages published in a city; only copies reach the centre.
+_NOT_FORWARDED: Final = '["choria.>", "sr_assets.>"]'
+_LINK_SECONDS: Final = 30.0
+_USER: Final = "sr-assets"
+_FLEET: Final = "fleet"
+_LEAF: Final = "leaf"
+#: Differences between the centre's view and the sites' own tables: site, stream, text.
+_DIFFERENCES: Final = """
+    WITH site AS (SELECT name, stream, node, status, status_since FROM node_availability),
+        centre AS (SELECT name, stream, node, status, status_since FROM global_availability)
+    SELECT name, stream, count(DISTINCT node) || ' nodes differ between the centre and their site' FROM (
+        (FROM site EXCEPT FROM centre) UNION ALL (FROM centre EXCEPT FROM site)
+    ) GROUP BY name, stream
+    UNION ALL
+    SELECT name, stream, 'the centre receives no heartbeat of it'
+    FROM (SELECT DISTINCT name, stream FROM site) LEFT JOIN global_summary USING (name, stream)
+    WHERE coalesce(blind, true) OR observer_alive_at IS NULL
+"""
+#: Time limit for the servers' native copies of the last messages.
+_ARRIVAL_SECONDS: Final = 30.0
+_SITES = """
+    SELECT name, site_summary.up, site_summary.timeout, site_summary.retired, copied_messages AS copied,
+        skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
+    FROM replication JOIN site_summary USING (name, stream) ORDER BY name
+"""
+# The centre's view, folded only from the sites' advisories, so slightly late.
+_CENTRE = """
+    SELECT name, observer, up, timeout, retired, last_advisory_at, observer_alive_at, as_of
+    FROM global_summary ORDER BY name
+"""
+_EVENTS = """
+    SELECT event_time, name, node, event, age_seconds FROM node_advisories
+    ORDER BY event_time DESC, node LIMIT 8
+"""
+_NUMBERS = frozenset({"up", "timeout", "retired", "copied", "skipped", "lag", "age_seconds"})
+_STYLES = {"new": "green", "recover": "green", "timeout": "yellow", "expire": "red"}
+_PLAIN_SECONDS = 10.0
+_LOG: Final = "demo.log"
+_LOOPBACK: Final = "127.0.0.1"
+_INTERVAL_SECONDS: Final = 3.0
+# Silences between the template's warning and interval (timeout, recover) and above its interval (timeout, expire).
+_CHURN: Final = Churn(0.4, 12.0, 24.0)
+_FIRST_TABLE_SECONDS: Final = 300.0
+_RUN_END_SECONDS: Final = 120.0
+_LOG_LINES: Final = 20
+_OPEN: Final = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 
 
 def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) -> str:
@@ -94,19 +145,6 @@ def configuration(cities: Sequence[str], home: Path, urls: Mapping[str, str]) ->
 def _of_city(text: str, city: str) -> str:
     """Return text about the template's last city for another city."""
     return text.replace(CITIES[1], city).replace(CITIES[1].upper(), city.upper())
-
-
-#: The prefix of the nodes' subjects.
-SUBJECT: Final = "choria.stream.input.registration"
-_ADVISORY_SUBJECTS: Final = ["choria.stream.advisories.>", "sr_assets.observer_alive.>"]
-_CITY_STREAMS: Final = {"CHORIA_REGISTRATION": [f"{SUBJECT}.>"], "CHORIA_ADVISORIES": _ADVISORY_SUBJECTS}
-_CENTRE_STREAMS: Final = {"ADVISORIES": _ADVISORY_SUBJECTS}
-#: Leafnodes must not forward messages published in a city; only copies reach the centre.
-_NOT_FORWARDED: Final = '["choria.>", "sr_assets.>"]'
-_LINK_SECONDS: Final = 30.0
-_USER: Final = "sr-assets"
-_FLEET: Final = "fleet"
-_LEAF: Final = "leaf"
 
 
 class DemoServers:
@@ -192,22 +230,6 @@ def _await_link(centre: ClusterSettings, city: str) -> None:
                 times.sleep(0.1)
             else:
                 return
-
-
-#: Differences between the centre's view and the sites' own tables: site, stream, text.
-_DIFFERENCES: Final = """
-    WITH site AS (SELECT name, stream, node, status, status_since FROM node_availability),
-        centre AS (SELECT name, stream, node, status, status_since FROM global_availability)
-    SELECT name, stream, count(DISTINCT node) || ' nodes differ between the centre and their site' FROM (
-        (FROM site EXCEPT FROM centre) UNION ALL (FROM centre EXCEPT FROM site)
-    ) GROUP BY name, stream
-    UNION ALL
-    SELECT name, stream, 'the centre receives no heartbeat of it'
-    FROM (SELECT DISTINCT name, stream FROM site) LEFT JOIN global_summary USING (name, stream)
-    WHERE coalesce(blind, true) OR observer_alive_at IS NULL
-"""
-#: Time limit for the servers' native copies of the last messages.
-_ARRIVAL_SECONDS: Final = 30.0
 
 
 def check_demo(settings: Settings, seconds: float) -> dict[str, Any]:
@@ -331,25 +353,6 @@ def stdout_on_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-_SITES = """
-    SELECT name, site_summary.up, site_summary.timeout, site_summary.retired, copied_messages AS copied,
-        skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
-    FROM replication JOIN site_summary USING (name, stream) ORDER BY name
-"""
-# The centre's view, folded only from the sites' advisories, so slightly late.
-_CENTRE = """
-    SELECT name, observer, up, timeout, retired, last_advisory_at, observer_alive_at, as_of
-    FROM global_summary ORDER BY name
-"""
-_EVENTS = """
-    SELECT event_time, name, node, event, age_seconds FROM node_advisories
-    ORDER BY event_time DESC, node LIMIT 8
-"""
-_NUMBERS = frozenset({"up", "timeout", "retired", "copied", "skipped", "lag", "age_seconds"})
-_STYLES = {"new": "green", "recover": "green", "timeout": "yellow", "expire": "red"}
-_PLAIN_SECONDS = 10.0
-
-
 @contextmanager
 def step(console: Console, title: str) -> Iterator[None]:
     """Show a step in progress and, after success, its duration."""
@@ -421,17 +424,6 @@ def _cell(value: object) -> Text:
     if isinstance(value, float):
         return Text(f"{value:.0f} s")
     return Text(str(value), style=_STYLES.get(str(value), ""))
-
-
-_LOG: Final = "demo.log"
-_LOOPBACK: Final = "127.0.0.1"
-_INTERVAL_SECONDS: Final = 3.0
-# Silences between the template's warning and interval (timeout, recover) and above its interval (timeout, expire).
-_CHURN: Final = Churn(0.4, 12.0, 24.0)
-_FIRST_TABLE_SECONDS: Final = 300.0
-_RUN_END_SECONDS: Final = 120.0
-_LOG_LINES: Final = 20
-_OPEN: Final = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 
 
 def run_demo(

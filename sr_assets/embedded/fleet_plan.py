@@ -33,6 +33,10 @@ _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 _PACKAGE_NAMES = [
     f'"lib{stem}{number}"' for number in range(1, 101) for stem in ("acl", "curl", "elf", "ssl", "xml", "zstd")
 ]
+_ROLES = ("web", "app", "sql", "mem", "log")
+_PACKAGES = 20  # of a node that does not grow
+_GROWTH_PACKAGES = 15  # added to a growing node's list each round, about 200 bytes …
+_GROWTH_ROUNDS = 25  # … until it is reset after this number of rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +111,6 @@ def registration_message(sender: str, bulk: Bulk, packages: int, epoch_seconds: 
         f'"data":"{{\\"protocol\\":\\"{INVENTORY_PROTOCOL}\\",\\"zcontent\\":\\"{base64.b64encode(compressed).decode()}\\"}}",'
         f'"sender":"{sender}","time":"{sent}","requestid":"{request}"}}'
     ).encode()
-
-
-_ROLES = ("web", "app", "sql", "mem", "log")
-_PACKAGES = 20  # of a node that does not grow
-_GROWTH_PACKAGES = 15  # added to a growing node's list each round, about 200 bytes …
-_GROWTH_ROUNDS = 25  # … until it is reset after this number of rounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,9 @@ LOG_FILE: Final = "run.log"
 #: A busy machine takes long to import Dagster.
 START_SECONDS: Final = 180.0
 _POLL_SECONDS: Final = 0.05
+#: A server that does not respond for this time ends a measurement.
+_UNREACHABLE_SECONDS: Final = 15.0
+_STALLED_SECONDS: Final = 60.0
 
 
 class MeasuredRun:
@@ -108,11 +111,6 @@ def _run_site(site: str, label: str, *, once: bool) -> int:
         print_error(str(error))
         return 1
     return site_process(site, [label], once=once, bars=False)
-
-
-#: A server that does not respond for this time ends a measurement.
-_UNREACHABLE_SECONDS: Final = 15.0
-_STALLED_SECONDS: Final = 60.0
 
 
 @contextmanager

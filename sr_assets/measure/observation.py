@@ -30,6 +30,11 @@ from sr_assets.settings import StreamSettings
 
 #: A server that is stopped must not hold up a measurement for long.
 _REQUEST_SECONDS: Final = 5.0
+#: The ends of the way; each is a test.
+COPIED: Final = "copied"
+ADVISED: Final = "advisory"
+SEEN: Final = "last seen"
+QUERYABLE: Final = "queryable"
 
 
 class StreamLog:
@@ -256,13 +261,6 @@ class Expectation:
         state, decision, _ = sight(policy, splay, self._states.get(node), sighting, NO_BLIND_SPANS)
         self._states[node] = state
         return decision.copy
-
-
-#: The ends of the way; each is a test.
-COPIED: Final = "copied"
-ADVISED: Final = "advisory"
-SEEN: Final = "last seen"
-QUERYABLE: Final = "queryable"
 
 
 class Items:

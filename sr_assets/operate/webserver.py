@@ -36,6 +36,18 @@ pre, code {{ background: #f4f4f4 }} pre {{ padding: 0.8em; overflow: auto }}</st
 {body}
 """
 
+#: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
+_DATABASE = (15_000, 3_600, 20)
+_POLL_MS = 2_000
+#: The most connections; fewer if the process may open few files, because Dagster's gRPC aborts it without a descriptor.
+_MOST_CONNECTIONS: Final = 256
+_SHARE_OF_DESCRIPTORS: Final = 4
+#: Connections that the event loop may accept at once, before it can close any.
+_MOST_ACCEPTED: Final = 64
+#: The longest wait for the head of a request; after a response, uvicorn's shorter limit holds for a silent client.
+_HEAD_SECONDS: Final = 10
+_CHECK_SECONDS: Final = 1.0
+
 
 class DocumentsMiddleware:
     """An ASGI application that answers `/docs/<name>.md` and passes other requests on."""
@@ -71,19 +83,6 @@ def document_page(name: str) -> str | None:
 def anchor(heading: str) -> str:
     """Return the anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-#: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
-_DATABASE = (15_000, 3_600, 20)
-_POLL_MS = 2_000
-#: The most connections; fewer if the process may open few files, because Dagster's gRPC aborts it without a descriptor.
-_MOST_CONNECTIONS: Final = 256
-_SHARE_OF_DESCRIPTORS: Final = 4
-#: Connections that the event loop may accept at once, before it can close any.
-_MOST_ACCEPTED: Final = 64
-#: The longest wait for the head of a request; after a response, uvicorn's shorter limit holds for a silent client.
-_HEAD_SECONDS: Final = 10
-_CHECK_SECONDS: Final = 1.0
 
 
 def serve_ui(workspace: Path, ui: Ui, log_level: str) -> int:

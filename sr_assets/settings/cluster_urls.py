@@ -19,6 +19,8 @@ from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import Identity, Subject, read_plain_subject
 from sr_assets.settings.values import Value, choice, read_duration, read_flag, read_path
 
+Scheme = Literal["puppet", "manual", "file"]
+
 
 def parse_cluster(value: object) -> ClusterSettings:
     """Parse comma-separated servers: `[nats://|tls://][user:password@|token@]host[:port][?option=…&option=…]`.
@@ -149,9 +151,6 @@ def _refuse_two_logins(user: str | None, credentials: str | None, jwt: str | Non
 
 Url = Annotated[InstanceOf[ClusterSettings], Value(parse_cluster, type="URL")]
 FilePath = Annotated[str, Value(read_file_path, type="path")]
-
-
-Scheme = Literal["puppet", "manual", "file"]
 
 
 class TlsBlock(Block):

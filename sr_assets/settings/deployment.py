@@ -53,6 +53,27 @@ from sr_assets.settings.values import Duration, File, FileMode, Flag, Port, Posi
 
 #: Fields of any block that differ between hosts and do not affect a run.
 _OF_THE_HOST: Final = frozenset({"leader_election_name"})
+_EXTRACTORS = "one of inspect_field, inspect_header or inspect_subject_token"
+T = TypeVar("T")
+AnyEntry = TypeVar("AnyEntry", StreamSettings, FeedSettings)
+LogLevel = Literal["debug", "info", "warn", "error"]
+LogFormat = Literal["text", "json"]
+#: Settings that differ between hosts and do not affect a run.
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "home",
+        "logfile",
+        "log_format",
+        "clear_text_hosts",
+        "named_concurrency",
+        "run_retention",
+        "metrics",
+        "health",
+        "notify",
+        "data",
+        "lock_timeout_ns",
+    }
+)
 
 
 def digest_of(record: Any, without: Collection[str]) -> str:
@@ -76,9 +97,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, Path) else value
-
-
-_EXTRACTORS = "one of inspect_field, inspect_header or inspect_subject_token"
 
 
 def refuse_contradiction(entry: StreamSettings) -> StreamSettings:
@@ -205,29 +223,6 @@ def _refuse_collision(values: Iterable[str], key: str, consequence: str, derive:
         other = first.setdefault(derive(value), value)
         if other != value:
             raise ValueError(f"{key}: {other!r} and {value!r} {consequence}; rename one")
-
-
-T = TypeVar("T")
-AnyEntry = TypeVar("AnyEntry", StreamSettings, FeedSettings)
-LogLevel = Literal["debug", "info", "warn", "error"]
-LogFormat = Literal["text", "json"]
-
-#: Settings that differ between hosts and do not affect a run.
-_WITHOUT_EFFECT: Final = frozenset(
-    {
-        "home",
-        "logfile",
-        "log_format",
-        "clear_text_hosts",
-        "named_concurrency",
-        "run_retention",
-        "metrics",
-        "health",
-        "notify",
-        "data",
-        "lock_timeout_ns",
-    }
-)
 
 
 class Settings(Block):

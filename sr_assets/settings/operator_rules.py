@@ -26,6 +26,8 @@ from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import FieldPath, SenderHeader
 from sr_assets.settings.values import Duration, Flag, Positive, Text, Texts, Time, Value, read_text, shown, whole_number
 
+_PERCENT: Final = WHOLE // 100
+
 
 class FlappingBlock(Block):
     """`flapping` of a stream."""
@@ -37,9 +39,6 @@ class FlappingBlock(Block):
     def rule(self) -> Flapping:
         """The rule."""
         return Flapping(self.transitions, self.within_ns)
-
-
-_PERCENT: Final = WHOLE // 100
 
 
 def read_percentage(value: object) -> int:

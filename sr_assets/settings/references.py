@@ -27,6 +27,12 @@ from sr_assets.settings.document import Location, key_path
 from sr_assets.settings.mapping import Key
 from sr_assets.settings.values import shown
 
+#: Types whose values are text; a text that is a JSON list or object is read as such.
+_TEXT_TYPES: Final = frozenset({"kv", "environment", "consul"})
+_DEEPEST: Final = 20
+#: Values that are not read again, by `source/key` and whether the reference is dynamic.
+Fixed = Mapping[tuple[str, bool], Any]
+
 
 def problem_of(error: Mapping[str, Any]) -> str:
     """Return the message for a value that pydantic refused; messages of our validators stay unchanged."""
@@ -42,11 +48,6 @@ def problem_of(error: Mapping[str, Any]) -> str:
         case "dict_type":
             return "must be a mapping of keys to values"
     return str(error["msg"])
-
-
-#: Types whose values are text; a text that is a JSON list or object is read as such.
-_TEXT_TYPES: Final = frozenset({"kv", "environment", "consul"})
-_DEEPEST: Final = 20
 
 
 class MissingValueError(RunError):
@@ -129,10 +130,6 @@ class Loaded:
         chosen = [origin for origin in self.origins.values() if origin.reference.dynamic == dynamic]
         # A value is secret if one of its keys is.
         return {each.reference.label: each for each in sorted(chosen, key=lambda origin: origin.secret)}
-
-
-#: Values that are not read again, by `source/key` and whether the reference is dynamic.
-Fixed = Mapping[tuple[str, bool], Any]
 
 
 @dataclass(slots=True)

@@ -61,6 +61,24 @@ from sr_assets.settings.values import (
 
 End = Literal["source", "target"]
 Format = Literal["v2", "v1"]
+Storage = Literal["file", "memory"]
+Retention = Literal["limits", "interest", "workqueue"]
+Discard = Literal["old", "new"]
+Compression = Literal["none", "s2"]
+#: JetStream's names of settings that differ from ours.
+JETSTREAM_NAMES: Final = {ours: theirs for theirs, ours in OUR_NAMES.items()}
+#: JetStream's maximum of replicas.
+Replicas = Annotated[int, whole_number(1, 5)]
+#: The lag of each lane is counted by two requests.
+MAX_LANES: Final = 256
+#: Replaced by the number of the partition in `filter`.
+NUMBER: Final = "{p}"
+Order = Literal["stream", "sender", "none"]
+OnTargetReset = Literal["continue", "recopy", "stop"]
+OnPoison = Literal["park", "stop"]
+AllowBatched = Literal["auto", "off"]
+_MOST_METADATA = 64 << 20
+CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
 
 
 class AdvisorySettings(Block):
@@ -75,16 +93,6 @@ class AdvisorySettings(Block):
     format: Annotated[Format, choice(Format)] = file_key(
         "`v1` is the old replicator's format, without `new`; its replicator is the entry's `name`", "v2"
     )
-
-
-Storage = Literal["file", "memory"]
-Retention = Literal["limits", "interest", "workqueue"]
-Discard = Literal["old", "new"]
-Compression = Literal["none", "s2"]
-#: JetStream's names of settings that differ from ours.
-JETSTREAM_NAMES: Final = {ours: theirs for theirs, ours in OUR_NAMES.items()}
-#: JetStream's maximum of replicas.
-Replicas = Annotated[int, whole_number(1, 5)]
 
 
 class PlacementBlock(Block):
@@ -198,12 +206,6 @@ class OperatorKeys(CommonKeys):
         )
 
 
-#: The lag of each lane is counted by two requests.
-MAX_LANES: Final = 256
-#: Replaced by the number of the partition in `filter`.
-NUMBER: Final = "{p}"
-
-
 class PartitionsBlock(Block):
     """`partitions` of a stream: a number of partitions and their filter, or a list of filters."""
 
@@ -276,14 +278,6 @@ class ParallelKeys(OperatorKeys):
     def writers(self) -> int:
         """The number of parallel writers: `workers`, or one for each partition."""
         return len(self.lanes) or self.workers
-
-
-Order = Literal["stream", "sender", "none"]
-OnTargetReset = Literal["continue", "recopy", "stop"]
-OnPoison = Literal["park", "stop"]
-AllowBatched = Literal["auto", "off"]
-_MOST_METADATA = 64 << 20
-CatchUp = Annotated[int, whole_number(1, MAX_FOLD_MESSAGES)]
 
 
 class StreamSettings(ParallelKeys):

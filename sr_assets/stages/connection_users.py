@@ -32,6 +32,21 @@ from sr_assets.stages.replication.target import copied_subjects
 
 _CLIENT: Final = "sr-assets permissions"
 _SIDE_BY_SIDE: Final = 16
+T = TypeVar("T")
+Login = Literal["user", "nkey", "jwt", "token", "choria", "certificate", "none"]
+#: The name of a user that the configuration does not name.
+UNNAMED: Final = "sr-assets"
+#: A server refuses its configuration until this variable is set or replaced.
+PASSWORD: Final = "$SR_ASSETS_PASSWORD"  # noqa: S105  a placeholder
+_REMARKS: Final[Mapping[str, str]] = {
+    "none": "the configuration has no login: add user and password to the URL",
+    "token": "a token has no permissions of its own: use user and password in the URL",
+    "choria": "a Choria broker derives the permissions from the token; this user is for another server",
+    "certificate": "with verify_and_map, the user is the certificate's subject or alternative name: replace the path",
+    "jwt": "the permissions of this user are in its JWT: use --format nsc",
+}
+_NSC: Final = {Action.PUBLISH: "--allow-pub", Action.SUBSCRIBE: "--allow-sub"}
+_REMEDY: Final = "grant it as `sr-assets permissions` prints it"
 
 
 def ask_servers(settings: Settings, entries: Iterable[Entry] | None = None) -> Facts:
@@ -76,12 +91,6 @@ def _origins(info: StreamInfo) -> tuple[str, ...]:
     """Return the streams of the same JetStream that a run queries for the subjects of a mirror or a stream with sources."""
     upstreams = [info.config.get("mirror"), *(info.config.get("sources") or ())]
     return tuple(origin["name"] for origin in upstreams if origin and not origin.get("external"))
-
-
-T = TypeVar("T")
-Login = Literal["user", "nkey", "jwt", "token", "choria", "certificate", "none"]
-#: The name of a user that the configuration does not name.
-UNNAMED: Final = "sr-assets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +182,6 @@ def _claimed_name(jwt: str) -> str:
 def all_users(clusters: Sequence[Sequence[User]]) -> list[User]:
     """Return the users of all clusters."""
     return [user for users in clusters for user in users]
-
-
-#: A server refuses its configuration until this variable is set or replaced.
-PASSWORD: Final = "$SR_ASSETS_PASSWORD"  # noqa: S105  a placeholder
-_REMARKS: Final[Mapping[str, str]] = {
-    "none": "the configuration has no login: add user and password to the URL",
-    "token": "a token has no permissions of its own: use user and password in the URL",
-    "choria": "a Choria broker derives the permissions from the token; this user is for another server",
-    "certificate": "with verify_and_map, the user is the certificate's subject or alternative name: replace the path",
-    "jwt": "the permissions of this user are in its JWT: use --format nsc",
-}
-_NSC: Final = {Action.PUBLISH: "--allow-pub", Action.SUBSCRIBE: "--allow-sub"}
 
 
 def nats_blocks(clusters: Sequence[Sequence[User]], passwords: Mapping[str, str] | None = None) -> str:
@@ -286,9 +283,6 @@ def row(user: User, need: Permission) -> dict[str, Any]:
         "purpose": need.purpose,
         "problem": need.problem or None,
     }
-
-
-_REMEDY: Final = "grant it as `sr-assets permissions` prints it"
 
 
 class Comparison(NamedTuple):

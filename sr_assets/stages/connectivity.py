@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.fence import probe_fence
@@ -31,7 +31,16 @@ from sr_assets.domain.positions import SECOND_NS, SequenceRange
 from sr_assets.domain.subjects import advisory_pattern, advisory_subject
 from sr_assets.domain.topology.wanted import Upstream, WantedStream
 from sr_assets.domain.tracking.rules import Event
-from sr_assets.settings import AdvisorySettings, ClusterSettings, Entry, HeartbeatSettings, Settings, StreamSettings
+from sr_assets.settings import (
+    AdvisorySettings,
+    ClusterSettings,
+    Entry,
+    HeartbeatSettings,
+    Settings,
+    StreamSettings,
+    TopologyCluster,
+    TopologySettings,
+)
 from sr_assets.settings.data import split_label
 from sr_assets.stages.checkpointing import find_checkpoint
 from sr_assets.stages.connection_users import probe_permissions
@@ -49,10 +58,13 @@ from sr_assets.stages.source.lanes import lanes_begin
 from sr_assets.stages.source.suitability import check_source, try_classes, try_partitions, try_senders
 from sr_assets.stages.topology.planning import probe_update
 
-if TYPE_CHECKING:
-    from sr_assets.settings import TopologyCluster, TopologySettings
-
 _NAME: Final = "sr-assets check"
+_CLIENT = "sr-assets check"
+_LINKS: Final = 16
+#: A node name in the subjects of probes.
+_NODE: Final = "sr-assets-check"
+#: A site's name has no slash, so this session belongs to no site.
+_SESSION: Final = "run/check"
 
 
 def probe_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list[Probe]:
@@ -143,9 +155,6 @@ def _through(cluster: Cluster, wanted: WantedStream, upstream: Upstream) -> str:
     except RunError:
         return f"{way}: our user has no permission there; servers have their own"
     return f"{way} is open"
-
-
-_CLIENT = "sr-assets check"
 
 
 def probe_election(settings: Settings, entry: Entry) -> list[Probe]:
@@ -256,13 +265,6 @@ def _probe_window(probes: Probes, cluster: Cluster, stream: str, ttl_seconds: fl
     probes.attempt(
         cluster, f"a duplicate window of two TTLs in {stream}", window_seconds, lambda seconds: f"{seconds:g} s"
     )
-
-
-_LINKS: Final = 16
-#: A node name in the subjects of probes.
-_NODE: Final = "sr-assets-check"
-#: A site's name has no slash, so this session belongs to no site.
-_SESSION: Final = "run/check"
 
 
 def probe_connectivity(settings: Settings) -> list[Probe]:

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 _NODES = pa.schema([("key", pa.int32()), ("windows", pa.int32())])
 _SPANS = pa.schema([("windows", pa.int32()), ("from_ns", pa.int64()), ("to_ns", pa.int64())])
+logger = logging.getLogger(__name__)
+#: Maximum number of rows in memory before they are written; more days are computed in portions.
+_HELD_ROWS: Final = 3_000_000
+#: Approximate rows per Spark job, including its results: the local engine has a small heap.
+_JOB_ROWS: Final = 400_000
+#: Approximate number of table rows that one node's properties on a day correspond to.
+_PROPERTY_ROWS: Final = 4
 
 
 def maintained_time(settings: Settings, histories: Histories, days: Sequence[Day]) -> tuple[pa.Table, pa.Table]:
@@ -48,16 +55,6 @@ def maintained_time(settings: Settings, histories: Histories, days: Sequence[Day
         for since_ns, until_ns in covered(windows, days[0].first_ns, days[-1].next_ns)
     ]
     return pa.Table.from_pylist(rows, _NODES), pa.Table.from_pylist(spans, _SPANS)
-
-
-logger = logging.getLogger(__name__)
-
-#: Maximum number of rows in memory before they are written; more days are computed in portions.
-_HELD_ROWS: Final = 3_000_000
-#: Approximate rows per Spark job, including its results: the local engine has a small heap.
-_JOB_ROWS: Final = 400_000
-#: Approximate number of table rows that one node's properties on a day correspond to.
-_PROPERTY_ROWS: Final = 4
 
 
 @contextlib.contextmanager

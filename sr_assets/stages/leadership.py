@@ -39,6 +39,8 @@ _POLL_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 #: A campaign leaves a result every second or two, except while the last lease holds and the servers do not respond.
 _STALLED_SECONDS: Final = 30.0
+#: A reader is no member: it writes no key.
+_READER: Final = "reader"
 
 
 class Leadership:
@@ -304,10 +306,6 @@ def step_down(settings: Settings, site: str, wait_seconds: float) -> bool:
             )
         times.sleep(_POLL_SECONDS)
     return True
-
-
-#: A reader is no member: it writes no key.
-_READER: Final = "reader"
 
 
 @dataclass(frozen=True, slots=True)

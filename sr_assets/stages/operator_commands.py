@@ -29,6 +29,7 @@ from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
 
 _POLL_SECONDS: Final = 0.1
+_WAIT_SECONDS: Final = 60.0
 
 
 def save_site(settings: Settings, site: str, file: Path | None) -> str:
@@ -63,9 +64,6 @@ def _request(settings: Settings, site: str, store: CheckpointSettings) -> bool:
         times.sleep(_POLL_SECONDS)
     withdraw_checkpoint_request(folder)
     return last_stored(folder) != before
-
-
-_WAIT_SECONDS: Final = 60.0
 
 
 def act_on_node(settings: Settings, action: Action, node: str, site: str | None, reason: str = "") -> list[Answer]:

@@ -37,6 +37,19 @@ from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnect
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.locks import Locks
 
+#: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
+_PUBLISHING_SHARE: Final = 0.06
+#: Minimum interval between a run's publications, so that folding and copying share one.
+_PUBLISHED_SECONDS: Final = 1.0
+#: Minimum interval between publications of sightings and copies alone, which are thus queryable within 5 s: with a few
+#: messages per second, half of the CPU time of a poll is the publication's.
+_SIGHTINGS_SECONDS: Final = 4.8
+#: How long a run that has not caught up waits before its first publication.
+_BUSY_SECONDS: Final = 5.0
+#: How long a commit waits for active copies, so that one publication shows both.
+_COPYING_SECONDS: Final = 1.0
+_ROUND_WAIT_SECONDS: Final = 0.5
+
 
 class Pace:
     """The polls of one site; `sites_served` returns the number of sites that the process serves, `linger_seconds` are the run's.
@@ -61,20 +74,6 @@ class Pace:
             self._cost_seconds = (self._cost_seconds + (used_seconds - self._used_seconds) / sites) / 2
         self._used_seconds = used_seconds
         self.next_poll_at = now + poll_seconds(self._cost_seconds, self._linger_seconds, sites)
-
-
-#: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
-_PUBLISHING_SHARE: Final = 0.06
-#: Minimum interval between a run's publications, so that folding and copying share one.
-_PUBLISHED_SECONDS: Final = 1.0
-#: Minimum interval between publications of sightings and copies alone, which are thus queryable within 5 s: with a few
-#: messages per second, half of the CPU time of a poll is the publication's.
-_SIGHTINGS_SECONDS: Final = 4.8
-#: How long a run that has not caught up waits before its first publication.
-_BUSY_SECONDS: Final = 5.0
-#: How long a commit waits for active copies, so that one publication shows both.
-_COPYING_SECONDS: Final = 1.0
-_ROUND_WAIT_SECONDS: Final = 0.5
 
 
 class Site:

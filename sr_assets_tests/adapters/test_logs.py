@@ -24,8 +24,8 @@ def test_json_line_has_stream_run_and_numbers(tmp_path: Path) -> None:
     note_run("london", "1234")
     progress = Progress("london/REG", "messages")
     progress.note(SequenceRange(1, 501), 480, 2.0, "0 left", caught_up=False, done=500, left=0)
-    logging.getLogger("sr_assets.stages.work_loop").warning("%s; attempt %d", "london/REG: no answer", 2)
-    logging.getLogger("sr_assets.stages.work_loop").debug("not shown")
+    logging.getLogger("sr_assets.stages.run").warning("%s; attempt %d", "london/REG: no answer", 2)
+    logging.getLogger("sr_assets.stages.run").debug("not shown")
     batch, retry = lines(file)
     assert batch["message"] == "london/REG: [1, 501) 480 messages, 240/s, 0 left"
     assert (batch["level"], batch["logger"]) == ("info", "sr_assets.stages.progress_lines")

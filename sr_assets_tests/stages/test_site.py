@@ -19,10 +19,9 @@ from sr_assets.settings import FeedSettings
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage, StreamReport
-from sr_assets.stages.run import SiteRun
+from sr_assets.stages.run import SiteRun, WorkLoop
 from sr_assets.stages.site import Site, needs_publishing
 from sr_assets.stages.tracking.node_state import NodeStage
-from sr_assets.stages.work_loop import WorkLoop
 from sr_assets_tests.rig import SITE, Rig, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 

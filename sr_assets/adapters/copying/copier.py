@@ -12,6 +12,7 @@ import itertools
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -21,10 +22,12 @@ from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked, Receipt
+from sr_assets.adapters.garbage import gc_paused
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.locking import lock
 from sr_assets.adapters.published.history import StagedFiles
 from sr_assets.domain.backoff import backoff_seconds
-from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
+from sr_assets.domain.errors import RunError, SrAssetsError, TransientError, cannot_write
 from sr_assets.domain.hops import hops, is_heartbeat
 from sr_assets.domain.messages import Message, header_writer
 from sr_assets.domain.positions import SequenceRange, merge_ranges, parse_rfc3339_ns
@@ -34,6 +37,22 @@ from sr_assets.domain.subjects import lane_check, matcher, printable, source_sub
 from sr_assets.domain.tracking.rules import ALL, untracked
 
 _LIMITS: Final = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject")
+T = TypeVar("T")
+_REFUSAL_SECONDS: Final = 30.0
+_ACK_SECONDS: Final = 30.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+#: After so many parked messages of a batch, subjects and reasons are shortened: a publisher chooses them.
+_WHOLE_TEXTS: Final = 1000
+_MOST_LETTERS: Final = 200
+_SUBJECTS: Final = 1 << 16
+_SETTLED_AT_ONCE: Final = 500
+_CONFIRMED_AT_ONCE: Final = 64
+_TARGET: Final = "sr-assets writer: target"
+_STAGED_AT_ONCE: Final = 500
+_STAGED_BYTES: Final = 8 << 20
+_LOCK_SECONDS: Final = 60.0
+_LANES_AT_ONCE: Final = 16
 
 
 class FoundCopy(NamedTuple):
@@ -149,9 +168,6 @@ class TargetCopies:
         return int(info["state"]["last_seq"]), takes
 
 
-T = TypeVar("T")
-
-
 def ahead(items: Iterator[T]) -> Generator[T]:
     """Yield items, which are not None, while a thread gets the next one, so that the source works during the sending.
 
@@ -223,18 +239,6 @@ def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
             changed = known is not None and known.stored_ns != plan.source_ns
     if changed:
         raise TransientError(f"source stream {plan.source_stream} was recreated or rolled back during the copy")
-
-
-_REFUSAL_SECONDS: Final = 30.0
-_ACK_SECONDS: Final = 30.0
-_FIRST_PAUSE_SECONDS: Final = 0.1
-_LONGEST_PAUSE_SECONDS: Final = 5.0
-#: After so many parked messages of a batch, subjects and reasons are shortened: a publisher chooses them.
-_WHOLE_TEXTS: Final = 1000
-_MOST_LETTERS: Final = 200
-_SUBJECTS: Final = 1 << 16
-_SETTLED_AT_ONCE: Final = 500
-_CONFIRMED_AT_ONCE: Final = 64
 
 
 class StopError(Exception):
@@ -524,12 +528,6 @@ class Sender:
         parked.append(Parked(message.sequence, message.stored_ns, subject, len(message.payload), reason))
 
 
-_TARGET: Final = "sr-assets writer: target"
-_STAGED_AT_ONCE: Final = 500
-
-_STAGED_BYTES: Final = 8 << 20
-
-
 class Copier:
     """Copies the messages in `rows`: source sequence → node, None for an untracked sender. Without `rows`: a lane's
     messages.
@@ -747,3 +745,59 @@ class Copier:
         if lost:
             known = [SequenceRange(first, after) for first, after in receipt.missing]
             receipt.missing = [(hole.first, hole.next) for hole in merge_ranges([*known, *lost])]
+
+
+def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int = 0, *, made: bool = False) -> Receipt:
+    """Copy the messages in `rows` (source sequence → node) as one writer: in a task, or in the run itself.
+
+    With `by_lane` of the plan, `rows` are lanes, each with a writer of its own.
+
+    `made`: only account for the copies of an earlier attempt. Raises WireError if a connection is lost, RunError if
+    rows cannot be staged.
+    """
+    if not rows:
+        return Receipt()
+    if not plan.by_lane:
+        return _write(plan, rows, partition, made=made)
+    total = Receipt()
+    # A task gets several lanes if they outnumber the cores; each active one has two connections.
+    with ThreadPoolExecutor(min(len(rows), _LANES_AT_ONCE)) as pool:
+        for receipt in pool.map(lambda lane: _write(replace(plan, filter=plan.lanes[lane]), None, lane), sorted(rows)):
+            total.add(receipt)
+    return total
+
+
+def _write(plan: CopyPlan, rows: Mapping[int, str | None] | None, partition: int, *, made: bool = False) -> Receipt:
+    with _writer_lock(Path(plan.folder) / f"writer-{partition}.lock"), gc_paused():
+        try:
+            copier = Copier(plan, rows, partition)
+            return copier.settle() if made else copier.run()
+        except OSError as error:
+            # About a staged file or our own files; a connection has its own error.
+            raise RunError(cannot_write(plan.staging or plan.folder, error)) from None
+
+
+def writers_at_work(folder: Path) -> bool:
+    """Return whether an earlier writer is active in a stream's folder."""
+    for file in folder.glob("writer-*.lock"):
+        with file.open("a") as handle:
+            if not lock(handle):
+                return True
+    return False
+
+
+def await_writers(folder: Path) -> None:
+    """Wait until no earlier writer is active in a stream's folder; raises RunError after a minute."""
+    for file in folder.glob("writer-*.lock"):
+        with _writer_lock(file):
+            pass
+
+
+@contextlib.contextmanager
+def _writer_lock(file: Path) -> Iterator[None]:
+    """Hold a writer's lock, which the kernel releases at its holder's end; raises RunError after a minute."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a+") as handle:
+        if not lock(handle, _LOCK_SECONDS):
+            raise RunError(f"an earlier writer still holds {file}; run `sr-assets spark stop`")
+        yield

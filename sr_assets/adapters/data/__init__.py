@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: An unavailable source is not asked again for this time: a hanging connection must not delay each sensor.
 _UNAVAILABLE_SECONDS: Final = 3.0
+#: The problems of the last reading, which are logged already.
+_logged: set[str] = set()
 
 
 class SourceReader:
@@ -67,8 +69,6 @@ class SourceReader:
 
 #: The reader of this process.
 READER: Final = SourceReader()
-#: The problems of the last reading, which are logged already.
-_logged: set[str] = set()
 
 
 def current_settings(settings: Settings) -> Settings:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -19,8 +19,6 @@ from sr_assets.domain.errors import ConfigurationError, RunError, TransientError
 from sr_assets.settings.references import MissingValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sr_assets.settings import SourceSettings
 
 T = TypeVar("T")

@@ -56,6 +56,12 @@ _MOST_REFUSALS: Final = 512
 
 #: Subject, payload, message id.
 Item = tuple[str, bytes, str]
+#: How long the server keeps a counting consumer that we failed to delete.
+_COUNTER_LIFETIME_NS: Final = 30 * 1_000_000_000
+#: How many stream infos are requested concurrently.
+_CONCURRENT_REQUESTS: Final = 100
+#: Of about 100 bytes each at most: a leaf node's link accepts messages of 1 MiB by default.
+_LISTED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +172,6 @@ def refusal_text(ack: Ack) -> str | None:
     if ack.error is None or ack.error_code in (None, NO_RESPONDERS):
         return ack.error
     return f"{ack.error} ({ack.error_code})"
-
-
-#: How long the server keeps a counting consumer that we failed to delete.
-_COUNTER_LIFETIME_NS: Final = 30 * 1_000_000_000
-#: How many stream infos are requested concurrently.
-_CONCURRENT_REQUESTS: Final = 100
 
 
 class Cluster:
@@ -483,10 +483,6 @@ class Cluster:
 def _version(client: Client) -> Version:
     version = client.connected_server_version
     return version.major, version.minor, version.patch
-
-
-#: Of about 100 bytes each at most: a leaf node's link accepts messages of 1 MiB by default.
-_LISTED: Final = 10_000
 
 
 class TooManySubjectsError(RunError):

@@ -29,6 +29,12 @@ from sr_assets.adapters.security import (
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
 
+REQUEST_SECONDS: Final = 10.0
+_CLOSE_SECONDS: Final = 1.0
+_CLOSE_AT_ONCE_SECONDS: Final = 0.1
+_REFUSED: Final = re.compile(r'permissions violation for publish to "([^"]+)"')
+T = TypeVar("T")
+
 
 class SecuredClient(Client):
     """A nats-py client that never sends plain text to a server when TLS is configured.
@@ -93,14 +99,6 @@ def error_text(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
-
-
-REQUEST_SECONDS: Final = 10.0
-_CLOSE_SECONDS: Final = 1.0
-_CLOSE_AT_ONCE_SECONDS: Final = 0.1
-_REFUSED: Final = re.compile(r'permissions violation for publish to "([^"]+)"')
-
-T = TypeVar("T")
 
 
 class PublishRules(NamedTuple):

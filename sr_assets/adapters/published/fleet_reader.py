@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 #: Memory limit of a confined connection, which cannot spill to disk.
 MEMORY: Final = "1GiB"
+T = TypeVar("T")
+#: Memory limit of the process: DuckDB limits its buffers, but not its strings and lists.
+_PROCESS_BYTES: Final = 4 << 30
+_FETCH_ROWS: Final = 2048
+_AGAIN_SECONDS: Final = 0.05
 
 
 class OutOfMemoryError(RunError):
@@ -268,14 +273,6 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-T = TypeVar("T")
-
-#: Memory limit of the process: DuckDB limits its buffers, but not its strings and lists.
-_PROCESS_BYTES: Final = 4 << 30
-_FETCH_ROWS: Final = 2048
-_AGAIN_SECONDS: Final = 0.05
 
 
 @contextlib.contextmanager

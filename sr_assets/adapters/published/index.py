@@ -65,6 +65,13 @@ from sr_assets.domain.errors import RunError, cannot_write
 if TYPE_CHECKING:
     import duckdb
 
+LEADERS: Final = "site_leaders"
+SITE_LEADERS: Final = (
+    "name VARCHAR, role VARCHAR, leader VARCHAR, leader_host VARCHAR, since TIMESTAMPTZ, checkpoint_at TIMESTAMPTZ"
+)
+_MIXED: Final = "mixed"
+_MOVE_SECONDS: Final = 5.0
+
 
 class View(NamedTuple):
     """A view: its name and its query."""
@@ -124,13 +131,6 @@ def _literals(files: Iterable[str]) -> str:
     return ", ".join(map(literal, files))
 
 
-LEADERS: Final = "site_leaders"
-SITE_LEADERS: Final = (
-    "name VARCHAR, role VARCHAR, leader VARCHAR, leader_host VARCHAR, since TIMESTAMPTZ, checkpoint_at TIMESTAMPTZ"
-)
-_MIXED: Final = "mixed"
-
-
 class Leader(NamedTuple):
     """A row of `site_leaders`; the times are in unix ns."""
 
@@ -166,9 +166,6 @@ def _row(home: Path, site: str) -> Leader:
     lease, checkpoint = Lease.read(folder), last_stored(folder)
     role = "leader" if lease.holds or not lease.keys else "follower"
     return Leader(site, role, lease.leader, lease.leader_host, lease.since_ns, checkpoint and checkpoint.at_ns)
-
-
-_MOVE_SECONDS: Final = 5.0
 
 
 class Run(NamedTuple):

@@ -29,42 +29,6 @@ if TYPE_CHECKING:
 SEVERAL: Final = frozenset({"class", "agent"})
 #: Value number that every node of a day has.
 ANY_VALUE: Final = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Property:
-    """A property: JSON pointers to its locations in a message, and the SQL for the list of its values."""
-
-    pointers: tuple[str, ...]
-    values: str = "[{at} ->> '$']"
-
-
-_FIXED: Final = {
-    "class": _Property(
-        ("/classes",),
-        "CASE json_type({at}) WHEN 'ARRAY' THEN json_extract_string({at}, '$[*]') ELSE [{at} ->> '$'] END",
-    ),
-    "agent": _Property(
-        ("/agents",),
-        """
-        list_transform(from_json({at}, '[{{"name": "VARCHAR", "version": "VARCHAR"}}]'),
-            lambda one: nullif(concat_ws(' ', one.name, one.version), ''))
-        """,
-    ),
-    "agent_version": _Property(("/build_info/version",)),
-    "os_family": _Property(("/facts/os/family", "/facts/osfamily", "/os/family", "/osfamily")),
-}
-
-
-def _properties(facts: Sequence[str]) -> dict[str, _Property]:
-    pointers = {fact: "".join(f"/{_escaped(part)}" for part in parse_path(fact)) for fact in facts}
-    return _FIXED | {f"facts.{fact}": _Property((f"/facts{at}", at)) for fact, at in pointers.items()}
-
-
-def _escaped(part: str) -> str:
-    return part.replace("~", "~0").replace("/", "~1")
-
-
 # Each node's newest message of each day; its newest one before the first day counts as day -1.
 _NEWEST: Final = """
     CREATE OR REPLACE TEMP TABLE newest AS
@@ -118,6 +82,40 @@ _COUNTED: Final = """
     SELECT stream AS number, day, value_number, sum(nodes) AS nodes, sum(came) AS came, sum(went) AS went
     FROM counted GROUP BY ALL
     """
+
+
+@dataclass(frozen=True, slots=True)
+class _Property:
+    """A property: JSON pointers to its locations in a message, and the SQL for the list of its values."""
+
+    pointers: tuple[str, ...]
+    values: str = "[{at} ->> '$']"
+
+
+_FIXED: Final = {
+    "class": _Property(
+        ("/classes",),
+        "CASE json_type({at}) WHEN 'ARRAY' THEN json_extract_string({at}, '$[*]') ELSE [{at} ->> '$'] END",
+    ),
+    "agent": _Property(
+        ("/agents",),
+        """
+        list_transform(from_json({at}, '[{{"name": "VARCHAR", "version": "VARCHAR"}}]'),
+            lambda one: nullif(concat_ws(' ', one.name, one.version), ''))
+        """,
+    ),
+    "agent_version": _Property(("/build_info/version",)),
+    "os_family": _Property(("/facts/os/family", "/facts/osfamily", "/os/family", "/osfamily")),
+}
+
+
+def _properties(facts: Sequence[str]) -> dict[str, _Property]:
+    pointers = {fact: "".join(f"/{_escaped(part)}" for part in parse_path(fact)) for fact in facts}
+    return _FIXED | {f"facts.{fact}": _Property((f"/facts{at}", at)) for fact, at in pointers.items()}
+
+
+def _escaped(part: str) -> str:
+    return part.replace("~", "~0").replace("/", "~1")
 
 
 def observe(

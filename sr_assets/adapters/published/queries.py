@@ -56,6 +56,27 @@ _SAMPLED: Final = 100
 
 #: The columns of a query, and its rows as they are fetched.
 Fetched = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
+#: The watermark of the feed that a row of a global table comes from.
+_FEED_CLOCK: Final = "(SELECT name || '/' || stream AS feed, watermark FROM replication) AS r"
+#: The displayed columns of `global_advisories`, in order.
+GLOBAL_ADVISORY_COLUMNS: Final = (
+    "event_time",
+    "replicator",
+    "name",
+    "stream",
+    "node",
+    "event",
+    "age_seconds",
+    "previous",
+    "outage_seconds",
+    "late",
+    "returned",
+    "seen",
+    "received_at",
+    "transition",
+    "source",
+    "event_id",
+)
 
 
 @contextmanager
@@ -120,29 +141,6 @@ def _ranges(connection: duckdb.DuckDBPyConnection, table: str, condition: str, c
     for first, after in itertools.pairwise(["", *limits, ""]):
         from_first, to_after = first and f" AND node >= {first}", after and f" AND node < {after}"
         yield f"{condition}{from_first}{to_after}"
-
-
-#: The watermark of the feed that a row of a global table comes from.
-_FEED_CLOCK: Final = "(SELECT name || '/' || stream AS feed, watermark FROM replication) AS r"
-#: The displayed columns of `global_advisories`, in order.
-GLOBAL_ADVISORY_COLUMNS: Final = (
-    "event_time",
-    "replicator",
-    "name",
-    "stream",
-    "node",
-    "event",
-    "age_seconds",
-    "previous",
-    "outage_seconds",
-    "late",
-    "returned",
-    "seen",
-    "received_at",
-    "transition",
-    "source",
-    "event_id",
-)
 
 
 def ask(home: Path, sql: str, parameters: Mapping[str, object] | None = None) -> Rows:

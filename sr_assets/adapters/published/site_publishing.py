@@ -41,6 +41,8 @@ from sr_assets.adapters.state.store import SiteState
 
 #: Below this number of rows, writing all of them is as fast as finding the new ones.
 LARGE: Final = 10_000
+#: The tables with rows in the state of a site. One query: each costs as much as reading a small table.
+_FILLED: Final = " UNION ALL ".join(f"(SELECT '{name}' FROM {table.state} LIMIT 1)" for name, table in TABLES.items())
 
 
 class IncrementalTable:
@@ -88,10 +90,6 @@ class IncrementalTable:
 
     def _row(self, query: str) -> tuple[int, ...]:
         return tuple(map(int, self._connection.execute(query).fetchall()[0]))
-
-
-#: The tables with rows in the state of a site. One query: each costs as much as reading a small table.
-_FILLED: Final = " UNION ALL ".join(f"(SELECT '{name}' FROM {table.state} LIMIT 1)" for name, table in TABLES.items())
 
 
 def publish_site(

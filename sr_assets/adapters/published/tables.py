@@ -21,6 +21,59 @@ from sr_assets.domain.received import REPORTED, STATUS
 if TYPE_CHECKING:
     import duckdb
 
+HOP_VIEWS: Final[dict[str, str]] = {
+    "heartbeats": """
+        SELECT hop_name AS name, hop_stream AS stream, subject, originator, sent_at, stored_at, arrived_at, seconds,
+            p50_seconds, p95_seconds, max_seconds
+        FROM {heartbeat_hops}
+        QUALIFY row_number() OVER (
+            PARTITION BY hop_name, hop_stream, subject, originator ORDER BY arrived_at DESC) = 1
+        """,
+    "hops": """
+        SELECT hop_name AS name, hop_stream AS stream, copies, p50_seconds, p95_seconds, max_seconds, until
+        FROM {message_hops}
+        QUALIFY row_number() OVER (PARTITION BY hop_name, hop_stream ORDER BY until DESC, copies DESC) = 1
+        """,
+}
+#: By event code.
+_STATUS: Final = f"{[status.value for status in STATUS]}[event_code + 1]"
+_EVENT: Final = f"{list(REPORTED)}[event_code + 1]"
+_FEED: Final = "$name || '/' || feed"
+_FEEDS_SITE: Final = "split_part(feed, '/', 1)"
+_SITE: Final = ("replicator", "name", "stream")
+_BLIND: Final = blind("watermarks.now_ns")
+#: View → its query over the published tables, each as `{table}`.
+GLOBAL_VIEWS: Final[dict[str, str]] = {
+    # At a site that a node left, it is retired.
+    "v_nodes_at_several_sites": """
+        SELECT node, count(DISTINCT (replicator, coalesce(name, replicator))) AS sites,
+            list(DISTINCT coalesce(name, replicator) ORDER BY coalesce(name, replicator)) AS names,
+            max(last_seen) AS last_seen
+        FROM {global_availability} WHERE status <> 'retired' GROUP BY node HAVING sites > 1
+        """,
+}
+#: Publication name of the topology tables; no site can have it.
+TOPOLOGY_SITE: Final = ".topology"
+#: Version of the tables; files of another version are refused.
+SCHEMA_VERSION: Final = 1
+#: File format that any DuckDB 1.x reads.
+STORAGE_VERSION: Final = "v1.0.0"
+#: Columns that describe the file; each file has a new `generation`.
+SNAPSHOT_INFO: Final = (
+    "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR, role VARCHAR, leader VARCHAR"
+)
+#: View → its query over the published tables, each as `{table}`: by name a DuckDB before 2.0 finds none in an attached file.
+VIEWS: Final[dict[str, str]] = {
+    "node_availability": """
+        SELECT name, stream, node, status, status_since, first_seen, last_seen, class FROM {last_seen_nodes}
+        UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen, class FROM {retired_nodes}
+        """,
+    **HOP_VIEWS,
+    **GLOBAL_VIEWS,
+}
+#: The pattern of the files of the Parquet history in a home.
+HISTORY: Final = "snapshots/*/*/*/[0-9]*.parquet"
+
 
 class Growth(NamedTuple):
     """How a table of the state grows; its base file is not written again.
@@ -132,29 +185,8 @@ HOP_COLUMNS: Final = {
     view: {name: kind for name, kind in HOP_TABLES[table].kinds.items() if name not in ("hop_name", "hop_stream")}
     for view, table in {"heartbeats": "heartbeat_hops", "hops": "message_hops"}.items()
 }
-HOP_VIEWS: Final[dict[str, str]] = {
-    "heartbeats": """
-        SELECT hop_name AS name, hop_stream AS stream, subject, originator, sent_at, stored_at, arrived_at, seconds,
-            p50_seconds, p95_seconds, max_seconds
-        FROM {heartbeat_hops}
-        QUALIFY row_number() OVER (
-            PARTITION BY hop_name, hop_stream, subject, originator ORDER BY arrived_at DESC) = 1
-        """,
-    "hops": """
-        SELECT hop_name AS name, hop_stream AS stream, copies, p50_seconds, p95_seconds, max_seconds, until
-        FROM {message_hops}
-        QUALIFY row_number() OVER (PARTITION BY hop_name, hop_stream ORDER BY until DESC, copies DESC) = 1
-        """,
-}
 
 
-#: By event code.
-_STATUS: Final = f"{[status.value for status in STATUS]}[event_code + 1]"
-_EVENT: Final = f"{list(REPORTED)}[event_code + 1]"
-_FEED: Final = "$name || '/' || feed"
-_FEEDS_SITE: Final = "split_part(feed, '/', 1)"
-_SITE: Final = ("replicator", "name", "stream")
-_BLIND: Final = blind("watermarks.now_ns")
 _NODES_GROWTH: Final = Growth(
     "received_ns",
     "hash(received_ns, event_ns, epoch_ns, transition, event_code, seen_ns)",
@@ -248,20 +280,7 @@ GLOBAL_TABLES: Final[dict[str, Table]] = {
         _FEEDS_SITE,
     ),
 }
-#: View → its query over the published tables, each as `{table}`.
-GLOBAL_VIEWS: Final[dict[str, str]] = {
-    # At a site that a node left, it is retired.
-    "v_nodes_at_several_sites": """
-        SELECT node, count(DISTINCT (replicator, coalesce(name, replicator))) AS sites,
-            list(DISTINCT coalesce(name, replicator) ORDER BY coalesce(name, replicator)) AS names,
-            max(last_seen) AS last_seen
-        FROM {global_availability} WHERE status <> 'retired' GROUP BY node HAVING sites > 1
-        """,
-}
 
-
-#: Publication name of the topology tables; no site can have it.
-TOPOLOGY_SITE: Final = ".topology"
 
 TOPOLOGY_TABLES: Final[dict[str, Table]] = {
     "topology_streams": Table(
@@ -287,11 +306,6 @@ TOPOLOGY_TABLES: Final[dict[str, Table]] = {
     ),
 }
 
-
-#: Version of the tables; files of another version are refused.
-SCHEMA_VERSION: Final = 1
-#: File format that any DuckDB 1.x reads.
-STORAGE_VERSION: Final = "v1.0.0"
 
 TABLES: Final[dict[str, Table]] = {
     "last_seen_nodes": Table(
@@ -448,19 +462,6 @@ TABLES: Final[dict[str, Table]] = {
 }
 #: Tables that only views use.
 INTERNAL: Final = frozenset({"latest_snapshots", "history_files", *HOP_TABLES})
-#: Columns that describe the file; each file has a new `generation`.
-SNAPSHOT_INFO: Final = (
-    "as_of TIMESTAMPTZ, run_id VARCHAR, schema_version INTEGER, generation VARCHAR, role VARCHAR, leader VARCHAR"
-)
-#: View → its query over the published tables, each as `{table}`: by name a DuckDB before 2.0 finds none in an attached file.
-VIEWS: Final[dict[str, str]] = {
-    "node_availability": """
-        SELECT name, stream, node, status, status_since, first_seen, last_seen, class FROM {last_seen_nodes}
-        UNION ALL SELECT name, stream, node, 'retired', retired_at, first_seen, last_seen, class FROM {retired_nodes}
-        """,
-    **HOP_VIEWS,
-    **GLOBAL_VIEWS,
-}
 #: The columns of the views `node_availability` and `node_snapshots`.
 NODE_COLUMNS: Final = {
     name: TABLES["last_seen_nodes"].kinds[name]
@@ -474,8 +475,6 @@ SNAPSHOT_COLUMNS: Final = Table(
     "",
     "snapshots",
 ).kinds
-#: The pattern of the files of the Parquet history in a home.
-HISTORY: Final = "snapshots/*/*/*/[0-9]*.parquet"
 #: `node_snapshots` without any file.
 NO_SNAPSHOTS: Final = (
     f"SELECT {', '.join(f'NULL::{kind} AS {name}' for name, kind in SNAPSHOT_COLUMNS.items())} WHERE false"

@@ -21,6 +21,46 @@ if TYPE_CHECKING:
     from sr_assets.settings import SparkSettings
 
 _JAVA_MAJORS: Final = ("17", "21", "25")
+_SCRUBBED: Final = (
+    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "JAVA_TOOL_OPTIONS",
+    "SPARK_REMOTE",
+    "SPARK_LOCAL_REMOTE",
+)
+#: The engine works in short bursts, mostly in Python. The optimizing compiler and a parallel collector used two thirds of
+#: the JVM's processor time without a benefit.
+JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+#: Unnecessary on our own engine; on a shared server it separates the files of sessions.
+_ISOLATION: Final = "spark.sql.artifact.isolation.enabled"
+#: Settings of every engine that we start; `spark.config` in the configuration overrides them.
+_DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.speculation": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.memory": "768m",
+    _JAVA_OPTIONS: JAVA_OPTIONS,
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
+    # A larger relation would stay cached in the session, which outlives runs. Up to this size rows travel in the plan.
+    "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
+    _ISOLATION: "false",
+    "spark.connect.session.manager.defaultSessionTimeout": "24h",
+    "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
+    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "false",
+}
+#: A site's share of a cluster. An application without a limit takes all cores, and the next site would never start.
+_CLUSTER_DEFAULTS: Final = {
+    "spark.cores.max": "2",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+}
+#: The interval of a Connect server's reports on running tasks; they show that no executor accepts one.
+_REMOTE_DEFAULTS: Final = {"spark.connect.progress.reportInterval": "2s"}
 
 
 def find_java(home: Path, environ: Mapping[str, str] = os.environ) -> Path:
@@ -67,48 +107,6 @@ def _wrap_packaged_java(java_home: Path) -> Path:
         draft.chmod(0o755)
         draft.replace(wrapper)
     return java_home
-
-
-_SCRUBBED: Final = (
-    "PYSPARK_SUBMIT_ARGS",
-    "SPARK_HOME",
-    "SPARK_CONF_DIR",
-    "JAVA_TOOL_OPTIONS",
-    "SPARK_REMOTE",
-    "SPARK_LOCAL_REMOTE",
-)
-#: The engine works in short bursts, mostly in Python. The optimizing compiler and a parallel collector used two thirds of
-#: the JVM's processor time without a benefit.
-JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-#: Unnecessary on our own engine; on a shared server it separates the files of sessions.
-_ISOLATION: Final = "spark.sql.artifact.isolation.enabled"
-#: Settings of every engine that we start; `spark.config` in the configuration overrides them.
-_DEFAULTS: Final = {
-    "spark.ui.enabled": "false",
-    "spark.speculation": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.driver.memory": "768m",
-    _JAVA_OPTIONS: JAVA_OPTIONS,
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
-    # A larger relation would stay cached in the session, which outlives runs. Up to this size rows travel in the plan.
-    "spark.sql.session.localRelationCacheThreshold": str(64 * 1024 * 1024),
-    _ISOLATION: "false",
-    "spark.connect.session.manager.defaultSessionTimeout": "24h",
-    "spark.connect.grpc.maxInboundMessageSize": str(256 * 1024 * 1024),
-    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "false",
-}
-#: A site's share of a cluster. An application without a limit takes all cores, and the next site would never start.
-_CLUSTER_DEFAULTS: Final = {
-    "spark.cores.max": "2",
-    "spark.executor.cores": "1",
-    "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
-}
-#: The interval of a Connect server's reports on running tasks; they show that no executor accepts one.
-_REMOTE_DEFAULTS: Final = {"spark.connect.progress.reportInterval": "2s"}
 
 
 def is_cluster(mode: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.spark.config import session_config, source_digest
-from sr_assets.adapters.spark.engine import HOST
+from sr_assets.adapters.spark.engine import HOST, Engine
 from sr_assets.domain.errors import EngineLostError, RunError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
-    from sr_assets.adapters.spark.engine import Engine
     from sr_assets.settings import SparkSettings
 
 #: The logger on which Spark's client repeats every error as JSON with a traceback; Dagster's logging would enable it.

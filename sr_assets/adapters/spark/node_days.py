@@ -29,6 +29,13 @@ _NODES: Final = (
     "key INT, stream INT, first_ns BIGINT, until_ns BIGINT, status TINYINT, at_ns ARRAY<BIGINT>, after ARRAY<TINYINT>"
 )
 
+_MEASURED: Final = (
+    "key int, day int, up_ns long, timeout_ns long, retired_ns long, blind_ns long, transitions int, outages int,"
+    " longest_ns long"
+)
+_OBSERVED: Final = "observed_day ARRAY<INT>, holds_until_ns ARRAY<BIGINT>, held ARRAY<ARRAY<INT>>"
+_COUNTED: Final = "stream int, day int, value_number int, nodes long, came long, went long"
+
 
 @dataclass(frozen=True, slots=True)
 class StatusIntervals:
@@ -135,12 +142,6 @@ def compute(session: SparkSession | None, nodes: pa.Table, more: str, job: Job, 
     return frame.mapInArrow(task_of(job), schema).toArrow()
 
 
-_MEASURED: Final = (
-    "key int, day int, up_ns long, timeout_ns long, retired_ns long, blind_ns long, transitions int, outages int,"
-    " longest_ns long"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class _MeasureJob:
     """Measures a task's nodes on days that start at `bounds`; `spans` are the streams' blind spans."""
@@ -208,10 +209,6 @@ def measure_days(session: SparkSession | None, history: History, days: Sequence[
     day) and longest_ns (the longest part of a stretch not up, without blind time).
     """
     return compute(session, history.nodes, "", _MeasureJob(bounds_of(days), history.spans), _MEASURED)
-
-
-_OBSERVED: Final = "observed_day ARRAY<INT>, holds_until_ns ARRAY<BIGINT>, held ARRAY<ARRAY<INT>>"
-_COUNTED: Final = "stream int, day int, value_number int, nodes long, came long, went long"
 
 
 @dataclass(frozen=True, slots=True)

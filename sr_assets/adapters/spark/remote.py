@@ -29,7 +29,7 @@ from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import Lease
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.spark import schemas
-from sr_assets.adapters.spark.data_source import JetStreamReader, schema_of
+from sr_assets.adapters.spark.data_source import JetStreamReader, RangePartition, schema_of
 from sr_assets.adapters.spark.remote_session import count_cores, watched
 from sr_assets.adapters.spark.schemas import arrow_schema
 from sr_assets.adapters.spark.shipping import Job, task_of
@@ -40,7 +40,6 @@ from sr_assets.domain.subjects import printable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sr_assets.adapters.spark.data_source import RangePartition
 
 #: One row of a writer's result: a piece of the file `name`, or its receipt if `name` is RECEIPT.
 COPIED_SCHEMA: Final = "part long, name string, content binary"
@@ -53,6 +52,8 @@ _MOST_BYTES: Final = 4 << 30
 _MODULES: Final = ("pyarrow", "numpy", "orjson")
 #: Minimum duration of a probing task, so that the next one goes to another executor.
 _STAY_SECONDS: Final = 1.0
+#: Tasks per core that test every link, so that each executor gets one.
+_TRIES_A_CORE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ class CopyJob:
         """Yield the receipt, and the staged files in pieces."""
         from pyspark import TaskContext
 
-        from sr_assets.adapters.spark.sink import rows_of, write_copies
+        from sr_assets.adapters.copying.copier import write_copies
+        from sr_assets.adapters.spark.sink import rows_of
 
         rows, context = rows_of(batches), TaskContext.get()
         part = context.partitionId() if context else 0
@@ -208,10 +210,6 @@ def _try_link(link: PackedConnection) -> str | None:
             return None
     except SrAssetsError as error:
         return str(error)
-
-
-#: Tasks per core that test every link, so that each executor gets one.
-_TRIES_A_CORE = 2
 
 
 def read_remotely(session: SparkSession, options: Mapping[str, str]) -> pa.Table:

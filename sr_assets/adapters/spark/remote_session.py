@@ -33,6 +33,20 @@ _PORTS: Final = {"spark": 7077, "sc": 15002}
 _VERSION: Final = version("pyspark")
 _SERIES: Final = ".".join(_VERSION.split(".")[:2])
 _PYTHON: Final = ".".join(platform.python_version_tuple()[:2])
+_NAMED: Final = "in spark.pyspark.python, or for sc:// in the server's PYSPARK_PYTHON"
+#: Spark's errors about a cluster's machines, and their remedies.
+_FAILURES: Final = {
+    r'Cannot run program "([^"]+)"': f"the workers have no program {{}}; install it, or set theirs {_NAMED}",
+    r"Python in worker has different version: (\S+) than": (
+        f"the workers' Python is {{}} and ours {_PYTHON}; install {_PYTHON} there and set it {_NAMED}"
+    ),
+    r"(PyArrow|Pandas|NumPy) >= \S+ must be installed": "the workers' Python lacks {}; install it there",
+    r"No module named '([^']+)'": "the workers' Python lacks {}; install it there",
+    r"(?:All masters are unresponsive|stopped SparkContext|SparkContext was shut down|Promise already)()": (
+        f"it refused or ended our application; check that its master and workers run Spark {_SERIES}"
+    ),
+    r"Error from python worker:\n(?:.*\n)*?\s*(.+)\nPYTHONPATH was": "the workers' Python does not start: {}",
+}
 
 
 def reach_cluster(mode: str) -> str:
@@ -99,22 +113,6 @@ def count_cores(session: SparkSession) -> int:
         return int(session.sparkContext.defaultParallelism)
     # As SQL: Spark's functions need a classic session or SPARK_REMOTE.
     return session.range(1 << 16).selectExpr("spark_partition_id() AS part").distinct().count()
-
-
-_NAMED: Final = "in spark.pyspark.python, or for sc:// in the server's PYSPARK_PYTHON"
-#: Spark's errors about a cluster's machines, and their remedies.
-_FAILURES: Final = {
-    r'Cannot run program "([^"]+)"': f"the workers have no program {{}}; install it, or set theirs {_NAMED}",
-    r"Python in worker has different version: (\S+) than": (
-        f"the workers' Python is {{}} and ours {_PYTHON}; install {_PYTHON} there and set it {_NAMED}"
-    ),
-    r"(PyArrow|Pandas|NumPy) >= \S+ must be installed": "the workers' Python lacks {}; install it there",
-    r"No module named '([^']+)'": "the workers' Python lacks {}; install it there",
-    r"(?:All masters are unresponsive|stopped SparkContext|SparkContext was shut down|Promise already)()": (
-        f"it refused or ended our application; check that its master and workers run Spark {_SERIES}"
-    ),
-    r"Error from python worker:\n(?:.*\n)*?\s*(.+)\nPYTHONPATH was": "the workers' Python does not start: {}",
-}
 
 
 def explained(text: str) -> str | None:

@@ -30,6 +30,29 @@ if TYPE_CHECKING:
     from sr_assets.settings import SparkSettings
 
 logger = logging.getLogger(__name__)
+_OUR_ERRORS = re.compile(
+    r"(?:sr_assets\.[\w.]*)?"
+    r"((?:Wire|Silence|Refused|Denied|NoConsumer|Transient|ExecutorLost|Run|Api)Error): ([^\n]+)"
+)
+#: Errors that another attempt may not meet.
+_KINDS = {
+    "WireError": TransientError,
+    "SilenceError": TransientError,
+    "RefusedError": TransientError,
+    "TransientError": TransientError,
+    "ExecutorLostError": ExecutorLostError,
+}
+#: A Connect server that is unreachable, was restarted, or closed the session, which it does after idle time.
+_GONE = (
+    "StatusCode.UNAVAILABLE",
+    "RETRIES_EXCEEDED",
+    "NO_ACTIVE_SESSION",
+    "INVALID_HANDLE.SESSION",
+    "INVALID_HANDLE.OPERATION",
+)
+_LOST = re.compile(r"ExecutorLostFailure|Python worker exited unexpectedly|[Ee]xecutor heartbeat timed out")
+#: The first lines of a classic session's error, which carry no information.
+_WRAPPING = re.compile(r"An error occurred while calling|Exception thrown in awaitResult")
 
 
 def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
@@ -137,33 +160,6 @@ def _prepared(session: SparkSession) -> SparkSession:
         session.interruptAll()
     session.dataSource.register(JetStreamDataSource)
     return session
-
-
-_OUR_ERRORS = re.compile(
-    r"(?:sr_assets\.[\w.]*)?"
-    r"((?:Wire|Silence|Refused|Denied|NoConsumer|Transient|ExecutorLost|Run|Api)Error): ([^\n]+)"
-)
-
-
-#: Errors that another attempt may not meet.
-_KINDS = {
-    "WireError": TransientError,
-    "SilenceError": TransientError,
-    "RefusedError": TransientError,
-    "TransientError": TransientError,
-    "ExecutorLostError": ExecutorLostError,
-}
-#: A Connect server that is unreachable, was restarted, or closed the session, which it does after idle time.
-_GONE = (
-    "StatusCode.UNAVAILABLE",
-    "RETRIES_EXCEEDED",
-    "NO_ACTIVE_SESSION",
-    "INVALID_HANDLE.SESSION",
-    "INVALID_HANDLE.OPERATION",
-)
-_LOST = re.compile(r"ExecutorLostFailure|Python worker exited unexpectedly|[Ee]xecutor heartbeat timed out")
-#: The first lines of a classic session's error, which carry no information.
-_WRAPPING = re.compile(r"An error occurred while calling|Exception thrown in awaitResult")
 
 
 def spark_error(error: Exception) -> RunError:

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from sr_assets.adapters.connection_file import PackedConnection, pack_cluster
 from sr_assets.domain.clusters import ClusterSettings, domain_api
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
-from sr_assets.domain.messages import header_map
+from sr_assets.domain.messages import Message, header_map
 from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets.domain.subjects import printable
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sr_assets.domain.messages import Message
 
 _CONNECTION: Final = ("url", "stream", "credentials_file", "tls_ca", "tls_cert", "tls_key", "domain")
 BATCH_OPTIONS: Final = (*_CONNECTION, "start", "end", "filter_subject", "partitions", "push_filters")
@@ -49,6 +48,17 @@ STREAMING_WRITE_OPTIONS: Final = (
 
 _TOKEN: Final = re.compile(r"[^\s.]+")
 _STREAM: Final = re.compile(r"[^\s.*>/\\]+")
+STREAM_SCHEMA: Final = (
+    "sequence bigint, stored_at timestamp, subject string, headers map<string, array<string>>, payload binary"
+)
+_HEADERS: Final = MapType(StringType(), ArrayType(StringType()))
+_TYPES: Final[Mapping[str, DataType]] = {
+    "sequence": LongType(),
+    "stored_at": TimestampType(),
+    "subject": StringType(),
+    "headers": _HEADERS,
+    "payload": BinaryType(),
+}
 
 
 class Bound(NamedTuple):
@@ -145,19 +155,6 @@ def _count(name: str, given: Mapping[str, str]) -> int | None:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise ConfigurationError(f"option {name}: {text!r} is not a positive number")
     return int(text)
-
-
-STREAM_SCHEMA: Final = (
-    "sequence bigint, stored_at timestamp, subject string, headers map<string, array<string>>, payload binary"
-)
-_HEADERS: Final = MapType(StringType(), ArrayType(StringType()))
-_TYPES: Final[Mapping[str, DataType]] = {
-    "sequence": LongType(),
-    "stored_at": TimestampType(),
-    "subject": StringType(),
-    "headers": _HEADERS,
-    "payload": BinaryType(),
-}
 
 
 def check_columns(schema: StructType) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     EqualTo,
+    Filter,
     GreaterThan,
     GreaterThanOrEqual,
     InputPartition,
@@ -23,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import open_connection, unpacked
-from sr_assets.adapters.spark.stream_format import Bound, check_columns, to_batch
+from sr_assets.adapters.spark.stream_format import Bound, StreamOptions, check_columns, to_batch
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.positions import SequenceRange, first_stored_at
 
@@ -31,16 +32,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
     from sr_assets.adapters.nats.stream_info import StreamInfo
-    from sr_assets.adapters.spark.stream_format import Bound, StreamOptions
     from sr_assets.adapters.wire import Connection
 
 #: A server's clock may step back by less than this between two messages without hiding one from a filter by time.
 _STEP_BACK_NS: Final = 60 * 10**9
 _END: Final = 1 << 63
+#: Without the option `partitions`, a task reads at least this many messages.
+_TASK_MESSAGES: Final = 50_000
+#: A new leader may not know the last messages yet.
+_OLD_ANSWERS_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,6 @@ def _unix_ns(time: Any) -> int:
     """Return a time in unix ns; Spark's times without a zone are UTC."""
     moment = time if time.tzinfo else time.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1e6) * 1000
-
-
-#: Without the option `partitions`, a task reads at least this many messages.
-_TASK_MESSAGES: Final = 50_000
-#: A new leader may not know the last messages yet.
-_OLD_ANSWERS_SECONDS: Final = 5.0
 
 
 @dataclass

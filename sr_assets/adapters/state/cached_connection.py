@@ -28,6 +28,10 @@ _KEPT: Final = 2
 _idle: list[duckdb.DuckDBPyConnection] = []
 _lock = threading.Lock()
 _numbers = itertools.count(1)
+Rows = list[tuple[Any, ...]]
+#: Limit of the remembered queries: some have a time among their parameters, and never come again.
+_MOST: Final = 500
+_READING: Final = frozenset({"SELECT", "FROM", "WITH", "COPY", "DESCRIBE"})
 
 
 class AttachedFile:
@@ -113,12 +117,6 @@ def _end_idle() -> None:
 
 
 os.register_at_fork(before=_end_idle)
-
-
-Rows = list[tuple[Any, ...]]
-#: Limit of the remembered queries: some have a time among their parameters, and never come again.
-_MOST: Final = 500
-_READING: Final = frozenset({"SELECT", "FROM", "WITH", "COPY", "DESCRIBE"})
 
 
 @lru_cache(maxsize=_MOST)

@@ -20,6 +20,10 @@ import pyarrow as pa
 from sr_assets.adapters.state.stream_tables import StreamTable
 from sr_assets.domain.positions import SequenceRange
 
+RETENTION_NS: Final = 3_600 * 1_000_000_000
+#: `target_sequence`, `sequence`, `length`.
+Run = tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedCopies:
@@ -107,11 +111,6 @@ class CopyQueue(StreamTable):
     def _queued(table: pa.Table) -> QueuedCopies:
         created_ns, starts = table["created_ns"][0].as_py(), table["starts"][0].as_py()
         return QueuedCopies(created_ns, starts, table.select(["sequence", "node"]))
-
-
-RETENTION_NS: Final = 3_600 * 1_000_000_000
-#: `target_sequence`, `sequence`, `length`.
-Run = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)

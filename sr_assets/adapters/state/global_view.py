@@ -24,6 +24,28 @@ MAX_REJECTS: Final = 10_000
 _KEY: Final = ("replicator", "name", "stream", "node")
 #: Deadline of the next heartbeat of a site that sent one.
 _DUE: Final = " + ".join(BLIND_AFTER)
+_ADD_REJECTS: Final = """
+INSERT INTO global_rejects BY NAME
+SELECT $feed AS feed, sequence, stored_ns AS received_ns, subject, payload_bytes, reason, field, excerpt
+FROM advisories WHERE reason IS NOT NULL ORDER BY sequence DESC LIMIT $most
+"""
+_LIMIT_REJECTS: Final = """
+DELETE FROM global_rejects WHERE feed = $feed AND sequence < (
+    SELECT sequence FROM global_rejects WHERE feed = $feed ORDER BY sequence DESC LIMIT 1 OFFSET $last)
+"""
+_LIMITED: Final = f"""
+SELECT advisories.* REPLACE (
+    if(cause IS NULL, kind, 'nothing') AS kind, if(cause IS NULL, event_code, NULL) AS event_code,
+    coalesce(cause, reason) AS reason, coalesce(wrong, field) AS field,
+    if(cause IS NULL, excerpt, concat_ws('/', {", ".join(_KEY)})) AS excerpt)
+FROM advisories LEFT JOIN beyond USING (sequence) ORDER BY sequence
+"""
+_NEXT_SILENCE: Final = f"SELECT min({_DUE}) FROM global_sites WHERE feed = ? AND {_DUE} >= ?"
+#: Display name of a site; a Stream Replicator's site has no name.
+_SITE_NAME: Final = "coalesce(nullif(name, ''), replicator)"
+_OF_A_SITE: Final = f"""
+    {_SITE_NAME} = $site AND ($stream IS NULL OR stream = $stream) AND ($replicator IS NULL OR replicator = $replicator)
+"""
 
 
 def blind(now: str) -> str:
@@ -97,15 +119,6 @@ WHEN MATCHED AND fresh.outage_ns >= coalesce(stored.outage_ns, 0) THEN UPDATE SE
 WHEN NOT MATCHED THEN INSERT (feed, replicator, name, stream, outage, outage_ns)
     VALUES ($feed, fresh.replicator, fresh.name, fresh.stream, fresh.outage, fresh.outage_ns)
 """
-_ADD_REJECTS: Final = """
-INSERT INTO global_rejects BY NAME
-SELECT $feed AS feed, sequence, stored_ns AS received_ns, subject, payload_bytes, reason, field, excerpt
-FROM advisories WHERE reason IS NOT NULL ORDER BY sequence DESC LIMIT $most
-"""
-_LIMIT_REJECTS: Final = """
-DELETE FROM global_rejects WHERE feed = $feed AND sequence < (
-    SELECT sequence FROM global_rejects WHERE feed = $feed ORDER BY sequence DESC LIMIT 1 OFFSET $last)
-"""
 
 
 def _beyond(key: tuple[str, ...], table: str, most: str) -> str:
@@ -130,28 +143,13 @@ UNION ALL
 SELECT sequence, '{Reject.TOO_MANY_NODES}', 'value'
 FROM spoken SEMI JOIN nodes_beyond USING ({", ".join(_KEY)})
 """
-_LIMITED: Final = f"""
-SELECT advisories.* REPLACE (
-    if(cause IS NULL, kind, 'nothing') AS kind, if(cause IS NULL, event_code, NULL) AS event_code,
-    coalesce(cause, reason) AS reason, coalesce(wrong, field) AS field,
-    if(cause IS NULL, excerpt, concat_ws('/', {", ".join(_KEY)})) AS excerpt)
-FROM advisories LEFT JOIN beyond USING (sequence) ORDER BY sequence
-"""
 _NODES_BEYOND: Final = f"""
     WITH spoken AS (FROM advisories ANTI JOIN streams_beyond USING ({", ".join(_KEY[:3])}) WHERE kind = 'advisory')
     {_beyond(_KEY, "global_nodes", "$most_nodes")}
 """
-_NEXT_SILENCE: Final = f"SELECT min({_DUE}) FROM global_sites WHERE feed = ? AND {_DUE} >= ?"
 _BLIND_SITES: Final = f"""
 SELECT coalesce(nullif(name, ''), replicator) || coalesce('/' || nullif(stream, ''), ''), observed_ns
 FROM global_sites WHERE feed = $feed AND {blind("$now_ns")} ORDER BY ALL
-"""
-
-
-#: Display name of a site; a Stream Replicator's site has no name.
-_SITE_NAME: Final = "coalesce(nullif(name, ''), replicator)"
-_OF_A_SITE: Final = f"""
-    {_SITE_NAME} = $site AND ($stream IS NULL OR stream = $stream) AND ($replicator IS NULL OR replicator = $replicator)
 """
 
 

@@ -17,6 +17,20 @@ from sr_assets.adapters.state.cached_connection import StateConnection
 from sr_assets.domain.hops import Hop, bucket_of
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, DAY_NS, SECOND_NS, SequenceRange
 
+#: Label of the seconds and errors of copying; those of reading have none.
+COPYING: Final = "copying"
+#: Limit of new rows of a stream in one run; the last row of the reason counts further gaps.
+MOST_ROWS: Final = 1_000
+#: Reasons that remove single messages between existing ones.
+_SPARSE: Final = frozenset({"filtered", "per_subject_limit"})
+_RETENTION_NS: Final = 3600 * SECOND_NS
+_OVERDUE: Final = 3
+#: Tolerated delay of a run.
+_GRACE_NS: Final = 60 * SECOND_NS
+SLOT_NS: Final = 300 * SECOND_NS
+_SLOTS: Final = 12
+_MOST_ROWS: Final = 10_000
+
 
 class StreamTable:
     """One stream's rows of a table, over an open connection."""
@@ -62,10 +76,6 @@ class EventTable(StreamTable):
         )
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
-#: Label of the seconds and errors of copying; those of reading have none.
-COPYING: Final = "copying"
 
 
 class Counter(StrEnum):
@@ -131,13 +141,6 @@ class Counters(StreamTable):
         for counter, label, total in self._connection.rows(query, [self._stream]):
             totals[counter][label] = total
         return dict(totals)
-
-
-#: Limit of new rows of a stream in one run; the last row of the reason counts further gaps.
-MOST_ROWS: Final = 1_000
-
-#: Reasons that remove single messages between existing ones.
-_SPARSE: Final = frozenset({"filtered", "per_subject_limit"})
 
 
 class Gap(TypedDict):
@@ -268,12 +271,6 @@ class Partitions(StreamTable):
             self._connection.executemany("INSERT INTO partitions VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
-_RETENTION_NS: Final = 3600 * SECOND_NS
-_OVERDUE: Final = 3
-#: Tolerated delay of a run.
-_GRACE_NS: Final = 60 * SECOND_NS
-
-
 class Heartbeats(StreamTable):
     """One stream's heartbeats."""
 
@@ -327,11 +324,6 @@ def admit(key: Hashable, known: set[Hashable], most: int = 100) -> bool:
         return False
     known.add(key)
     return True
-
-
-SLOT_NS: Final = 300 * SECOND_NS
-_SLOTS: Final = 12
-_MOST_ROWS: Final = 10_000
 
 
 class Latencies(StreamTable):

@@ -28,6 +28,19 @@ _UNKNOWN: Final = """
         AND event_id NOT IN (SELECT event_id FROM transitions WHERE published_ns IS NOT NULL)
 """
 
+_DECISIONS: Final = pa.schema(
+    [
+        ("event_id", pa.string()),
+        ("suppressed_by", pa.string()),
+        ("suppressed_until_ns", pa.int64()),
+        ("held_by", pa.string()),
+        ("held_until_ns", pa.int64()),
+        ("waits_ns", pa.int64()),
+        ("due_ns", pa.int64()),
+        ("announced", pa.bool_()),
+    ]
+)
+
 
 class Outbox(StreamTable):
     """One stream's transitions, published and unpublished."""
@@ -197,20 +210,6 @@ class Outbox(StreamTable):
             """,
             [self._stream, limit],
         ).fetchall()
-
-
-_DECISIONS: Final = pa.schema(
-    [
-        ("event_id", pa.string()),
-        ("suppressed_by", pa.string()),
-        ("suppressed_until_ns", pa.int64()),
-        ("held_by", pa.string()),
-        ("held_until_ns", pa.int64()),
-        ("waits_ns", pa.int64()),
-        ("due_ns", pa.int64()),
-        ("announced", pa.bool_()),
-    ]
-)
 
 
 class Undecided(EventTable):

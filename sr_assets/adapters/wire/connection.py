@@ -45,6 +45,11 @@ _CLOSED: Final = (
     ssl.SSLZeroReturnError,
 )
 
+REQUEST_SECONDS: Final = 30.0
+RESEND_SECONDS: Final = 2.0
+#: After this time without a response, a reader switches to its alternative, if it has one.
+SILENCE_SECONDS: Final = 3.0
+
 
 class WireError(TransientError):
     """The connection failed: refused, closed, timed out, or not the NATS protocol. Never contains a secret."""
@@ -184,12 +189,6 @@ def _words(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return tls_error_text(error)
     return getattr(error, "strerror", None) or str(error)
-
-
-REQUEST_SECONDS: Final = 30.0
-RESEND_SECONDS: Final = 2.0
-#: After this time without a response, a reader switches to its alternative, if it has one.
-SILENCE_SECONDS: Final = 3.0
 
 
 class SilenceError(WireError):

@@ -27,6 +27,15 @@ _TEXT: Final = rb'[^"\r\n]*'
 # A stream's acknowledgement of a stored message, with placeholders for the names of stream and domain.
 _STORED: Final = rb'\{"stream":"%b",(?:"domain":"%b",)?"seq":(\d{1,18})\}'
 _STORED_BY_ANY: Final = re.compile(_STORED % (_TEXT, _TEXT))
+SEND_BYTES: Final = 256 << 10
+MAX_CONTROL_LINE_BYTES: Final = 4096
+_UNKNOWN: Final = (0, 0)
+_START, _APPEND, _COMMIT_WITHOUT_STORING = 0, 1, 3
+#: The server acknowledges at least every so many messages; it may choose fewer.
+_FLOW: Final = 500
+#: Errors of the batch, not of a message: disabled, invalid pattern or id, unknown (after 10 s without a message), and more
+#: batches than the server's limit.
+_BATCH_ERRORS: Final = frozenset({10205, 10206, 10207, 10208, 10211})
 
 
 class Ack(NamedTuple):
@@ -127,12 +136,6 @@ def parse_ack(sequence: int, frame: Frame) -> Ack:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     return Ack(sequence, error=f"not the answer of a stream: {frame.payload[:80]!r}")
-
-
-SEND_BYTES: Final = 256 << 10
-MAX_CONTROL_LINE_BYTES: Final = 4096
-
-_UNKNOWN: Final = (0, 0)
 
 
 class Outgoing(NamedTuple):
@@ -258,14 +261,6 @@ def encode_item(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, 
         text = f"the subject's {len(subject)} characters are more than the server takes"
         return Ack(sequence, error_code=INVALID_SUBJECT, error=text)
     return line, headers, payload, f.CRLF
-
-
-_START, _APPEND, _COMMIT_WITHOUT_STORING = 0, 1, 3
-#: The server acknowledges at least every so many messages; it may choose fewer.
-_FLOW: Final = 500
-#: Errors of the batch, not of a message: disabled, invalid pattern or id, unknown (after 10 s without a message), and more
-#: batches than the server's limit.
-_BATCH_ERRORS: Final = frozenset({10205, 10206, 10207, 10208, 10211})
 
 
 @dataclass(slots=True)

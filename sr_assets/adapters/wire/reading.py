@@ -34,6 +34,23 @@ from sr_assets.domain.positions import SequenceRange, merge_ranges
 _NOT_FOUND: Final = 404
 _FIRST_WINDOW: Final = 32
 _LAST_WINDOW: Final = 256
+CONSUMER_INACTIVE_NS: Final = 300 * 1_000_000_000
+#: Less than `connection.SILENCE_SECONDS`: a pull without messages ends with a status before the stream counts as silent.
+EXPIRES_NS: Final = 2 * 1_000_000_000
+#: So many placements follow each other without a pause.
+_HASTY_PLACEMENTS: Final = 32
+_PLACEMENT_SECONDS: Final = 0.02
+_DELETE_SECONDS: Final = 2.0
+_UNREACHABLE_SECONDS: Final = 0.02
+_NO_MESSAGES: Final = 404
+_TIMED_OUT: Final = 408
+_TOO_LARGE: Final = 409
+BATCH_MESSAGES: Final = 5_000
+BATCH_BYTES: Final = 8 << 20
+#: With more holes than this in one batch, a consumer on the leader costs less than a request for each hole.
+_MAX_CONFIRMED_HOLES: Final = 64
+#: The shortest run of consecutive sequences that is read as a range.
+_RUN: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,19 +278,6 @@ def _direct_batch(
     return messages, parser.pending
 
 
-CONSUMER_INACTIVE_NS: Final = 300 * 1_000_000_000
-#: Less than `connection.SILENCE_SECONDS`: a pull without messages ends with a status before the stream counts as silent.
-EXPIRES_NS: Final = 2 * 1_000_000_000
-#: So many placements follow each other without a pause.
-_HASTY_PLACEMENTS: Final = 32
-_PLACEMENT_SECONDS: Final = 0.02
-_DELETE_SECONDS: Final = 2.0
-_UNREACHABLE_SECONDS: Final = 0.02
-_NO_MESSAGES: Final = 404
-_TIMED_OUT: Final = 408
-_TOO_LARGE: Final = 409
-
-
 class NoConsumerError(WireError):
     """The server did not create a consumer: no permission, too many consumers, or no such stream. `code` is the server's."""
 
@@ -488,14 +492,6 @@ class _Consumer:
         if frame.status in (_NO_MESSAGES, _TIMED_OUT, NO_RESPONDERS) or too_large:
             return frame.status
         raise refused(self._connection, self._stream, frame)
-
-
-BATCH_MESSAGES: Final = 5_000
-BATCH_BYTES: Final = 8 << 20
-#: With more holes than this in one batch, a consumer on the leader costs less than a request for each hole.
-_MAX_CONFIRMED_HOLES: Final = 64
-#: The shortest run of consecutive sequences that is read as a range.
-_RUN: Final = 32
 
 
 def read_range(

@@ -17,6 +17,7 @@ Version = tuple[int, int, int]
 _PROMOTION: Final[Version] = (2, 12, 0)
 #: Settings that a server never turns off.
 _PERMANENT: Final = frozenset({"deny_delete", "deny_purge", "sealed"})
+Manage = Literal["observe", "create", "reconcile"]
 
 
 class Remedy(StrEnum):
@@ -180,9 +181,6 @@ def _comparable(value: object) -> object:
 
 def _text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-Manage = Literal["observe", "create", "reconcile"]
 
 
 class Action(StrEnum):

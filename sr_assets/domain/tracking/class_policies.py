@@ -9,11 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sr_assets.domain.tracking.rules import Event
+from sr_assets.domain.tracking.rules import Event, Policy, Transition
 
 if TYPE_CHECKING:
-    from sr_assets.domain.tracking.rules import Policy, Transition
-
     Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.domain.blindness import BlindSpans
-from sr_assets.domain.tracking.class_policies import NO_CLASS, class_of
+from sr_assets.domain.tracking.class_policies import NO_CLASS, ClassPolicies, Limits, class_of
 from sr_assets.domain.tracking.rows import NODE_SCHEMA, folded_rows, folded_table, transition_row
 from sr_assets.domain.tracking.rules import (
     NODE_COLUMNS,
@@ -30,13 +30,9 @@ from sr_assets.domain.tracking.rules import (
 )
 
 if TYPE_CHECKING:
-    from sr_assets.domain.tracking.class_policies import ClassPolicies, Limits
-
     Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Codes = np.ndarray[tuple[int], np.dtype[np.int8]]
-    from sr_assets.domain.blindness import BlindSpans
-    from sr_assets.domain.tracking.rules import Policy
 
 _INTEGERS: Final = tuple(name for name in NODE_COLUMNS if name != "status")
 #: Integer for a missing value; no sender has this time or size.

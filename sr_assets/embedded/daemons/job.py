@@ -12,6 +12,33 @@ from sr_assets.domain.errors import RunError
 from sr_assets.embedded.choria_rpc import REGISTRATION_SUBJECT, agent_names, collective_names
 from sr_assets.embedded.fleet_plan import FleetPlan
 
+#: The metrics of the counters: kind and help.
+MEANING: dict[str, tuple[str, str]] = {
+    "connected": ("gauge", "Open connections of nodes."),
+    "connects": ("counter", "Opened connections."),
+    "connect_errors": ("counter", "Attempts to connect that failed."),
+    "disconnects": ("counter", "Connections that the server or the network ended."),
+    "published": ("counter", "Registrations that a stream acknowledged; with an adapter, that nodes sent."),
+    "published_bytes": ("counter", "Bytes of these registrations."),
+    "retried": ("counter", "Registrations sent again, because they were refused or not acknowledged."),
+    "dropped": ("counter", "Registrations that a node without a connection dropped."),
+    "requests": ("counter", "Requests that nodes received."),
+    "replies": ("counter", "Replies that nodes sent."),
+    "adapter_received": ("counter", "Messages that the adapter received."),
+    "adapter_stored": ("counter", "Messages of the adapter that a stream acknowledged."),
+    "adapter_dropped": (
+        "counter",
+        "Messages that the adapter dropped: invalid, not acknowledged, or with a full queue.",
+    ),
+}
+#: Files of a process besides its connections: libraries, the event loop, pipes.
+_OTHER_FILES: Final = 64
+_PROCESS_BYTES: Final = 90 << 20
+#: Measured with 1,000 and 5,000 connections, rounded up; each agent of a collective is a subscription at the server alone.
+_CONNECTION_BYTES: Final = 6 << 10
+_TLS_BYTES: Final = 44 << 10
+_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -66,36 +93,6 @@ class Counters:
     def as_dict(self) -> dict[str, int]:
         """Return the numbers by name."""
         return asdict(self)
-
-
-#: The metrics of the counters: kind and help.
-MEANING: dict[str, tuple[str, str]] = {
-    "connected": ("gauge", "Open connections of nodes."),
-    "connects": ("counter", "Opened connections."),
-    "connect_errors": ("counter", "Attempts to connect that failed."),
-    "disconnects": ("counter", "Connections that the server or the network ended."),
-    "published": ("counter", "Registrations that a stream acknowledged; with an adapter, that nodes sent."),
-    "published_bytes": ("counter", "Bytes of these registrations."),
-    "retried": ("counter", "Registrations sent again, because they were refused or not acknowledged."),
-    "dropped": ("counter", "Registrations that a node without a connection dropped."),
-    "requests": ("counter", "Requests that nodes received."),
-    "replies": ("counter", "Replies that nodes sent."),
-    "adapter_received": ("counter", "Messages that the adapter received."),
-    "adapter_stored": ("counter", "Messages of the adapter that a stream acknowledged."),
-    "adapter_dropped": (
-        "counter",
-        "Messages that the adapter dropped: invalid, not acknowledged, or with a full queue.",
-    ),
-}
-
-
-#: Files of a process besides its connections: libraries, the event loop, pipes.
-_OTHER_FILES: Final = 64
-_PROCESS_BYTES: Final = 90 << 20
-#: Measured with 1,000 and 5,000 connections, rounded up; each agent of a collective is a subscription at the server alone.
-_CONNECTION_BYTES: Final = 6 << 10
-_TLS_BYTES: Final = 44 << 10
-_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def check_needs(job: Job) -> str:

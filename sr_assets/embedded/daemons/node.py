@@ -10,13 +10,13 @@ import random
 import secrets
 import sys
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
 from sr_assets.adapters import times
 from sr_assets.adapters.wire.connection import WireError
-from sr_assets.adapters.wire.frames import encode_pub
+from sr_assets.adapters.wire.frames import Frame, encode_pub
 from sr_assets.adapters.wire.light import Dialer, LightConnection
 from sr_assets.adapters.wire.publishing import parse_ack
 from sr_assets.domain.errors import RunError
@@ -30,15 +30,22 @@ from sr_assets.embedded.choria_rpc import (
 )
 from sr_assets.embedded.daemons.job import Counters, Job
 
-if TYPE_CHECKING:
-    from sr_assets.adapters.wire.frames import Frame
-
 _ACK_SECONDS: Final = 5.0
 _AGAIN_SECONDS: Final = 0.1
 _MAX_QUEUED: Final = 16
 _LONGEST_BACKOFF_SECONDS: Final = 20.0
 #: The envelopes around a reply; base64 takes 4 bytes for 3.
 _REPLY_BYTES: Final = 2048
+_CONNECTING: Final = 200
+_POLL_SECONDS: Final = 0.05
+_DRAIN_SECONDS: Final = 30.0
+#: A daemon's client tests its connection every two minutes.
+_PING_SECONDS: Final = 120.0
+#: Nodes vary the time of a registration by at most this share of the interval, and this long.
+_JITTER: Final = 0.02
+_LONGEST_JITTER_SECONDS: Final = 1.0
+#: Ports of one local address are too few for more connections to one server.
+_NODES_PER_SOURCE: Final = 20_000
 
 
 class Node:
@@ -237,18 +244,6 @@ def agent_subscriptions(agents: list[str], collectives: list[str]) -> bytes:
     subjects = [agent_subject(collective, agent) for collective in collectives for agent in agents]
     first = 2 + len(collectives)
     return b"".join(b"SUB %b %d\r\n" % (subject.encode(), first + number) for number, subject in enumerate(subjects))
-
-
-_CONNECTING: Final = 200
-_POLL_SECONDS: Final = 0.05
-_DRAIN_SECONDS: Final = 30.0
-#: A daemon's client tests its connection every two minutes.
-_PING_SECONDS: Final = 120.0
-#: Nodes vary the time of a registration by at most this share of the interval, and this long.
-_JITTER: Final = 0.02
-_LONGEST_JITTER_SECONDS: Final = 1.0
-#: Ports of one local address are too few for more connections to one server.
-_NODES_PER_SOURCE: Final = 20_000
 
 
 class Gate(Protocol):

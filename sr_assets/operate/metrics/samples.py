@@ -29,6 +29,14 @@ from sr_assets.operate.metrics.stream_metrics import STREAM_METRICS, StreamNumbe
 from sr_assets.settings import Settings
 
 _ELECTION_PREFIX: Final = "choria_stream_replicator_election_"
+_HEARTBEAT_PREFIX: Final = "choria_stream_replicator_heartbeat_"
+_SITE: Final = ("name", "stream", "replicator")
+_SITE_COLUMNS: Final = "coalesce(name, replicator), stream, replicator"
+_LINK: Final = ("cluster", "stream", "kind", "origin")
+_LINK_COLUMNS: Final = "cluster, stream, kind, concat_ws('/', origin_cluster, origin_stream)"
+_HEARTBEAT: Final = ("name", "stream", "subject")
+_PARTITION: Final = ("name", "stream", "partition")
+Rows = dict[str, list[tuple[Any, ...]]]
 
 
 def election_lines(settings: Settings) -> Iterator[str]:
@@ -60,9 +68,6 @@ def election_lines(settings: Settings) -> Iterator[str]:
     )
     yield from expose("sr_assets_checkpoint_age_seconds", "gauge", "Age of the newest checkpoint by this home.", ages)
     yield from expose("sr_assets_leader", "gauge", "1 while this member leads the site.", sites)
-
-
-_HEARTBEAT_PREFIX: Final = "choria_stream_replicator_heartbeat_"
 
 
 def heartbeat_lines(settings: Settings) -> Iterator[str]:
@@ -121,13 +126,6 @@ class TableMetric(NamedTuple):
                 )
                 yield Sample(named, max(0.0, now - value) if self.age else float(value))
 
-
-_SITE: Final = ("name", "stream", "replicator")
-_SITE_COLUMNS: Final = "coalesce(name, replicator), stream, replicator"
-_LINK: Final = ("cluster", "stream", "kind", "origin")
-_LINK_COLUMNS: Final = "cluster, stream, kind, concat_ws('/', origin_cluster, origin_stream)"
-_HEARTBEAT: Final = ("name", "stream", "subject")
-_PARTITION: Final = ("name", "stream", "partition")
 
 TABLE_METRICS: Final = (
     TableMetric(
@@ -223,9 +221,6 @@ TABLE_METRICS: Final = (
         age=True,
     ),
 )
-
-
-Rows = dict[str, list[tuple[Any, ...]]]
 
 
 class Exposition:

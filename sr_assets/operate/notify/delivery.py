@@ -57,6 +57,20 @@ ORDER BY found_at, event_time, node
 """
 #: Only flapping nodes need it, so it is seldom run.
 _CLASSES: Final = "SELECT name, stream, node, class FROM node_availability WHERE node IN (SELECT unnest(?::VARCHAR[]))"
+_POLL_SECONDS: Final = 2.0
+#: Polling takes at most this share of a core.
+_POLL_SHARE: Final = 0.02
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 300.0
+#: A pending event is discarded after it has failed for this time.
+_GIVE_UP_SECONDS: Final = 86_400.0
+#: The window in which `min_nodes` counts distinct nodes.
+_TOGETHER: Final = timedelta(minutes=5)
+#: Attempts of a single run, and how long its end waits for all targets.
+_ATTEMPTS_ONCE: Final = 3
+_ONCE_SECONDS: Final = 30.0
+#: Refusals in a row after which a message is sent without its details.
+_REFUSALS: Final = 3
 
 
 @dataclass(slots=True)
@@ -246,22 +260,6 @@ def _run_failure(failure: RunFailure, stream: str) -> Event:
 def _failed(digested: str, site: str, stream: str, since_ns: int, reason: str) -> Event:
     at = datetime.fromtimestamp(since_ns / 1e9, UTC)
     return Event(hashlib.sha256(digested.encode()).hexdigest()[:32], site, stream, "failed", at, at, reason=reason)
-
-
-_POLL_SECONDS: Final = 2.0
-#: Polling takes at most this share of a core.
-_POLL_SHARE: Final = 0.02
-_FIRST_PAUSE_SECONDS: Final = 0.5
-_LONGEST_PAUSE_SECONDS: Final = 300.0
-#: A pending event is discarded after it has failed for this time.
-_GIVE_UP_SECONDS: Final = 86_400.0
-#: The window in which `min_nodes` counts distinct nodes.
-_TOGETHER: Final = timedelta(minutes=5)
-#: Attempts of a single run, and how long its end waits for all targets.
-_ATTEMPTS_ONCE: Final = 3
-_ONCE_SECONDS: Final = 30.0
-#: Refusals in a row after which a message is sent without its details.
-_REFUSALS: Final = 3
 
 
 def begin_notifying(settings: Settings) -> None:

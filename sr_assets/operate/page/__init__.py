@@ -31,6 +31,20 @@ _LONGEST_TEXT: Final = 160
 _CHART_WIDTH, _CHART_HEIGHT = 960, 100
 #: Older tables get a warning: busy sites publish every few seconds, others after each run.
 _OLD: Final = timedelta(hours=1)
+PAGE_PATHS: Final = ("/", "/status")
+PAGE_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_REFRESH_SECONDS: Final = 30
+#: The shortest time between two renderings, and the share of a core that they may take.
+_KEEP_SECONDS: Final = 5.0
+_SHARE: Final = 0.05
+_PRIVATE: Final = (
+    "this page is for the owner of the published tables only; set published_mode: 0644 to show it to other users"
+)
 
 
 def render_page(settings: Settings, refresh_seconds: int | None = None) -> str:
@@ -132,22 +146,6 @@ def _moment(at: datetime, today: datetime | None = None) -> str:
     if today is None:
         return f"{utc:%Y-%m-%d %H:%M}"
     return f"{utc:%H:%M:%S}" if utc.date() == today.astimezone(UTC).date() else f"{utc:%d %b %H:%M}"
-
-
-PAGE_PATHS: Final = ("/", "/status")
-PAGE_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
-_REFRESH_SECONDS: Final = 30
-#: The shortest time between two renderings, and the share of a core that they may take.
-_KEEP_SECONDS: Final = 5.0
-_SHARE: Final = 0.05
-_PRIVATE: Final = (
-    "this page is for the owner of the published tables only; set published_mode: 0644 to show it to other users"
-)
 
 
 class PagePublisher:

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.copying.copier import await_writers, write_copies, writers_at_work
 from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import LAST_WRITE_SECONDS, forget_claims, make_fence, take_away
 from sr_assets.adapters.copying.receipt import Parked, Receipt
@@ -29,7 +30,6 @@ from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.spark.data_source import FORMAT
 from sr_assets.adapters.spark.remote import copy_remotely
-from sr_assets.adapters.spark.sink import await_writers, write_copies, writers_at_work
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.stream_tables import COPYING, Counter, Gap, gap_row
 from sr_assets.domain.errors import RunError, TransientError
@@ -42,9 +42,18 @@ from sr_assets.stages.source.ranges import average_bytes, save_gaps
 from sr_assets.stages.tracking.node_snapshots import staging_folder
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.administration import Cluster
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.stages.replication.context import CopyContext
+
+logger = logging.getLogger(__name__)
+_FILE: Final = "fence.json"
+#: A batch that ended this often with its process is made in parts, each an eighth of the one that ended so.
+_WHOLE_ATTEMPTS: Final = 2
+_PARTS: Final = 8
+#: A single message with which the process ended this often is set aside.
+_ALONE_ATTEMPTS: Final = 5
+#: More parked messages of one batch are worth a line of the log: the target may be configured wrongly.
+_MANY_PARKED: Final = 1000
 
 
 def refuse_omitted(
@@ -67,11 +76,6 @@ def refuse_omitted(
                 f"{stream.label}: a lane did not read message {message.sequence}; the batch is repeated"
             )
         raise omitted_error(stream.stream, message)
-
-
-logger = logging.getLogger(__name__)
-
-_FILE: Final = "fence.json"
 
 
 @contextlib.contextmanager
@@ -278,15 +282,6 @@ def _nodes_by_sequence(rows: pa.Table | SequenceRange) -> dict[int, str | None]:
         return dict.fromkeys(range(rows.first, rows.next))
     nodes = rows["node"].to_pylist() if "node" in rows.column_names else [None] * len(rows)
     return dict(zip(rows["sequence"].to_pylist(), nodes, strict=True))
-
-
-#: A batch that ended this often with its process is made in parts, each an eighth of the one that ended so.
-_WHOLE_ATTEMPTS: Final = 2
-_PARTS: Final = 8
-#: A single message with which the process ended this often is set aside.
-_ALONE_ATTEMPTS: Final = 5
-#: More parked messages of one batch are worth a line of the log: the target may be configured wrongly.
-_MANY_PARKED: Final = 1000
 
 
 def is_suspect(intent: Intent) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext
 
 logger = logging.getLogger(__name__)
+_ALL = 1 << 62
 
 
 def refuse_lost_state(stream: StreamSettings, store: SiteState, clusters: Clusters) -> None:
@@ -172,9 +173,6 @@ def last_announced(stream: StreamSettings, clusters: Clusters, unknown: list[str
     if not announced:
         unknown.append(f"which transitions were announced: no stream on {stream.advisory_cluster.label} has any")
     return announced
-
-
-_ALL = 1 << 62
 
 
 def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:

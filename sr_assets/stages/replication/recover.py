@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -46,7 +46,7 @@ from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.replication.batch import settle_fence
 from sr_assets.stages.replication.context import CopyContext, writers_folder
 from sr_assets.stages.replication.lost import last_announced, stage_open_batch
-from sr_assets.stages.replication.target_copies import Copies, compare_with_original, find_copies, read_stream
+from sr_assets.stages.replication.target_copies import Copies, Copy, compare_with_original, find_copies, read_stream
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import find_holes, gap_rows
@@ -55,10 +55,8 @@ from sr_assets.stages.source.ranges import first_available
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 
-if TYPE_CHECKING:
-    from sr_assets.settings import StreamSettings
-    from sr_assets.stages.replication.target_copies import Copies, Copy
-    from sr_assets.stages.site import Site
+T = TypeVar("T")
+_PORTION: Final = 50_000
 
 
 @dataclass(slots=True)
@@ -163,9 +161,6 @@ def _read_again(
         pending.gaps += gap_rows(stream, SequenceRange(available, covered.next), available, classified, now_ns)
         pending.gaps += [gap_row(stream.stream, hole, len(hole), "overtaken", now_ns) for hole in lacking]
         pending.absent += sum(map(len, (*holes, *lacking)))
-
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -339,9 +334,6 @@ def portions(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield rows in lists of `size` rows."""
     left = iter(rows)
     return iter(lambda: list(islice(left, size)), [])
-
-
-_PORTION: Final = 50_000
 
 
 def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = False) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sr_assets.adapters import times
 from sr_assets.adapters.checkpoints import Point, reach
@@ -39,8 +39,12 @@ from sr_assets.stages.source.position import (
 from sr_assets.stages.source.ranges import Ends, first_available, next_range, reading_end, too_old_before
 from sr_assets.stages.source.suitability import check_source
 
-if TYPE_CHECKING:
-    from sr_assets.stages.replication.context import CopyContext
+#: The window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
+_BYTES_FACTOR: Final = 10
+#: An idle stream compares its target with the state at least this often.
+_COMPARE_SECONDS: Final = 30.0
+#: One batch at a time that may end the process, so that the others are not counted with it.
+_SUSPECTS: Final = threading.Lock()
 
 
 def note_waiting(context: CopyContext) -> None:
@@ -59,16 +63,6 @@ def note_waiting(context: CopyContext) -> None:
     if before != (state.lag_messages, state.source_last_sequence):
         with store.transaction():
             store.save_stream(state)
-
-
-#: The window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
-_BYTES_FACTOR: Final = 10
-#: An idle stream compares its target with the state at least this often.
-_COMPARE_SECONDS: Final = 30.0
-
-
-#: One batch at a time that may end the process, so that the others are not counted with it.
-_SUSPECTS: Final = threading.Lock()
 
 
 class _Due(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.jetstream import INVALID_JSON, SUBJECTS_TAKEN, ApiError, PermissionDeniedError
-from sr_assets.adapters.nats.administration import TooManySubjectsError, held_subjects
+from sr_assets.adapters.nats.administration import Cluster, TooManySubjectsError, held_subjects
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import header_writer
@@ -16,7 +16,6 @@ from sr_assets.domain.subjects import covers, matcher, overlaps, printable, stor
 from sr_assets.domain.target_stream import target_config
 
 if TYPE_CHECKING:
-    from sr_assets.adapters.nats.administration import Cluster
     from sr_assets.settings import StreamSettings
 
 logger = logging.getLogger(__name__)

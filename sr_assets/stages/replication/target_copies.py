@@ -39,6 +39,7 @@ _ROW: Final = np.dtype([(column, np.int64) for column in _COLUMNS])
 #: Number of copies written, read and cached at a time.
 _CHUNK: Final = 8_192
 _CHUNKS_HELD: Final = 4
+_CLIENT: Final = "sr-assets review"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +251,6 @@ class FoundCopies:
             ordered.append(rows[self._first + order[begin : begin + _CHUNK]])
         self._file, self._first, self._after = ordered, 0, len(order)
         self._held, self._firsts = OrderedDict(), None
-
-
-_CLIENT: Final = "sr-assets review"
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -36,9 +36,6 @@ from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.target import copies_pattern, create_target, prepare_target
 from sr_assets.stages.replication.target_copies import Copy, FoundCopies, first_genuine
 from sr_assets.stages.source.ranges import save_gaps
-
-if TYPE_CHECKING:
-    from sr_assets.stages.replication.context import CopyContext
 
 logger = logging.getLogger(__name__)
 

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 NO_LEADER: Final = "the stream does not respond because it has no leader; check that a majority of its servers is up"
 #: Mirrors and sources of a stream without limits retention remove its messages before they are safe.
 _SAFE_RETENTION: Final = (2, 14, 0)
+_OPERATIONS: Final = {
+    Action.CREATE: "CREATE",
+    Action.RECREATE: "CREATE",
+    Action.UPDATE: "UPDATE",
+    Action.ADOPT: "UPDATE",
+}
+#: Time for the servers to connect the links of a new stream before they are evaluated.
+_CONNECT_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +163,6 @@ def _problems_with(
     if retention != "limits" and surveyed.version < _SAFE_RETENTION:
         version = ".".join(map(str, surveyed.version))
         yield f"{label} has retention {retention}, which is safe to copy from since server 2.14; it is {version}"
-
-
-_OPERATIONS: Final = {
-    Action.CREATE: "CREATE",
-    Action.RECREATE: "CREATE",
-    Action.UPDATE: "UPDATE",
-    Action.ADOPT: "UPDATE",
-}
-#: Time for the servers to connect the links of a new stream before they are evaluated.
-_CONNECT_SECONDS: Final = 3.0
 
 
 class Outcome(NamedTuple):

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 #: Number of messages at a stream's end that are searched for a source's last message.
 _MOST_STEPS: Final = 200
+#: Number of streams or entries that a text names of each kind.
+_MOST_NAMED: Final = 3
+_SECOND_NS: Final = 1_000_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class LinkLag(NamedTuple):
@@ -122,10 +126,6 @@ def _seconds(link: FoundLink, position: int, origin: FoundStream, origin_at: Clu
     return max(0.0, round((origin.ts_ns - min(stored)) / 1e9, 3))
 
 
-#: Number of streams or entries that a text names of each kind.
-_MOST_NAMED: Final = 3
-
-
 def replication_texts(settings: Settings, survey: Survey, links: Sequence[Link]) -> dict[tuple[str, str], str]:
     """Return, by cluster and stream, which streams it mirrors, sources or copies, and which entries copy or read it."""
     relations_of: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -155,10 +155,6 @@ def _listed(names: Sequence[str]) -> str:
     distinct = sorted(set(names))
     more = len(distinct) - _MOST_NAMED
     return ", ".join(distinct[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-_SECOND_NS: Final = 1_000_000_000
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StreamRow(NamedTuple):

@@ -15,6 +15,8 @@ from sr_assets.domain.tracking.outages import Outage, SiteEvent, SiteReport, wat
 from sr_assets.settings import StreamSettings
 
 logger = logging.getLogger(__name__)
+#: Number of nodes decided in one transaction.
+DECIDED_AT_ONCE: Final = 20_000
 
 
 def watch_outages(store: SiteState, stream: StreamSettings, state: StreamState) -> list[Outage]:
@@ -71,10 +73,6 @@ def _with_ids(
 def _close(outage: Outage, at_ns: int, last: dict[str, Any]) -> list[tuple[SiteReport, Outage]]:
     """End the outage of a stream whose guard was removed, with the counts of its last event."""
     return [(SiteReport(SiteEvent.RESTORED, at_ns, last["nodes"], last["silent"], outage.since_ns), outage)]
-
-
-#: Number of nodes decided in one transaction.
-DECIDED_AT_ONCE: Final = 20_000
 
 
 def operator_rules(store: SiteState, stream: StreamSettings, outages: Sequence[Outage] = ()) -> Rules:

@@ -41,6 +41,15 @@ logger = logging.getLogger(__name__)
 
 #: The clocks of source and advisory stream may differ by less than this: a clock further ahead is not believed.
 _CLOCKS_NS: Final = 3_600_000_000_000
+_CHUNK: Final = 5_000
+#: A starting server may respond that no stream takes the advisories; the query is repeated for this long.
+_OLD_ANSWERS_SECONDS: Final = 3.0
+#: Pause before a refused advisory is sent again; new ones are published meanwhile.
+RETRY_SECONDS: Final = 10.0
+_EVERY_SECONDS: Final = 60.0
+_EVERY_NS: Final = 60_000_000_000
+#: Maximum time from the request of a run to its first heartbeat.
+_START_NS: Final = 30_000_000_000
 
 
 class StoredAdvisories:
@@ -101,17 +110,6 @@ class StoredAdvisories:
             ours = self._stream.replicator, self._stream.name, self._stream.stream
             event_ns = advisory.event_ns if isinstance(advisory, Advisory) and advisory[:3] == ours else None
             yield published_id(ids[-1]), message.stored_ns, event_ns
-
-
-_CHUNK: Final = 5_000
-#: A starting server may respond that no stream takes the advisories; the query is repeated for this long.
-_OLD_ANSWERS_SECONDS: Final = 3.0
-#: Pause before a refused advisory is sent again; new ones are published meanwhile.
-RETRY_SECONDS: Final = 10.0
-_EVERY_SECONDS: Final = 60.0
-_EVERY_NS: Final = 60_000_000_000
-#: Maximum time from the request of a run to its first heartbeat.
-_START_NS: Final = 30_000_000_000
 
 
 class AdvisoryStage:

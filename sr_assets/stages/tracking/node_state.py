@@ -55,6 +55,10 @@ from sr_assets.stages.tracking.batch_rows import (
     reasons_of,
 )
 
+logger = logging.getLogger(__name__)
+#: Number of nodes swept in one transaction.
+SWEPT_AT_ONCE: Final = 20_000
+
 
 def forget_old_nodes(nodes: Nodes, stream: StreamSettings, now_ns: int) -> int:
     """Delete a tracked stream's retired nodes beyond their retention, inside the caller's transaction.
@@ -93,9 +97,6 @@ def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, stat
         if known.num_rows:
             rest = known.drop(["deadline_ns", "class"])
             nodes.merge(rest.append_column("deadline_ns", deadline).append_column("class", names))
-
-
-logger = logging.getLogger(__name__)
 
 
 def apply_requests(
@@ -176,10 +177,6 @@ def _too_silent(stream: StreamSettings, policy: Policy, node: str, state: NodeSt
         f"{stream.label}: node {node!r} stays retired: it has been silent for {silence}, longer than inspect_duration"
         f" ({interval}); its next message brings it back"
     )
-
-
-#: Number of nodes swept in one transaction.
-SWEPT_AT_ONCE: Final = 20_000
 
 
 class NodeStage(FoldStage):

@@ -10,9 +10,9 @@ from pyarrow import parquet
 
 from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.domain.messages import last_origin
-from sr_assets.stages.entry_work import StreamWork
 from sr_assets.stages.replication.batch import Batch
 from sr_assets.stages.report import Stage
+from sr_assets.stages.run import StreamWork
 from sr_assets.stages.source.ranges import Ends
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
 
