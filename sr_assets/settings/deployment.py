@@ -258,7 +258,7 @@ class Settings(Block):
         None,
         default_text="in a Dagster instance that `sr-assets` created",
     )
-    catch_up_messages: CatchUp | None = file_key("default of all [streams](#a-stream)", None)
+    catch_up: CatchUp | None = file_key("default of all [streams](#a-stream)", None, name="catch_up_messages")
     classes: ClassBlocks = file_key(
         "[classes](#block-classes) of nodes, the default of all [streams](#a-stream)", [], default_text="none"
     )

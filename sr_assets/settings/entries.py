@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -13,7 +13,6 @@ from sr_assets.settings.data import Locks, LockTtl
 from sr_assets.settings.election import Member
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
-from sr_assets.settings.operator_rules import ClassBlock, FlappingBlock, MaintenanceBlock, OutageGuardBlock
 from sr_assets.settings.values import (
     Duration,
     Flag,
@@ -41,71 +40,20 @@ class Start:
     value: int = 0
 
 
-class TopLevel(Protocol):
-    """The keys of the top level that entries inherit."""
-
-    @property
-    def replicator(self) -> str:
-        """The name of the replicator, and of entries without a name."""
-
-    @property
-    def tls(self) -> TlsBlock | None:
-        """The block `tls`."""
-
-    @property
-    def choria(self) -> ChoriaBlock | None:
-        """The block `choria`."""
-
-    @property
-    def catch_up_messages(self) -> int | None:
-        """The default of all streams."""
-
-    @property
-    def leader_election_name(self) -> str | None:
-        """The default of all entries."""
-
-    @property
-    def locks(self) -> tuple[str, ...]:
-        """The default of all entries."""
-
-    @property
-    def lock_timeout_ns(self) -> int:
-        """The default of all entries."""
-
-    @property
-    def lock_ttl_ns(self) -> int:
-        """The default of all entries."""
-
-    @property
-    def purge_after_ns(self) -> int | None:
-        """The default of all streams."""
-
-    @property
-    def classes(self) -> tuple[ClassBlock, ...]:
-        """The default of all streams."""
-
-    @property
-    def maintenance(self) -> tuple[MaintenanceBlock, ...]:
-        """The windows of streams without windows of their own."""
-
-    @property
-    def outage_guard(self) -> OutageGuardBlock | None:
-        """The guard of streams without one."""
-
-    @property
-    def flapping(self) -> FlappingBlock | None:
-        """The rule of streams without one."""
-
-    @property
-    def recover_after_ns(self) -> int:
-        """The default of all streams."""
-
-
 class CommonKeys(Block):
     """The keys that streams and feeds have in common."""
 
     #: The purpose of the entry: a copy in a target (`stream`), or the global view (`feed`).
     kind: ClassVar[Kind]
+    #: The keys that an entry without them takes from the top level.
+    inherited: ClassVar[tuple[str, ...]] = (
+        "tls",
+        "choria",
+        "leader_election_name",
+        "locks",
+        "lock_timeout_ns",
+        "lock_ttl_ns",
+    )
 
     stream: StreamName = file_key("the source stream")
     name: SiteName = file_key("the site; unique together with `stream`", "", default_text="the top-level `name`")
@@ -156,18 +104,11 @@ class CommonKeys(Block):
             return Start("delta", self.start_delta)
         return Start("all") if self.start_time is None else Start("time", self.start_time)
 
-    def within(self, top: TopLevel) -> Self:
-        """Return the entry with the inherited keys filled in; raises ValueError if they contradict its own."""
-        member = top.leader_election_name if self.leader_election_name is None else self.leader_election_name
-        entry = self.changed(
-            name=self.name or top.replicator,
-            tls=self.tls or top.tls,
-            choria=self.choria or top.choria,
-            leader_election_name=member or None,
-            locks=top.locks if self.locks is None else self.locks,
-            lock_timeout_ns=top.lock_timeout_ns if self.lock_timeout_ns is None else self.lock_timeout_ns,
-            lock_ttl_ns=self.lock_ttl_ns or top.lock_ttl_ns,
-        )
+    def within(self, top: Any) -> Self:
+        """Return the entry with the keys of the top level, `Settings`; raises ValueError if they contradict its own."""
+        missing = {key: getattr(top, key) for key in self.inherited if getattr(self, key) is None}
+        entry = self.changed(name=self.name or top.replicator, **missing)
+        entry = entry.changed(leader_election_name=entry.leader_election_name or None)
         _ = entry.clusters
         return entry
 

@@ -2,9 +2,9 @@
 
 from functools import cached_property
 from itertools import combinations
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, InstanceOf, model_validator
+from pydantic import Field, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
@@ -18,7 +18,7 @@ from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.domain.tracking.outages import Guard
 from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings.cluster_urls import ChoriaBlock, TlsBlock, Url, with_api, with_security
-from sr_assets.settings.entries import CommonKeys, FeedSettings, TopLevel
+from sr_assets.settings.entries import CommonKeys, FeedSettings
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import (
     AdvisoryTemplate,
@@ -154,58 +154,6 @@ class TargetBlock(Block):
         return TargetOptions(tuple(configured)) if configured else None
 
 
-class OperatorKeys(CommonKeys):
-    """The keys of a stream."""
-
-    named_maintenance: tuple[MaintenanceBlock, ...] | None = file_key(
-        "[windows](#block-maintenance) without announcements", None, name="maintenance", default_text="the top level's"
-    )
-    named_guard: OutageGuardBlock | None = file_key(
-        "hold announcements during an [outage](#block-outage_guard) of the site",
-        None,
-        name="outage_guard",
-        default_text="the top level's",
-    )
-    named_flapping: FlappingBlock | None = file_key(
-        "announce `flapping` and `settled` of a [flapping](#block-flapping) node",
-        None,
-        name="flapping",
-        default_text="the top level's",
-    )
-    named_recover_after_ns: Span | None = file_key(
-        "announce `recover` once the node was up for this time",
-        None,
-        name="recover_after",
-        default_text="the top level's",
-    )
-    #: The windows about this stream, and its other rules.
-    windows: tuple[Window, ...] = ()
-    guard: Guard | None = None
-    flapping_rule: Flapping | None = None
-    recover_after_ns: int = 0
-    #: Its classes, and those of them that are never announced.
-    class_names: tuple[str, ...] = ()
-    muted_classes: tuple[str, ...] = ()
-
-    def with_rules(self, top: TopLevel, policy: Policy | None, classes: NodeClasses | None) -> Self:
-        """Return the stream with its rules filled in; raises ValueError if they contradict each other."""
-        blocks = top.maintenance if self.named_maintenance is None else self.named_maintenance
-        class_names = tuple(block.name for block in classes.blocks) if classes else ()
-        refuse_other_sites(self.named_maintenance or (), [self.name])
-        refuse_unknown_classes(self.named_maintenance or (), class_names)
-        guard, flapping = self.named_guard or top.outage_guard, self.named_flapping or top.flapping
-        recover_after_ns = self.named_recover_after_ns
-        warnings = {block.name: classes.policy(block.name).warning_ns for block in classes.blocks} if classes else {}
-        return self.changed(
-            windows=tuple(block.window for block in blocks if block.about(self.name)),
-            guard=guard.guard(policy.warning_ns, warnings) if guard and policy else None,
-            flapping_rule=flapping.rule if flapping else None,
-            class_names=class_names,
-            muted_classes=tuple(name for name in class_names if classes and not classes.announces(name)),
-            recover_after_ns=top.recover_after_ns if recover_after_ns is None else recover_after_ns,
-        )
-
-
 class PartitionsBlock(Block):
     """`partitions` of a stream: a number of partitions and their filter, or a list of filters."""
 
@@ -261,29 +209,40 @@ class PartitionsBlock(Block):
         return tuple(str(self.filter).replace(NUMBER, str(number)) for number in range(self.count or 0))
 
 
-class ParallelKeys(OperatorKeys):
-    """The keys of a stream about parallel reading and writing."""
+class StreamSettings(CommonKeys):
+    """One of `streams`. Only `within` the top level it has the inherited keys."""
 
+    kind: ClassVar[Literal["stream"]] = "stream"
+    inherited: ClassVar[tuple[str, ...]] = (
+        *CommonKeys.inherited,
+        "maintenance",
+        "outage_guard",
+        "flapping",
+        "recover_after_ns",
+        "purge_after_ns",
+        "classes",
+        "catch_up",
+    )
+
+    maintenance: tuple[MaintenanceBlock, ...] | None = file_key(
+        "[windows](#block-maintenance) without announcements", None, default_text="the top level's"
+    )
+    outage_guard: OutageGuardBlock | None = file_key(
+        "hold announcements during an [outage](#block-outage_guard) of the site", None, default_text="the top level's"
+    )
+    flapping: FlappingBlock | None = file_key(
+        "announce `flapping` and `settled` of a [flapping](#block-flapping) node", None, default_text="the top level's"
+    )
+    recover_after_ns: Span | None = file_key(
+        "announce `recover` once the node was up for this time",
+        None,
+        name="recover_after",
+        default_text="the top level's",
+    )
     partitions: PartitionsBlock | None = file_key(
         "[lanes](#block-partitions) that read and copy the stream in parallel", None, default_text="none"
     )
     workers: Positive = file_key("parallel writers", 1)
-
-    @cached_property
-    def lanes(self) -> tuple[str, ...]:
-        """The filter of each partition, or nothing without `partitions`."""
-        return self.partitions.lanes if self.partitions else ()
-
-    @property
-    def writers(self) -> int:
-        """The number of parallel writers: `workers`, or one for each partition."""
-        return len(self.lanes) or self.workers
-
-
-class StreamSettings(ParallelKeys):
-    """One of `streams`. Only `within` the top level it has the inherited keys."""
-
-    kind: ClassVar[Literal["stream"]] = "stream"
 
     source_url: Url = file_key("the source's cluster; see [URLs and TLS](#urls-and-tls)")
     target_url: Url = file_key("the target's cluster")
@@ -336,16 +295,15 @@ class StreamSettings(ParallelKeys):
     retired_retention_ns: Duration | None = file_key(
         "retention of retired nodes", None, name="retired_retention", default_text="forever"
     )
-    named_purge_after_ns: Duration | None = file_key(
+    purge_after_ns: Duration | None = file_key(
         "delete all rows of a node this long after it retired, its transitions included",
         None,
         name="purge_after",
         default_text="the top level's",
     )
-    named_classes: ClassBlocks | None = file_key(
+    classes: ClassBlocks | None = file_key(
         "[classes](#block-classes) of nodes; the first one that matches a message counts",
         None,
-        name="classes",
         default_text="the top level's",
     )
     named_order: Annotated[Order, choice(Order)] | None = file_key(
@@ -379,7 +337,7 @@ class StreamSettings(ParallelKeys):
     batch_messages: Positive = file_key(
         "the maximum number of messages in a batch; of a tracked stream at most 500,000", 50_000
     )
-    named_catch_up: CatchUp | None = file_key(
+    catch_up: CatchUp | None = file_key(
         "limits the batches of a stream that is behind. A tracked stream that is four or more batches behind reads at most"
         " 250,000 messages or 512 MiB per core of the engine, whichever is less. After its first batch, a plain stream copies"
         " as many messages at once as take 5 s at the rate of the last batch, but at least `batch_messages`",
@@ -395,32 +353,20 @@ class StreamSettings(ParallelKeys):
     disable_target_tls: Flag = file_key("ignore every `tls` block for this link", False)
     paused: Flag = file_key("pause copying, as the command `pause` does; also [dynamic](data.md#dynamic-values)", False)
     target_initiated: Flag = file_key("accepted with a warning: copying always tolerates latency", False)
-    #: The top-level `name`, and the top-level `catch_up_messages`.
+    #: The top-level `name`.
     replicator: str = ""
-    default_catch_up: int | None = None
-    #: When the rows of a retired node are deleted, or None.
-    purge_after_ns: int | None = None
-    #: The classes of its nodes, or None.
-    node_classes: InstanceOf[NodeClasses] | None = None
 
-    def within(self, top: TopLevel) -> Self:
+    def within(self, top: Any) -> Self:
         """Return the stream with the inherited keys filled in; raises ValueError if they contradict its own."""
-        entry = super().within(top)
-        advisory = entry.advisory
-        if advisory is not None:
-            template = advisory.observer_subject or None
-            observer = observer_subject(template, top.replicator, entry.name, entry.stream)
-            advisory = advisory.changed(observer_subject=observer)
-        entry = entry.changed(
-            replicator=top.replicator,
-            default_catch_up=top.catch_up_messages,
-            advisory=advisory,
-            node_classes=NodeClasses.of(
-                top.classes if entry.named_classes is None else entry.named_classes, entry.policy
-            ),
-            purge_after_ns=top.purge_after_ns if entry.named_purge_after_ns is None else entry.named_purge_after_ns,
-        )
-        return entry.with_rules(top, entry.policy, entry.node_classes)
+        entry = super().within(top).changed(replicator=top.replicator)
+        refuse_other_sites(self.maintenance or (), [entry.name])
+        refuse_unknown_classes(self.maintenance or (), entry.class_names)
+        _ = entry.guard
+        if entry.advisory is None:
+            return entry
+        template = entry.advisory.observer_subject or None
+        observer = observer_subject(template, top.replicator, entry.name, entry.stream)
+        return entry.changed(advisory=entry.advisory.changed(observer_subject=observer))
 
     @cached_property
     def source(self) -> ClusterSettings:
@@ -462,6 +408,16 @@ class StreamSettings(ParallelKeys):
         """The differences of a new target from its source, or None."""
         return self.target_block.options if self.target_block else None
 
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        """The filter of each partition, or nothing without `partitions`."""
+        return self.partitions.lanes if self.partitions else ()
+
+    @property
+    def writers(self) -> int:
+        """The number of parallel writers: `workers`, or one for each partition."""
+        return len(self.lanes) or self.workers
+
     @property
     def order(self) -> Order:
         """The order of the copies: by default the stream's, or each sender's with several writers."""
@@ -470,7 +426,7 @@ class StreamSettings(ParallelKeys):
     @property
     def catch_up_messages(self) -> int:
         """The largest batch while it is behind; `batch_messages`, set alone, bounds every batch."""
-        named = self.named_catch_up or self.default_catch_up
+        named = self.catch_up
         if named is None:
             named = self.batch_messages if "batch_messages" in self.model_fields_set else MAX_FOLD_MESSAGES
         return max(self.batch_messages, named)
@@ -488,6 +444,39 @@ class StreamSettings(ParallelKeys):
             return None
         warning_ns = interval_ns // 2 if self.warn_duration_ns is None else self.warn_duration_ns
         return Policy(interval_ns, warning_ns, self.size_trigger or 0)
+
+    @cached_property
+    def node_classes(self) -> NodeClasses | None:
+        """The classes of its nodes, or None; raises ValueError if a class's durations contradict the stream's."""
+        return NodeClasses.of(self.classes or (), self.policy)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of its classes."""
+        return tuple(block.name for block in self.node_classes.blocks) if self.node_classes else ()
+
+    @property
+    def muted_classes(self) -> tuple[str, ...]:
+        """The classes that are never announced."""
+        return tuple(name for name in self.class_names if not self.announces(name))
+
+    @cached_property
+    def windows(self) -> tuple[Window, ...]:
+        """The maintenance windows about this stream."""
+        return tuple(block.window for block in self.maintenance or () if block.about(self.name))
+
+    @cached_property
+    def guard(self) -> Guard | None:
+        """The outage guard, or None; raises ValueError if its durations contradict the stream's."""
+        if self.outage_guard is None or self.policy is None:
+            return None
+        warnings = {name: self.policy_of(name).warning_ns for name in self.class_names}
+        return self.outage_guard.guard(self.policy.warning_ns, warnings)
+
+    @property
+    def flapping_rule(self) -> Flapping | None:
+        """The rule about flapping nodes, or None."""
+        return self.flapping.rule if self.flapping else None
 
     def policy_of(self, node_class: str | None) -> Policy:
         """Return the policy of a class of a tracked stream; None is the class of other nodes."""

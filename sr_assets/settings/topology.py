@@ -18,7 +18,6 @@ from sr_assets.domain.errors import did_you_mean
 from sr_assets.domain.topology.plan import Manage
 from sr_assets.domain.topology.wanted import Transform, Upstream, WantedStream
 from sr_assets.settings.cluster_urls import ChoriaBlock, TlsBlock, Url, with_api, with_security
-from sr_assets.settings.entries import TopLevel
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import ApiPrefix, Domain, Filter, SiteName, StreamName, asset_name
 from sr_assets.settings.streams import (
@@ -300,7 +299,7 @@ class TopologySettings(Block):
         refuse_loops(self.streams)
         return self
 
-    def within(self, top: TopLevel) -> Self:
+    def within(self, top: Any) -> Self:
         """Return the block with the inherited keys filled in; raises ValueError if they contradict its own."""
         blocks = {
             name: block.changed(tls=block.tls or top.tls, choria=block.choria or top.choria)

@@ -78,7 +78,8 @@ def _close(outage: Outage, at_ns: int, last: dict[str, Any]) -> list[tuple[SiteR
 def operator_rules(store: SiteState, stream: StreamSettings, outages: Sequence[Outage] = ()) -> Rules:
     """Return a stream's rules: the configured ones, and the windows that operators added. Raises RunError."""
     windows = (*stream.windows, *added_windows(store.folder))
-    return Rules(windows, stream.guard, outages, stream.flapping_rule, stream.recover_after_ns, stream.muted_classes)
+    recover_after_ns = stream.recover_after_ns or 0
+    return Rules(windows, stream.guard, outages, stream.flapping_rule, recover_after_ns, stream.muted_classes)
 
 
 def decide_announcements(
