@@ -29,6 +29,22 @@ RINGS = (
     "__main__",
 )
 
+# The most files and lines of each ring's folder, so that growth is a decision: raise a number only in a commit that says why.
+BUDGETS = {
+    "domain": (40, 5_400),
+    "settings": (21, 5_100),
+    "adapters": (100, 19_300),
+    "stages": (50, 11_900),
+    "assets": (11, 2_150),
+    "automation": (10, 1_400),
+    "operate": (26, 5_000),
+    "embedded": (13, 2_600),
+    "measure": (8, 1_400),
+    "cli": (24, 3_700),
+}
+# Rooms in which a module's name is what users type: a block of the configuration, a command, an asset.
+NAMED_BY_USERS = {"settings", "cli", "assets", "automation"}
+
 MAX_TEST_NAME = 70
 # Names that describe nothing; a dataclass's field may be called `found`, like a table's column.
 VAGUE_NAMES = {"one", "found", "what"}
@@ -113,6 +129,29 @@ def test_packages_of_a_ring_import_each_other_in_no_circle() -> None:
             if "." in imported and ring(imported) == ring(module):
                 edges[package(module)].add(imported)
     assert in_circles(edges) == set()
+
+
+def test_folders_stay_within_their_budgets() -> None:
+    sizes = {name: [path for module, path in MODULES.items() if module.partition(".")[0] == name] for name in BUDGETS}
+    used = {
+        name: (len(paths), sum(len(path.read_text().splitlines()) for path in paths)) for name, paths in sizes.items()
+    }
+    assert {name: size for name, size in used.items() if size[0] > BUDGETS[name][0] or size[1] > BUDGETS[name][1]} == {}
+    assert {module.partition(".")[0] for module in MODULES if "." in module} == BUDGETS.keys()
+
+
+def test_modules_of_different_rooms_have_names_of_their_own() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        if path.name != "__init__.py" and module.partition(".")[0] not in NAMED_BY_USERS:
+            places.setdefault(module.rpartition(".")[2], []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def test_no_module_is_imported_by_its_name_in_a_text() -> None:
+    users = {module for module, path in MODULES.items() if re.search(r"import_module\(|__import__\(", path.read_text())}
+    # A worker's libraries, and what a process imports for its later copies.
+    assert users == {"adapters.spark.remote", "automation.fork_server", "operate.forking"}
 
 
 def test_results_are_fetched_to_their_end() -> None:

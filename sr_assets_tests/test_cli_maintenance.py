@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sr_assets.adapters.state.added_windows import added_windows
 from sr_assets.adapters.state.checkpoint import read_about
-from sr_assets.adapters.state.maintenance import added_windows
 from sr_assets.adapters.state.status_file import SiteStatus, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.settings import load_settings

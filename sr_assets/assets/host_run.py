@@ -1,7 +1,7 @@
 """Host runs: a lingering run that also serves queued sites, each in a thread, and records their assets as its own events.
 
 A run's process needs half a second of CPU and 120 MB before it does any work, so many busy sites with a process each would starve
-each other. `docs/architecture.md` explains the run model.
+each other. `docs/decisions/0019-many-sites-in-a-run.md` explains the run model.
 """
 
 import logging

@@ -18,7 +18,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
-    from sr_assets.stages.topology.tables import Report
+    from sr_assets.stages.topology.link_rows import Report
 
     Record = dict[str, Any]
 
@@ -91,8 +91,8 @@ def report(
         stream_partitions,
         stream_refusals,
     )
+    from sr_assets.stages.topology.link_rows import link_record, make_report
     from sr_assets.stages.topology.survey import Survey
-    from sr_assets.stages.topology.tables import link_record, make_report
 
     with Survey(settings, "sr-assets report") as survey:
         made = make_report(settings, survey.refresh())
@@ -127,7 +127,7 @@ def _print_report(
     sort: str | None,
     dot: Path | None,
 ) -> None:
-    from sr_assets.stages.topology.tables import link_record, stream_record
+    from sr_assets.stages.topology.link_rows import link_record, stream_record
 
     streams = [
         stream_record(row) | {"replication": made.replication.get((row.cluster, row.stream or ""))}
@@ -159,7 +159,7 @@ def _print_records(
 
 
 def _columns(table: str) -> tuple[str, ...]:
-    from sr_assets.stages.topology.tables import LINK_COLUMNS, STREAM_COLUMNS
+    from sr_assets.stages.topology.link_rows import LINK_COLUMNS, STREAM_COLUMNS
 
     return (*STREAM_COLUMNS, "replication") if table == "stream" else LINK_COLUMNS
 

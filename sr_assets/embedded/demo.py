@@ -54,9 +54,9 @@ from sr_assets.settings import Settings, load_settings
 from sr_assets.settings.needed_permissions import Permission, needed_permissions
 from sr_assets.stages.connection_users import ask_servers, list_users, nats_blocks
 from sr_assets.stages.source.lag import measure_lag
+from sr_assets.stages.topology.link_rows import make_report
 from sr_assets.stages.topology.planning import find_drift, topology_of
 from sr_assets.stages.topology.survey import Survey
-from sr_assets.stages.topology.tables import make_report
 
 CITIES: Final = (
     *("london", "paris", "berlin", "madrid", "rome", "vienna", "prague", "warsaw", "dublin", "lisbon"),

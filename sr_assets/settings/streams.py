@@ -330,7 +330,7 @@ class StreamSettings(CommonKeys):
     )
     allow_batched: Annotated[AllowBatched, choice(AllowBatched)] = file_key(
         "`auto`: create targets with `allow_batched`, and publish in"
-        " [fast-ingest batches](architecture.md#the-exactly-once-protocol) into targets that have it (nats-server 2.14 or"
+        " fast-ingest batches into targets that have it (nats-server 2.14 or"
         " later); `off`: one acknowledgement for each message",
         "auto",
     )

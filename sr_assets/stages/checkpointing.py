@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Self
 from sr_assets.adapters import times
 from sr_assets.adapters.nats.object_store import ObjectBucket, StoredObject
 from sr_assets.adapters.private import own_folder
+from sr_assets.adapters.state.added_windows import add_windows, added_windows, read_window
 from sr_assets.adapters.state.checkpoint import (
     About,
     Stored,
@@ -34,7 +35,6 @@ from sr_assets.adapters.state.checkpoint import (
 from sr_assets.adapters.state.checkpoint_request import end_request, take_request
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.adapters.state.maintenance import add_windows, added_windows, read_window
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.adapters.state.status_file import outdate_status, read_status

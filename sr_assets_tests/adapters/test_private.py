@@ -8,11 +8,11 @@ import pytest
 
 from sr_assets.adapters.locking import living_holder, lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
+from sr_assets.adapters.state.added_windows import add_windows
 from sr_assets.adapters.state.checkpoint import Stored, note_stored
 from sr_assets.adapters.state.database import create_database
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.lock import SiteLock, lock_owner
-from sr_assets.adapters.state.maintenance import add_windows
 from sr_assets.adapters.state.operator_requests import leave_request
 from sr_assets.adapters.state.status_file import SiteStatus, write_status
 from sr_assets.domain.errors import ConfigurationError

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.published.queries import node_states
+from sr_assets.adapters.state.added_windows import added_windows
 from sr_assets.adapters.state.checkpoint import Stored, last_stored, write_checkpoint
 from sr_assets.adapters.state.checkpoint_request import is_pending, request_checkpoint
-from sr_assets.adapters.state.maintenance import added_windows
 from sr_assets.adapters.state.pausing import paused_streams, set_paused
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, write_status

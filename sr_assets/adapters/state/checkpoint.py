@@ -19,8 +19,8 @@ import duckdb
 
 from sr_assets.adapters import times
 from sr_assets.adapters.private import own_folder, sync_folder, write_private
+from sr_assets.adapters.state.added_windows import read_window
 from sr_assets.adapters.state.database import create_database, keep_newest_asides
-from sr_assets.adapters.state.maintenance import read_window
 from sr_assets.adapters.state.schema import SCHEMA_VERSION, TABLES
 from sr_assets.adapters.state.snapshot_index import history_path
 from sr_assets.domain.advisories import event_id

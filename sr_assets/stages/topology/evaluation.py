@@ -24,8 +24,8 @@ from sr_assets.domain.topology.wanted import WantedStream
 from sr_assets.settings import Settings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import published_sites
+from sr_assets.stages.topology.link_rows import Report, link_record, make_report, stream_record
 from sr_assets.stages.topology.planning import NO_LEADER, find_drift, topology_of
-from sr_assets.stages.topology.tables import Report, link_record, make_report, stream_record
 
 if TYPE_CHECKING:
     from sr_assets.stages.topology.survey import ClusterSurvey, Survey
