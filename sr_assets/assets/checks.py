@@ -11,7 +11,7 @@ from sr_assets.adapters.state.records import CopyState
 from sr_assets.assets.specs import stream_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import DAY_NS, format_rfc3339_ns
-from sr_assets.domain.provenance import Identity, find_copy
+from sr_assets.domain.provenance import find_copy
 from sr_assets.settings import FeedSettings, StreamSettings
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _last_copy_problem(site: Site, stream: StreamSettings, report: StreamReport)
         stored = target.message(stream.target_stream, copying.target_sequence)
     except RunError as error:
         return f"the target cannot be queried: {error}"
-    identity = Identity(stream.stream, stream.replicator, stream.name)
+    identity = stream.identity
     copy = find_copy(stored.headers, identity, copying.created_ns) if stored else None
     if stored is not None and (copy is None or copy.sequence != copying.target_holds):
         return f"the target's {copying.target_sequence} is not the copy of {copying.target_holds}"

@@ -18,7 +18,7 @@ from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SECOND_NS, SequenceRange
-from sr_assets.domain.provenance import Identity, find_copy
+from sr_assets.domain.provenance import find_copy
 from sr_assets.domain.received import LIFE_CYCLE, Advisory, read_message
 from sr_assets.domain.senders import Document
 from sr_assets.domain.subjects import advisory_pattern
@@ -305,7 +305,7 @@ class Observation:
         self.began_ns: int | None = None
         self.expectation = Expectation(entry, stream.subjects(plan))
         self._nodes = set(plan.senders())
-        self._identity = Identity(entry.stream, entry.replicator, entry.name)
+        self._identity = entry.identity
         with ExitStack() as stack:
             payloads = needs_payloads(entry)
             self.source = stack.enter_context(StreamLog(entry.source, entry.stream, headers_only=not payloads))

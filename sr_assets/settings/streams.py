@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.provenance import Identity
 from sr_assets.domain.senders import HeaderName, JsonField, SubjectToken
 from sr_assets.domain.sizing import MAX_FOLD_MESSAGES
 from sr_assets.domain.subjects import observer_subject, overlaps, target_subject
@@ -392,6 +393,11 @@ class StreamSettings(CommonKeys):
     def clusters(self) -> tuple[ClusterSettings, ...]:
         """The clusters of source and target."""
         return self.source, self.target
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What its copies say about their origin."""
+        return Identity(self.stream, self.replicator, self.name)
 
     @property
     def target_stream(self) -> str:

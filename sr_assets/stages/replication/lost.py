@@ -103,7 +103,7 @@ def _scan(stream: StreamSettings, store: SiteState, copying: CopyState, source: 
     held = SequenceRange(min(max(1, target.first_sequence, looked + 1), after), after)
     if not len(held):
         return
-    identity = Identity(stream.stream, stream.replicator, stream.name)
+    identity = stream.identity
     foreign: Identity | None = None
     # Copies of an entry with another filter have other subjects.
     possible = matcher([copies_pattern(stream, target) or ">"])

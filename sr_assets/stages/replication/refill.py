@@ -23,12 +23,12 @@ from sr_assets.adapters.state.refill_request import end_refill, note_refill, rea
 from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets.domain.senders import inspect
 from sr_assets.domain.subjects import source_subject
 from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.recover import portions
 from sr_assets.stages.replication.target import copies_pattern
+from sr_assets.stages.replication.target_copies import claimed_copies
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.stream_info import StreamInfo
@@ -199,12 +199,10 @@ class HistoryRefill:
     def _copies(self, target: wire.Connection, part: SequenceRange, plan: _Plan) -> dict[int, tuple[int, int]]:
         """Return this source's copies in a part: source sequence → target sequence, original's stored time in ms."""
         stream, state, copies = self._stream, self._state, {}
-        identity = Identity(stream.stream, stream.replicator, stream.name)
         newest_ms = {stored_ns // _MS for stored_ns in self._wanted.values()} if plan.newest else None
-        lists = wire.read_headers(target, stream.target_stream, part, copies_pattern(stream, self._target))
-        for message in itertools.chain.from_iterable(lists):
-            copy = find_copy(message.headers, identity, state.created_ns)
-            if copy is None or copy.sequence >= plan.before or copy.is_before(state.reset_starts):
+        pattern = copies_pattern(stream, self._target)
+        for message, copy in claimed_copies(target, stream, part, pattern, state.created_ns):
+            if copy.sequence >= plan.before or copy.is_before(state.reset_starts):
                 continue
             if copy.stored_ms >= self._oldest_ms and (newest_ms is None or copy.stored_ms in newest_ms):
                 copies[copy.sequence] = message.sequence, copy.stored_ms

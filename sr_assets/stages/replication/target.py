@@ -11,7 +11,7 @@ from sr_assets.adapters.nats.administration import Cluster, TooManySubjectsError
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import header_writer
-from sr_assets.domain.provenance import Identity, doubled_text, foreign_copy
+from sr_assets.domain.provenance import doubled_text, foreign_copy
 from sr_assets.domain.subjects import covers, matcher, overlaps, printable, stored_patterns
 from sr_assets.domain.target_stream import target_config
 
@@ -190,7 +190,7 @@ def refuse_doubled(stream: StreamSettings, source: StreamInfo, target: Cluster, 
     Copies of an entry with another filter have other subjects.
     """
     newest = target.last_message(stream.target_stream, copies_pattern(stream, info) or ">")
-    identity = Identity(stream.stream, stream.replicator, stream.name)
+    identity = stream.identity
     other = foreign_copy(newest.headers, identity, source.created_ns) if newest else None
     if other is not None:
         raise RunError(doubled_text(stream.target_stream, identity, other))

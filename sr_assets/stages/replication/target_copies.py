@@ -23,7 +23,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
-from sr_assets.domain.provenance import CopyOf, Identity, find_copy, is_copy_of, is_forged
+from sr_assets.domain.provenance import CopyOf, find_copy, is_copy_of, is_forged
 from sr_assets.domain.senders import inspect
 from sr_assets.stages.progress_lines import LongWork
 
@@ -310,6 +310,23 @@ class Copies:
         self.here = self.here.part(0, kept)
 
 
+def claimed_copies(
+    connection: wire.Connection,
+    stream: StreamSettings,
+    held: SequenceRange,
+    subjects: str | None = None,
+    created_ns: int | None = None,
+) -> Iterator[tuple[Message, CopyOf]]:
+    """Yield the messages with the headers of this entry's copies in a range of its target, without payloads.
+
+    Whoever publishes to the target may write these headers. `subjects` is a pattern of the copies' subjects; with
+    `created_ns`, copies of an earlier source are left out.
+    """
+    for message in chain.from_iterable(wire.read_headers(connection, stream.target_stream, held, subjects)):
+        if copy := find_copy(message.headers, stream.identity, created_ns):
+            yield message, copy
+
+
 def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copies:
     """Return every copy of this entry in the target; of several copies of one message, only the last."""
     target = site.clusters.connect(stream.target)
@@ -317,11 +334,12 @@ def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copie
     if not target.stream_exists(stream.target_stream):
         return copies
     info = target.stream_info(stream.target_stream)
-    identity = Identity(stream.stream, stream.replicator, stream.name)
     with wire.Connection(stream.source, _CLIENT) as connection:
         for messages in _read_lists(stream.target, info):
             claims = [
-                (message, claim) for message in messages if (claim := find_copy(message.headers, identity)) is not None
+                (message, claim)
+                for message in messages
+                if (claim := find_copy(message.headers, stream.identity)) is not None
             ]
             forged = _forged(connection, stream.stream, claims, source.created_ns)
             copies.forged += len(forged)

@@ -30,11 +30,11 @@ from sr_assets.adapters.state.stream_tables import Counter, gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
-from sr_assets.domain.provenance import CopyOf, Identity, find_copy, forged_text, other_writer_text
+from sr_assets.domain.provenance import CopyOf, find_copy, forged_text, other_writer_text
 from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.target import copies_pattern, create_target, prepare_target
-from sr_assets.stages.replication.target_copies import Copy, FoundCopies, first_genuine
+from sr_assets.stages.replication.target_copies import Copy, FoundCopies, claimed_copies, first_genuine
 from sr_assets.stages.source.ranges import save_gaps
 
 logger = logging.getLogger(__name__)
@@ -59,10 +59,6 @@ class TargetReview:
         self._context, self._source, self._state, self._copying, self._target = context, source, state, copying, target
         self._stream, self._store = context.stream, context.store
         self._log = self._store.copy_log(self._stream.stream)
-
-    @property
-    def _identity(self) -> Identity:
-        return Identity(self._stream.stream, self._stream.replicator, self._stream.name)
 
     def changed(self) -> bool:
         """Return whether a target with our copies seems deleted, recreated, or to end before our last copy."""
@@ -126,7 +122,7 @@ class TargetReview:
             while portion := list(itertools.islice(copies, _CONFIRMED_AT_ONCE)):
                 # Another writer copies what the source holds, so a copy without an original proves none.
                 if (genuine := first_genuine(self._stream, portion)) is not None:
-                    raise RunError(other_writer_text(self._stream.target_stream, self._identity, genuine[1]))
+                    raise RunError(other_writer_text(self._stream.target_stream, self._stream.identity, genuine[1]))
                 forged += len(portion)
             if forged:
                 logger.error("%s: %s", self._stream.label, forged_text(self._stream.target_stream, forged))
@@ -144,10 +140,7 @@ class TargetReview:
     def _read_claims(self, held: SequenceRange, subjects: str | None = None) -> Iterator[tuple[Message, CopyOf]]:
         """Yield the messages with the headers of this entry's copies in a range of the target, without payloads."""
         with wire.Connection(self._stream.target, _CLIENT) as connection:
-            lists = wire.read_headers(connection, self._stream.target_stream, held, subjects)
-            for message in itertools.chain.from_iterable(lists):
-                if copy := find_copy(message.headers, self._identity, self._copying.created_ns):
-                    yield message, copy
+            yield from claimed_copies(connection, self._stream, held, subjects, self._copying.created_ns)
 
     # ------------------------------------------------------------------------------------------ replaced or recreated
 
@@ -222,7 +215,7 @@ class TargetReview:
             stored = self._context.clusters.connect(where).message(name, copying.target_sequence)
         if stored is None:
             return False
-        copy = find_copy(stored.headers, self._identity, copying.created_ns)
+        copy = find_copy(stored.headers, self._stream.identity, copying.created_ns)
         return copy is None or copy.sequence != copying.target_holds
 
     def _note_rollback(self, target: StreamInfo) -> None:
@@ -337,14 +330,11 @@ def _read_copies(context: CopyContext, copying: CopyState, target: StreamInfo, h
     stream = context.stream
     if not len(held):
         return
-    identity = Identity(stream.stream, stream.replicator, stream.name)
-    pattern = copies_pattern(stream, target)
     label = f"{stream.label}: searching {stream.target_stream} for copies made after this state"
     with LongWork(label, len(held)) as progress, wire.Connection(stream.target, "sr-assets review") as connection:
-        lists = wire.read_headers(connection, stream.target_stream, held, pattern)
-        for message in itertools.chain.from_iterable(lists):
-            copy = find_copy(message.headers, identity, copying.created_ns)
+        pattern = copies_pattern(stream, target)
+        for message, copy in claimed_copies(connection, stream, held, pattern, copying.created_ns):
             # A restart copies messages again that an earlier one has copied.
-            if copy and not copy.is_before(copying.starts):
+            if not copy.is_before(copying.starts):
                 yield Copy(message.sequence, copy.sequence, copy.stored_ms * 1_000_000, 0, None)
             progress.reached(message.sequence + 1 - held.first)
