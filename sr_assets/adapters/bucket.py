@@ -65,7 +65,6 @@ class KeyBucket:
         self._connection: wire.Connection | None = None
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -47,7 +47,6 @@ class JsonLines(logging.Formatter):
         self._tag = tag
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as JSON."""
         message = record.getMessage()
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -76,7 +75,6 @@ class TextLines(logging.Formatter):
         self._bare = bare
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as text."""
         begin = "" if self._bare else f"{self.formatTime(record)} {record.levelname} "
         line = f"{begin}{visible(record.getMessage())}"
         traceback = self.formatException(record.exc_info).splitlines() if record.exc_info else []

@@ -45,7 +45,6 @@ class Enrolment:
 
     @property
     def key_file(self) -> Path:
-        """The private key."""
         return self.folder / "private_keys" / f"{self.identity}.pem"
 
     @property

@@ -65,7 +65,6 @@ class PlainSigner:
         self.public = _encoded(_times(self._secret, _base()))
 
     def sign(self, text: bytes) -> bytes:
-        """Return the signature of a text."""
         nonce = _number(self._prefix, text)
         commitment = _encoded(_times(nonce, _base()))
         answer = (nonce + _number(commitment, self.public, text) * self._secret) % _ORDER
@@ -101,5 +100,4 @@ class UserKey:
         return base64.b32encode(raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")).rstrip(b"=")
 
     def sign(self, text: bytes) -> bytes:
-        """Return the signature of a text."""
         return self._signer.sign(text)

@@ -75,7 +75,6 @@ class BackgroundThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive()
 
     @property

@@ -30,7 +30,6 @@ _LABEL_SHARE: Final = 0.4
 
 
 def line_chart(title: str, unit: str, lines: Mapping[str, Sequence[tuple[str, float]]]) -> dg.MarkdownMetadataValue:
-    """Return a chart of lines by label."""
     if find_spec("matplotlib") is None:
         return dg.MetadataValue.md(missing_extra("this chart", "charts"))
     from matplotlib.figure import Figure

@@ -55,7 +55,6 @@ def stream_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
 
 
 def feed_check_specs(feed: FeedSettings) -> list[dg.AssetCheckSpec]:
-    """Describe the checks of a feed."""
     return check_specs(stream_key(feed, "advisory_feed"), _FEED_CHECKS)
 
 

@@ -277,7 +277,6 @@ EntryAssets = StreamAssets | FeedAssets
 
 
 def entry_assets(entry: Entry) -> EntryAssets:
-    """Return the assets of an entry."""
     return FeedAssets(entry) if isinstance(entry, FeedSettings) else StreamAssets(entry)
 
 

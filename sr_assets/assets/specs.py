@@ -14,7 +14,6 @@ ROW_COUNT: Final = "dagster/row_count"
 
 
 def site_job_name(site: str) -> str:
-    """Return the name of a site's job."""
     return f"{asset_name(site)}_replication"
 
 

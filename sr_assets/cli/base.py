@@ -39,7 +39,6 @@ class _Seconds(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds."""
         from sr_assets.settings import parse_duration
 
         if isinstance(value, float):

@@ -25,7 +25,6 @@ class _Numbers(click.ParamType["tuple[int, ...]"]):
     name = "N[,N…]"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> "tuple[int, ...]":
-        """Return the numbers."""
         parts = str(value).split(",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
             self.fail(f"{value!r} is not a list of numbers; use one such as 100,1000", param, ctx)

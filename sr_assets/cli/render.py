@@ -93,7 +93,6 @@ class Layout:
         return [header for index, header in enumerate(self._headers) if index not in self._shown]
 
     def header(self) -> str:
-        """Return the header line."""
         return self.line([(header, "bold") for header in self._headers])
 
     def line(self, cells: Sequence[tuple[str, str | None]], style: str | None = None) -> str:
@@ -191,7 +190,6 @@ def print_json(elements: Iterable[Any]) -> None:
 
 
 def json_line(value: object) -> str:
-    """Return a value as JSON on one line."""
     text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
     return _BARE.sub(lambda letter: f"\\u{ord(letter[0]):04x}", text)
 
@@ -307,7 +305,6 @@ class Lines:
             self._write([self._layout.header() + "\n"])
 
     def rows(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Print rows."""
         if self._form == "csv":
             self._write(csv_lines(rows))
         elif self._form == "json":
@@ -328,7 +325,6 @@ def age_seconds(time: datetime) -> int:
 
 
 def age_text(as_of: datetime) -> str:
-    """Return a time and its age as text."""
     return f"as of {as_of:%Y-%m-%d %H:%M:%S} UTC, {duration(age_seconds(as_of))} old"
 
 

@@ -99,7 +99,6 @@ def count_text(rules: Iterable[ClassRule], classes: Sequence[str | None]) -> str
 
 
 def encode_rules(rules: Iterable[ClassRule]) -> list[list[Any]]:
-    """Return rules as JSON values."""
     return [[rule.name, rule.patterns, rule.path, rule.header, rule.value] for rule in rules]
 
 

@@ -103,7 +103,6 @@ def _text(headers: bytes, name: bytes) -> str:
 
 
 def bucket_of(took_ns: int) -> int:
-    """Return the bucket of a latency."""
     milliseconds = abs(took_ns) / _MILLISECOND_NS
     if milliseconds < 1:
         return 0

@@ -176,7 +176,6 @@ class _Node:
     windows: tuple[Window, ...] = ()
 
     def publishes(self, round_: int, at_seconds: float) -> bool:
-        """Return whether the node publishes in a round, at a time."""
         return self.schedule.publishes(round_) and not any(
             window.from_seconds <= at_seconds < window.until_seconds for window in self.windows
         )

@@ -59,7 +59,6 @@ class MeasuredStream:
         return max(policy.warning_ns for policy in (entry.policy, *classes)) / 1e9
 
     def subjects(self, plan: FleetPlan) -> Mapping[str, str]:
-        """Return the node of each subject."""
         return {self.subject.replace("%s", node): node for node in plan.senders()}
 
 

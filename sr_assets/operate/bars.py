@@ -62,7 +62,6 @@ class Bars(contextlib.AbstractContextManager["Bars"]):
         self._progress.update(self._tasks[work], completed=done, total=total)
 
     def end(self, work: str) -> None:
-        """Remove a bar."""
         task = self._tasks.pop(work, None)
         if task is not None:
             self._progress.refresh()

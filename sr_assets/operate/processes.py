@@ -185,7 +185,6 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Return whether a frame is inside an import."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True

@@ -23,7 +23,6 @@ _PRINTED: Final = ("senders_found", "advisories_published")
 
 
 def print_line(line: str) -> None:
-    """Print a line on stdout."""
     print(visible(line), flush=True)  # noqa: T201  the output of `run` and `up`
 
 

@@ -142,7 +142,6 @@ def read_json_field(value: object) -> JsonField:
 
 
 def read_header_name(value: object) -> HeaderName:
-    """Read the name of the header that names the sender."""
     name = read_text(value)
     if not re.fullmatch(r"[!-9;-~]+", name):
         raise ValueError(f"{shown(name)} is not a header name; use printable ASCII without spaces and colons")

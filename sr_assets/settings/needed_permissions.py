@@ -113,7 +113,6 @@ def trusted_subjects(needs: Iterable[Permission]) -> list[str]:
 
 
 def used_clusters(settings: Settings) -> list[ClusterSettings]:
-    """Return the clusters of all connections."""
     return list(dict.fromkeys(need.cluster for need in needed_permissions(settings)))
 
 
@@ -133,7 +132,6 @@ def _at_server(need: Permission, domains: Mapping[ClusterSettings, str]) -> Iter
 
 
 def _of_connection(cluster: ClusterSettings, role: Role, about: str) -> Iterator[Permission]:
-    """Yield the permissions of every connection."""
     yield Permission(cluster, role, about, Action.PUBLISH, USER_INFO, "read the user's own permissions")
     # A Choria broker permits the token's own inbox.
     inbox = f"{cluster.choria.collective}.reply.*" if cluster.choria else cluster.inbox_prefix

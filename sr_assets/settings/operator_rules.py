@@ -37,7 +37,6 @@ class FlappingBlock(Block):
 
     @property
     def rule(self) -> Flapping:
-        """The rule."""
         return Flapping(self.transitions, self.within_ns)
 
 
@@ -133,7 +132,6 @@ class MaintenanceBlock(Block):
         return self
 
     def about(self, site: str) -> bool:
-        """Return whether the window is about a site."""
         return self.site is None or fnmatchcase(site, self.site)
 
     @property
@@ -270,7 +268,6 @@ class NodeClasses:
         return {block.name: (block, policy) for block, policy in zip(self.blocks, self.policies.policies, strict=True)}
 
     def policy(self, name: str | None) -> Policy:
-        """Return the policy of a class."""
         return self._by_name[name][1] if name in self._by_name else self.policies.own
 
     def announces(self, name: str | None) -> bool:

@@ -401,7 +401,6 @@ class StreamSettings(CommonKeys):
 
     @property
     def target_stream(self) -> str:
-        """The name of the target."""
         return self.named_target or self.stream
 
     @property
@@ -458,7 +457,6 @@ class StreamSettings(CommonKeys):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of its classes."""
         return tuple(block.name for block in self.node_classes.blocks) if self.node_classes else ()
 
     @property

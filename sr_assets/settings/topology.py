@@ -311,7 +311,6 @@ class TopologySettings(Block):
 
     @cached_property
     def clusters(self) -> Mapping[str, TopologyCluster]:
-        """The clusters by name."""
         return {
             name: TopologyCluster(name, block.cluster, block.domain, block.api)
             for name, block in self.cluster_blocks.items()

@@ -47,7 +47,6 @@ class Key(NamedTuple):
 
     @property
     def location(self) -> tuple[ClusterSettings, str]:
-        """The cluster and the bucket."""
         return self.cluster, self.bucket
 
 

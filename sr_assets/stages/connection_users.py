@@ -180,7 +180,6 @@ def _claimed_name(jwt: str) -> str:
 
 
 def all_users(clusters: Sequence[Sequence[User]]) -> list[User]:
-    """Return the users of all clusters."""
     return [user for users in clusters for user in users]
 
 

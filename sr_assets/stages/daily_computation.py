@@ -166,7 +166,6 @@ class AvailabilityStage(DailyStage):
     days_before = 0
 
     def settings(self, settings: Settings) -> DailySettings:
-        """Return the block `availability`."""
         return settings.availability
 
     def input_retention(self, settings: Settings) -> tuple[int, str]:
@@ -196,7 +195,6 @@ class InventoryStage(DailyStage):
     days_before = 1
 
     def settings(self, settings: Settings) -> DailySettings:
-        """Return the block `inventory`."""
         return settings.inventory
 
     def input_retention(self, settings: Settings) -> tuple[int, str]:

@@ -164,7 +164,6 @@ class Follower:
         return [(advisory, stored_ns) for advisory, stored_ns in received if advisory is not None]
 
     def close(self) -> None:
-        """Close the connection."""
         self._cluster.close()
 
     def _begin(self, source: StreamInfo) -> int:

@@ -111,7 +111,6 @@ def _run(settings: Settings, streams: Sequence[StreamSettings]) -> str:
 
 
 def _streams_of(settings: Settings, node: str, site: str | None) -> list[StreamSettings]:
-    """Return the streams of one site that track a node."""
     if site is not None and site not in settings.sites:
         hint = did_you_mean(site, settings.sites)
         raise ConfigurationError(f"--site {site}: is not configured; {hint}configured: {', '.join(settings.sites)}")

@@ -77,7 +77,6 @@ class CopyPlan:
 
     @property
     def identity(self) -> Identity:
-        """The identity of the copies."""
         return Identity(self.source_stream, self.replicator, self.name)
 
     def encode(self) -> dict[str, str]:

@@ -158,7 +158,6 @@ class Receipt:
         return cls.decode(file.read_text())
 
     def encode(self) -> str:
-        """Return the receipt as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -52,7 +52,6 @@ class ConsulSource(Source):
         self._opener = urllib.request.build_opener(*handlers)
 
     def read(self, key: str) -> Json:
-        """Return a value."""
         return self._request("GET", key, "raw")[0].decode("utf-8", "replace")
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -67,13 +66,11 @@ class ConsulSource(Source):
             raise RunError(f"{self.settings.label}: not a list of keys of Consul: {answer[:80]!r}") from None
 
     def put(self, key: str, value: Json) -> None:
-        """Write a value."""
         text = value if isinstance(value, str) else json.dumps(value)
         if self._request("PUT", key, body=text.encode())[0].strip() != b"true":
             raise RunError(f"{self.settings.label}{key}: Consul did not store the value; see its log")
 
     def delete(self, key: str) -> None:
-        """Delete a key."""
         self.read(key)
         self._request("DELETE", key)
 

@@ -35,12 +35,10 @@ class KvSource(Source):
         self._bucket = KeyBucket(settings.cluster, settings.bucket or "", client="sr-assets data")
 
     def close(self) -> None:
-        """Close the connection."""
         with self._guard:
             self._bucket.close()
 
     def read(self, key: str) -> Json:
-        """Return a value."""
         entry = self._ask(key, lambda bucket: bucket.read(key))
         if entry is None or entry.deleted:
             raise MissingValueError(f"{self.settings.label} has no key {key!r}; put it")
@@ -56,7 +54,6 @@ class KvSource(Source):
         return self._ask("key", stored)
 
     def put(self, key: str, value: Json) -> None:
-        """Write a value."""
         text = value if isinstance(value, str) else json.dumps(value)
 
         def write(bucket: KeyBucket) -> None:

@@ -28,7 +28,6 @@ class MappingSource(Source):
     """A source whose values are a mapping, held in memory or read from a file at each use."""
 
     def read(self, key: str) -> Json:
-        """Return a value."""
         values = self._values()
         if key not in values:
             raise MissingValueError(f"{self.settings.label} has no key {key!r}; put it")
@@ -87,7 +86,6 @@ class FileSource(MappingSource):
     """A YAML or JSON file; the key `a.b` is the key `b` in the mapping `a`, unless the file has the key `a.b` itself."""
 
     def read(self, key: str) -> Json:
-        """Return a value."""
         value: Json = self._read()
         path = _path(value, key)
         if path is None:

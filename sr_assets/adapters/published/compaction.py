@@ -155,7 +155,6 @@ def _stored_us(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _is_later(rows: pa.Table, cut_hour: int | None) -> NDArray[np.bool_]:
-    """Return whether each row is of the cut hour or a later one."""
     if cut_hour is None:
         return np.zeros(len(rows), bool)
     return np.asarray(pc.greater_equal(_stored_us(rows), cut_hour * _HOUR_US))

@@ -127,5 +127,4 @@ DAILY_TABLES: Final = (AVAILABILITY, INVENTORY)
 
 
 def names(tables: Iterable[DailyTable] = DAILY_TABLES) -> list[str]:
-    """Return the names of daily tables."""
     return [table.name for table in tables]

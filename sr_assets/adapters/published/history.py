@@ -168,7 +168,6 @@ class StagedFiles:
 
 
 def stream_folder(home: Path, name: str, stream: str) -> Path:
-    """Return the folder of one stream's history."""
     return site_history(home, name) / f"stream={quote(stream, safe='')}"
 
 

@@ -84,7 +84,6 @@ class Publication:
 
     @property
     def names(self) -> set[str]:
-        """Names of its files."""
         return set(self.sizes)
 
     @property
@@ -107,7 +106,6 @@ def site_folders(home: Path) -> Iterator[tuple[str, Path]]:
 
 
 def file_name(table: str, token: str) -> str:
-    """Return the file name of a table in a publication."""
     return f"{table}-{token}.parquet"
 
 

@@ -130,7 +130,6 @@ def at(column: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

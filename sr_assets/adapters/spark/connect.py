@@ -31,7 +31,6 @@ _LONGEST_PAUSE_MS: Final = 2_000
 
 
 def is_remote(session: SparkSession) -> bool:
-    """Return whether a session is a Connect session."""
     # Not by its attributes: attributes that a classic session lacks raise Spark errors.
     return type(session).__module__.startswith("pyspark.sql.connect")
 

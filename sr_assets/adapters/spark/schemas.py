@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 @functools.cache
 def arrow_schema(schema: str) -> pa.Schema:
-    """Return the Arrow form of a schema."""
     # Here, because Spark's workers must start quickly.
     import pyarrow as pa
 

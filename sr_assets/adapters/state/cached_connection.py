@@ -76,7 +76,6 @@ class AttachedFile:
             self._others.remove(connection)
 
     def close(self) -> None:
-        """Close the file and all its connections."""
         self.main.close()
         with contextlib.suppress(duckdb.Error):
             # The next file must never meet a connection to this one.
@@ -278,7 +277,6 @@ class StateConnection:
         return result
 
     def sql(self, query: str, *, params: object = None) -> duckdb.DuckDBPyRelation:
-        """Return the relation of a query."""
         return self.raw.sql(query, params=params)
 
     def register(self, name: str, table: object) -> None:
@@ -286,7 +284,6 @@ class StateConnection:
         self.raw.register(name, table)
 
     def unregister(self, name: str) -> None:
-        """Forget a name."""
         self.raw.unregister(name)
 
     def rows(self, query: str, values: Sequence[object] = ()) -> Rows:

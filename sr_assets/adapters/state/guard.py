@@ -54,7 +54,6 @@ class GuardRows(EventTable):
         return rows[0][0] if rows else None
 
     def begin(self, from_ns: int) -> None:
-        """Begin to watch."""
         self._connection.execute("INSERT INTO guards VALUES (?, ?)", [self._stream, from_ns])
 
     def end(self) -> None:

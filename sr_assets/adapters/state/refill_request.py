@@ -19,7 +19,6 @@ def request_refill(folder: Path, stream: StreamSettings) -> None:
 
 
 def note_refill(folder: Path, stream: StreamSettings, progress: dict[str, Any]) -> None:
-    """Replace the progress of a refill."""
     file = _file(folder, stream)
     own_folder(file.parent)
     write_private(file, json.dumps(progress))
@@ -37,7 +36,6 @@ def read_refill(folder: Path, stream: StreamSettings) -> dict[str, Any] | None:
 
 
 def end_refill(folder: Path, stream: StreamSettings) -> None:
-    """Remove the request."""
     _file(folder, stream).unlink(missing_ok=True)
 
 

@@ -71,12 +71,10 @@ class SiteState:
 
     @property
     def folder(self) -> Path:
-        """The site's folder."""
         return self._folder
 
     @property
     def connection(self) -> StateConnection:
-        """The connection, for publishing."""
         return self._connection
 
     @contextlib.contextmanager
@@ -149,7 +147,6 @@ class SiteState:
         return Gaps(self._connection, stream)
 
     def nodes(self, stream: str) -> Nodes:
-        """Return a stream's nodes."""
         return Nodes(self._connection, stream)
 
     def outbox(self, stream: str) -> Outbox:
@@ -161,7 +158,6 @@ class SiteState:
         return AnsweredRequests(self._connection, stream)
 
     def partitions(self, stream: str) -> Partitions:
-        """Return a stream's partitions."""
         return Partitions(self._connection, stream)
 
     def guard(self, stream: str) -> GuardRows:

@@ -67,7 +67,6 @@ class EventTable(StreamTable):
         )
 
     def newest(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest events, newest first."""
         return self._events("true", f"event_ns DESC, event LIMIT {limit}")
 
     def _events(self, condition: str, order: str = "event_ns, event DESC") -> list[dict[str, Any]]:
@@ -251,7 +250,6 @@ class Partitions(StreamTable):
     """One stream's partitions, in order of their numbers."""
 
     def lanes(self) -> list[Lane]:
-        """Return the stored partitions."""
         query = 'SELECT subject, lag_messages, begins, starts FROM partitions WHERE stream = ? ORDER BY "partition"'
         return [Lane(*row) for row in self._connection.rows(query, [self._stream])]
 

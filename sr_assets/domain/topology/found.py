@@ -71,7 +71,6 @@ class FoundStream:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The metadata."""
         return self.config.get("metadata") or {}
 
     @property

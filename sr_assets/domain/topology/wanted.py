@@ -102,7 +102,6 @@ class WantedStream:
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
-        """The origins."""
         return (self.mirror,) if self.mirror else self.sources
 
     def whole(self, owner: str) -> dict[str, Any]:

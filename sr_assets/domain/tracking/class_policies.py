@@ -56,7 +56,6 @@ class ClassPolicies:
         object.__setattr__(self, "_limits", Limits(*limits))
 
     def of(self, code: int) -> Policy:
-        """Return the policy of a class by its code."""
         return self.own if code == NO_CLASS else self.policies[code]
 
     def limits(self, codes: Integers) -> Limits:

@@ -96,7 +96,6 @@ class Sightings(NamedTuple):
     classes: Integers | None = None
 
     def take(self, which: Integers | Flags | slice) -> Sightings:
-        """Return a selection of the sightings."""
         return Sightings(
             self.sender[which],
             self.sequence[which],

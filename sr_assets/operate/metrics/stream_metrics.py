@@ -37,7 +37,6 @@ class StreamNumbers:
         return sum(self.status.counters.get(counter, _NONE).values())
 
     def counted_by(self, counter: str) -> Mapping[str, float]:
-        """Return a counter by label."""
         return self.status.counters.get(counter, _NONE)
 
     @property

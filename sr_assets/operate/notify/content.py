@@ -56,7 +56,6 @@ class Event:
 
     @property
     def text(self) -> str:
-        """The event as one line."""
         where, node, reason = self.place, visible(self.node or ""), visible(self.reason or "")
         if self.event == "failed":
             return f"{where} failed: {reason}"
@@ -68,7 +67,6 @@ class Event:
 
     @property
     def body(self) -> dict[str, object]:
-        """The event as JSON."""
         values = {
             "event_id": self.id,
             "event": self.event,

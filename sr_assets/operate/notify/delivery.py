@@ -144,7 +144,6 @@ class SentFile:
             return None
 
     def save(self, sent: Sent) -> None:
-        """Replace the file."""
         own_folder(self._file.parent)
         write_private(self._file, json.dumps(asdict(sent), default=datetime.isoformat))
 

@@ -66,13 +66,11 @@ class _RowFile:
         weakref.finalize(self, os.close, self.descriptor)
 
     def append(self, rows: Rows) -> None:
-        """Append rows."""
         left = memoryview(rows.tobytes())
         while left:
             left = left[os.write(self.descriptor, left) :]
 
     def chunk(self, number: int) -> Rows:
-        """Return the rows of one chunk."""
         size = _CHUNK * _ROW.itemsize
         return np.frombuffer(os.pread(self.descriptor, size, number * size), _ROW)
 
@@ -96,7 +94,6 @@ class FoundCopies:
         self._firsts: Numbers | None = None
 
     def add(self, copy: Copy) -> None:
-        """Append a copy."""
         index = self._indexes.setdefault(copy.sender, len(self._names))
         if index == len(self._names):
             self._names.append(copy.sender)
@@ -123,7 +120,6 @@ class FoundCopies:
 
     @property
     def total_bytes(self) -> int:
-        """Total bytes of all copies."""
         return sum(int(rows["payload_bytes"].sum()) for rows in self._chunks())
 
     @property

@@ -187,7 +187,6 @@ def source_reset_error(problem: str) -> RunError:
 
 
 def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:
-    """Return the first sequence of a start option."""
     earliest = max(1, source.first_sequence)
     match start.kind:
         case "end":

@@ -47,7 +47,6 @@ class ClusterSurvey:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def lists(self, stream: str) -> bool:
-        """Return whether this cluster lists a stream."""
         return stream in self.streams and stream not in self.elsewhere
 
 

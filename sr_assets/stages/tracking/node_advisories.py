@@ -256,7 +256,6 @@ class AdvisoryStage:
 
 
 def advisory_body(stream: StreamSettings, row: dict[str, Any]) -> bytes:
-    """Return the advisory of a row of the outbox."""
     transition = Transition(
         Event(row["event"]),
         row["event_ns"],
