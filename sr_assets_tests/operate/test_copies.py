@@ -14,13 +14,13 @@ pytestmark = pytest.mark.process
 PARENT = """
 import atexit, os, signal, sys, threading
 from functools import partial
-from sr_assets.operate import copies
+from sr_assets.operate import forking
 kind, work, *kill = sys.argv[1:]
 atexit.register(print, "end of the parent")
 if kind == "new":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-with copies.Copies() as children, children.start("its name", partial(eval, work)) as child:
-    assert isinstance(child, copies.Copy) == (kind == "copy")
+with forking.Copies() as children, children.start("its name", partial(eval, work)) as child:
+    assert isinstance(child, forking.Copy) == (kind == "copy")
     if kill:
         print(child.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

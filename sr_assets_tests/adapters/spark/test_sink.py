@@ -15,7 +15,6 @@ from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.locking import lock
-from sr_assets.adapters.spark import sink
 from sr_assets.adapters.spark.sink import JetStreamWriter
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
@@ -269,7 +268,7 @@ def test_writer_waits_for_earlier_writer(
     with (tmp_path / "writer-0.lock").open("a") as held_lock:
         assert lock(held_lock)
         with monkeypatch.context() as patched:
-            patched.setattr(sink, "_LOCK_SECONDS", 0.1)
+            patched.setattr(copier, "_LOCK_SECONDS", 0.1)
             with pytest.raises(RunError, match="earlier writer"):
                 write()
         assert not rig.copies(stream)
