@@ -55,5 +55,16 @@ class Travel:
         self._moves.append((time.time_ns(), moved_ns))
         self._monkeypatch.setattr(times, "moved_ns", moved_ns)
 
+    def begin(self, at_ns: int) -> None:
+        """Let it be `at_ns` (unix ns) from now on; call it first, for a time before or after the real one.
+
+        Clocks that tell no time of day follow only the later moves: they are never negative.
+        """
+        self.forward(timedelta(microseconds=(at_ns - times.time_ns()) // 1_000))
+        began_seconds = times.moved_ns / 1e9
+        for name in ("monotonic", "boot_seconds"):
+            moved: Callable[[], float] = getattr(times, name)
+            self._monkeypatch.setattr(times, name, lambda moved=moved: moved() - began_seconds)
+
     def _reported(self, real_ns: int) -> int:
         return real_ns + max((moved_ns for since, moved_ns in self._moves if since <= real_ns), default=0)
