@@ -45,6 +45,9 @@ check: fmt-check lint ## run all CI steps: format, lint, types beside all tests 
 costs: $(READY) ## run the tests of `make check` and record what each file costs, in sr_assets_tests/costs.json
 	$(PYTEST) -m "$(GATE)" --costs=sr_assets_tests/costs.json $(ARGS)
 
+golden: $(READY) ## record a home of this version, which all later versions must open; before a release. NAME=home-1.2.0-2026-12-31
+	$(BIN)/python -W ignore -m sr_assets_tests.golden.record $(NAME)
+
 bench: $(READY) ## measure this machine; prints a table and JSON
 	$(BIN)/python -m sr_assets_bench $(ARGS)
 
@@ -101,4 +104,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test-fast properties coverage test test-faults test-nightly test-long test-packages check costs bench soak lock audit dist deb rpm dev fmt fmt-check lint types help
+.PHONY: demo test-fast properties coverage test test-faults test-nightly test-long test-packages check costs golden bench soak lock audit dist deb rpm dev fmt fmt-check lint types help
