@@ -22,7 +22,7 @@ from sr_assets.settings import ClusterSettings
 from sr_assets.stages.replication.batch import Batch
 from sr_assets_tests.axes import every_pair
 from sr_assets_tests.faults.copying import copy_plan
-from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent, address, cluster
+from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent, address, cluster, wait_until
 from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
@@ -118,28 +118,30 @@ def test_run_survives_short_target_outage(rig: Rig, tmp_path: Path) -> None:
     rig.spark, stream = ALL_ON_SPARK, rig.make()
     rig.publish(stream, numbered(6_000, size_bytes=300))
     with NatsServer(tmp_path, "mortal") as mortal:
-        rig.create(stream, mortal)
+        # The full target ends between two copies of a batch, which the writer goes on trying.
+        rig.create(stream, mortal, max_msgs=1_000, discard="new")
         rig.add(stream, target_url=mortal.url)
 
         def restart_target() -> None:
-            kill_at_message_count(mortal, stream, 1_000)
+            # The server acknowledges before it writes.
+            wait_until(lambda: stored_bytes(tmp_path) >= 1_000 * 300, "1,000 copies on the disk")
+            mortal.kill()
             mortal.start()
+            rig.api(f"STREAM.UPDATE.{stream}", rig.info(stream, mortal).config | {"max_msgs": -1}, mortal)
 
         restarter = threading.Thread(target=restart_target)
         restarter.start()
         (report,) = rig.drain().values()
         restarter.join()
-        assert 0 < report.found < 6_000
+        assert 0 < report.found <= 1_000
         copied = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
         assert copied == list(range(1, 6_001))
         assert rig.row("replication")["last_error"] is None
 
 
-def kill_at_message_count(server: NatsServer, stream: str, messages: int) -> None:
-    with cluster(server) as admin:
-        while admin.stream_info(stream).last_sequence < messages:
-            pass
-    server.kill()
+def stored_bytes(folder: Path) -> int:
+    """Return the size of the messages in a server's folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*.blk"))
 
 
 # ------------------------------------------------------------------------------------------------------ single writers
