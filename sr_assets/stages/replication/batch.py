@@ -27,10 +27,11 @@ from sr_assets.adapters.copying.receipt import Parked, Receipt
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.private import write_private
-from sr_assets.adapters.published.history import source_mark
+from sr_assets.adapters.published.history import held_sequences, source_mark, stream_folder
 from sr_assets.adapters.spark.data_source import FORMAT
 from sr_assets.adapters.spark.remote import copy_remotely
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
+from sr_assets.adapters.state.refill_request import request_another_refill
 from sr_assets.adapters.state.stream_tables import COPYING, Counter, Gap, gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
@@ -453,6 +454,7 @@ class Batch:
         self._note_last_copy(receipt)
         # They were counted as copied the first time.
         recalled = len(lost) + len(parked)
+        self._request_missing_rows(receipt)
         self._copying.copied_messages -= recalled
         self._copying.lost_messages += len(lost)
         self._copying.parked_messages += len(parked)
@@ -470,6 +472,19 @@ class Batch:
                 store.save_intent(replace(waiting, target_sequence=since, waits=bool(log.resends(1))))
         self._report.resent += receipt.copied - receipt.found
         self._report.gap_messages += len(lost)
+
+    def _request_missing_rows(self, receipt: Receipt) -> None:
+        """Request the rows that the history lacks of copies of messages that had been parked: a resend knows no nodes."""
+        stream, mark = self._stream, self._mark
+        copied = {sequence for _, first, length in receipt.copied_ranges for sequence in range(first, first + length)}
+        for first, after, staged_mark in self._store.snapshot_index(stream.stream).staged():
+            if staged_mark == mark:
+                copied.difference_update(range(first, after))
+        if not (stream.tracked and copied):
+            return
+        folder = stream_folder(self._context.home.resolve(), stream.name, stream.stream)
+        if not copied <= held_sequences(folder, mark, SequenceRange(min(copied), max(copied) + 1)):
+            request_another_refill(self._context.folder, stream)
 
     # ------------------------------------------------------------------------------- messages that end their process
 

@@ -19,7 +19,7 @@ from sr_assets.adapters import times, wire
 from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.history import StagedFiles, held_sequences, place_refilled, source_mark
-from sr_assets.adapters.state.refill_request import end_refill, note_refill, read_refill, request_refill
+from sr_assets.adapters.state.refill_request import note_refill, read_refill, request_refill
 from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
@@ -101,8 +101,9 @@ class HistoryRefill:
         target = self._context.clusters.connect(self._stream.target).find_stream(self._stream.target_stream)
         plan = self._read_plan(progress, state, target)
         if plan is None or target is None:
-            end_refill(self._context.folder, self._stream)
+            note_refill(self._context.folder, self._stream, None)
             return
+        note_refill(self._context.folder, self._stream, asdict(plan))
         self._snapshots.compaction.adopt_unknown()
         self._prepare(plan, state, target)
 
@@ -114,7 +115,7 @@ class HistoryRefill:
         if not progress:
             end = target.last_sequence + 1
             return _Plan(self._pending(state), target.created_ns, end, end)
-        plan = _Plan(**progress)
+        plan = _Plan(**{key: value for key, value in progress.items() if key in _Plan.__dataclass_fields__})
         return plan if plan.target_created_ns == target.created_ns else None
 
     def _pending(self, state: StreamState) -> int:
@@ -169,7 +170,7 @@ class HistoryRefill:
             plan.newest, plan.below = False, plan.end
         elif plan.below <= first:
             logger.info("%s: the history is complete again, with %d rows", self._stream.label, self._rows)
-            end_refill(self._context.folder, self._stream)
+            note_refill(self._context.folder, self._stream, None)
             self._plan = None
             return
         note_refill(self._context.folder, self._stream, asdict(plan))

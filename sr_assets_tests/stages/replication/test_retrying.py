@@ -62,6 +62,11 @@ def test_parked_messages_are_copied_once_after_the_target_changed(rig: Rig, samp
     assert counts(rig)["copied_messages"] == 5
     with rig.open() as site:
         assert check_parked(site, entry).passed
+    rig.drain()
+    assert [row["sequence"] for row in rig.rows("SELECT sequence FROM node_snapshot_history ORDER BY ALL")] == (
+        [1, 2, 3, 4, 5] if sampled else []
+    )
+    assert len(rig.rows("node_snapshots")) == (5 if sampled else 0)
 
 
 def test_parked_message_that_the_source_lost_stays_parked(rig: Rig) -> None:
