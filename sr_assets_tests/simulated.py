@@ -15,7 +15,7 @@ import pytest
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry
-from sr_assets.adapters.election_bucket import ElectionBucket
+from sr_assets.adapters.lease_bucket import LeaseBucket
 from sr_assets.domain.clusters import ClusterSettings
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Store:
         return entry.revision
 
 
-class SimulatedBucket(ElectionBucket):
+class SimulatedBucket(LeaseBucket):
     """A member's connection to a `Store`. `request` is called before and after each request takes effect."""
 
     def __init__(self, store: Store, instance: str, request: Callable[[], None] = lambda: None) -> None:

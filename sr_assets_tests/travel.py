@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import election_bucket, jetstream, times
+from sr_assets.adapters import jetstream, lease_bucket, times
 from sr_assets.adapters.copying import copier
 from sr_assets.adapters.nats import administration, stream_info
 from sr_assets.adapters.wire import frames
@@ -35,7 +35,7 @@ def report_times(monkeypatch: pytest.MonkeyPatch, reported: Callable[[int], int]
     monkeypatch.setattr(stream_info, "_time_ns", time_ns)
     monkeypatch.setattr(frames, "Message", Reported)
     monkeypatch.setattr(frames.DirectParser, "collect", collect)
-    for module in (administration, election_bucket, copier, jetstream):
+    for module in (administration, lease_bucket, copier, jetstream):
         monkeypatch.setattr(module, "parse_rfc3339_ns", lambda text: reported(read(text)))
 
 

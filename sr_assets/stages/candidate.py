@@ -1,4 +1,4 @@
-"""One member's part in the election of a site: taking, renewing and deleting the keys of the site's entries.
+"""One member's part in the election of a site, or a run's part in its locks: taking, renewing and deleting their keys.
 
 A member leads while it holds all keys. The order of the steps, and why a new leader starts only after the previous one's
 deadline, are in docs/decisions/0023-leadership.md.
@@ -7,6 +7,7 @@ deadline, are in docs/decisions/0023-leadership.md.
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, close_all
-from sr_assets.adapters.election_bucket import ElectionBucket, sound_name
+from sr_assets.adapters.lease_bucket import LeaseBucket, sound_name
 from sr_assets.adapters.state.lease import Lease, forget_lease, instance_of
 from sr_assets.domain.election_keys import election_key
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.foreign_text import visible
+from sr_assets.domain.positions import parse_rfc3339_ns
 
 if TYPE_CHECKING:
     from sr_assets.settings import ClusterSettings, Settings
@@ -32,18 +35,29 @@ _NOTICE_SECONDS: Final = 1.0
 _MARGIN: Final = 0.1
 _LONGEST_MARGIN_SECONDS: Final = 5.0
 _LEADER: Final = "leader"
+#: The characters of a lock's holder that are shown.
+_LONGEST_HOLDER: Final = 100
 #: Instead of the last message of a key that is free.
 _NOBODY: Final = Entry("", 0, 0, None, deleted=True)
 
 
 class Key(NamedTuple):
-    """A key, the value that this member writes into it, and the cluster and bucket with the key; `label` is a lock's name."""
+    """A key, its holder's name if this member takes it, and the cluster and bucket with the key.
+
+    A lock has its name as `label`, a `ttl_seconds` of its own, and a value that names the holder.
+    """
 
     key: str
     member: str
     cluster: ClusterSettings
     bucket: str
     label: str = ""
+    ttl_seconds: float | None = None
+    lock_value: str = ""
+
+    @property
+    def value(self) -> str:
+        return self.lock_value or self.member
 
     @property
     def location(self) -> tuple[ClusterSettings, str]:
@@ -68,7 +82,9 @@ def election_keys(settings: Settings, site: str) -> list[Key]:
 
 
 class Candidate:
-    """This member in the election of one site; for one thread. Each method writes the resulting lease and returns it.
+    """This member in the election of one site, or a run that takes its locks; for one thread.
+
+    Each method writes the resulting lease and returns it.
 
     An instance of a member is a home on a machine since its boot: after a crash, the same home continues its own term.
     """
@@ -78,8 +94,11 @@ class Candidate:
         self._site, self._folder = site, settings.home / "sites" / site
         self._lease = before = Lease.read(self._folder)
         self._instance = instance_of(self._folder)
-        self._buckets = {key.location: self._bucket(settings, key) for key in self.keys}
-        self._records = self._buckets[self.keys[0].location]
+        self._buckets = {
+            key.location: LeaseBucket(key.cluster, key.bucket, self._instance, key.ttl_seconds) for key in self.keys
+        }
+        #: The bucket with the members' records; locks have none.
+        self._records = None if self.keys[0].label else self._buckets[self.keys[0].location]
         #: The key that another member held last.
         self._contested = self.keys[0]
         #: The revision of each key while this member holds all of them.
@@ -143,7 +162,8 @@ class Candidate:
                 entry = self._read(key)
                 if entry is not None and self._is_ours(entry):
                     self._buckets[key.location].delete(key.key, entry.revision)
-            self._records.forget_record(self._site)
+            if self._records is not None:
+                self._records.forget_record(self._site)
         self._held, self._since_ns = {}, None
         rests_until = times.boot_seconds() + 2 * self.ttl_seconds if rest else self._lease.rests_until
         with contextlib.suppress(OSError):
@@ -160,7 +180,7 @@ class Candidate:
         """Take all keys in order; if one is held by another member, release the others and return its last message."""
         held: dict[str, int] = {}
         for key in self.keys:
-            revision, before = self._buckets[key.location].create(key.key, key.member)
+            revision, before = self._buckets[key.location].create(key.key, key.value)
             if revision is None:
                 # Taken in a campaign whose response was lost, or before a crash of this home's process.
                 if before is not None and self._is_ours(before):
@@ -183,7 +203,7 @@ class Candidate:
         for _ in range(2):
             for location, bucket in self._buckets.items():
                 keys = [key for key in pending if key.location == location]
-                revisions = bucket.put({key.key: (key.member, self._held[key.key]) for key in keys})
+                revisions = bucket.put({key.key: (key.value, self._held[key.key]) for key in keys})
                 renewed = {key.key: revision for key, revision in zip(keys, revisions, strict=True) if revision}
                 self._held |= renewed
                 pending = [key for key in pending if key.key not in renewed]
@@ -210,12 +230,12 @@ class Candidate:
                 lost, self._contested = entry, key
         return lost
 
-    def _notice_seconds(self, before: Entry) -> float:  # noqa: ARG002  a lock's depends on it
-        """Return how long another leader may work on after its key was deleted."""
-        return _NOTICE_SECONDS
-
-    def _bucket(self, settings: Settings, key: Key) -> ElectionBucket:  # noqa: ARG002  a lock's TTL is a setting
-        return ElectionBucket(key.cluster, key.bucket, self._instance)
+    def _notice_seconds(self, before: Entry) -> float:
+        """Return how long another holder may work on after its key was deleted."""
+        if self._records is not None:
+            return _NOTICE_SECONDS
+        # A holder of a lock whose key was deleted by hand, and which hangs, may commit until its deadline.
+        return 0.0 if before.expired else self.ttl_seconds
 
     def _give_back(self, held: dict[str, int]) -> None:
         for key in self.keys:
@@ -236,12 +256,13 @@ class Candidate:
             self._record("candidate")
             return self._made(Lease(problem=wait))
         self._since_ns = self._since_ns or self._own_since() or times.time_ns()
-        # Written after the renewals of this campaign: it expires after our deadline too.
-        self._records.keep_record(self._site, self._about(_LEADER))
+        if self._records is not None:
+            # Written after the renewals of this campaign: it expires after our deadline too.
+            self._records.keep_record(self._site, self._about(_LEADER))
         margin = min(_MARGIN * self.ttl_seconds, _LONGEST_MARGIN_SECONDS)
         lease = Lease(
             leader=self.keys[0].member,
-            leader_host=socket.gethostname(),
+            leader_host=None if self._records is None else socket.gethostname(),
             since_ns=self._since_ns,
             deadline=began + self.ttl_seconds - margin,
         )
@@ -249,6 +270,8 @@ class Candidate:
 
     def _wait_for_predecessor(self) -> str | None:
         """Return why a previous leader may still be before its deadline, or None."""
+        if self._records is None:
+            return "an earlier holder may still work" if times.boot_seconds() < self._waits_until else None
         if any(bucket.age_seconds() < bucket.ttl_seconds for bucket in self._buckets.values()):
             return "this member will lead when the bucket is older than its TTL: a leader may know a deleted bucket"
         if times.boot_seconds() < self._waits_until:
@@ -261,12 +284,14 @@ class Candidate:
 
     def _own_since(self) -> int | None:
         """Return the start of our own term if a crashed process of this home began it."""
-        record = self._records.record(self._site, self._instance) or {}
+        record = (self._records and self._records.record(self._site, self._instance)) or {}
         since_ns = record.get("since_ns")
         return since_ns if record.get("role") == _LEADER and isinstance(since_ns, int) else None
 
     def _follow(self, holder: Entry) -> Lease:
         """Return the lease of a member that does not hold all keys."""
+        if self._records is None:
+            return self._made(lock_lease(holder))
         self._record("follower")
         if holder.deleted:
             return self._made(Lease(problem="no member leads yet"))
@@ -284,7 +309,7 @@ class Candidate:
 
     def _record(self, role: str) -> None:
         """Keep our record alive, unless it is new enough."""
-        if times.boot_seconds() >= self._recorded_at + self.ttl_seconds / 3:
+        if self._records is not None and times.boot_seconds() >= self._recorded_at + self.ttl_seconds / 3:
             self._records.keep_record(self._site, self._about(role))
             self._recorded_at = times.boot_seconds()
 
@@ -301,6 +326,7 @@ class Candidate:
             interval_seconds=self.pause_seconds,
             campaigns=dict(self._campaigns),
             keys={key.key: key.member for key in self.keys},
+            locks=self._contested.label,
         )
 
     def _keep(self, lease: Lease) -> Lease:
@@ -316,3 +342,17 @@ class Candidate:
             raise
         self._is_writable = True
         return lease
+
+
+def lock_lease(holder: Entry) -> Lease:
+    """Return the lease of a run that does not hold all locks; another program's value is its name."""
+    if holder.deleted:
+        return Lease(problem="the lock is free")
+    try:
+        value = json.loads(holder.value)
+        name, since_ns = str(value["holder"]), parse_rfc3339_ns(value["since"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        name, since_ns = holder.value, holder.stored_ns
+    # Tables have no times after 2262.
+    since_ns = since_ns if 0 <= since_ns < 1 << 63 else holder.stored_ns
+    return Lease(leader=visible(name[:_LONGEST_HOLDER]) or "an unnamed holder", since_ns=since_ns)

@@ -16,8 +16,8 @@ from typing import Final
 
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.fence import probe_fence
-from sr_assets.adapters.election_bucket import BUCKET_TTL_NS, bucket_ttl_seconds, lock_ttl_seconds
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
+from sr_assets.adapters.lease_bucket import BUCKET_TTL_NS, bucket_ttl_seconds, lock_ttl_seconds
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.config import is_cluster

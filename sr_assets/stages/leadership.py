@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from sr_assets.adapters import times
-from sr_assets.adapters.election_bucket import ElectionBucket, sound_name
+from sr_assets.adapters.lease_bucket import LeaseBucket, sound_name
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.adapters.published.index import show_leaders
@@ -51,8 +51,6 @@ class Leadership:
     unreachable server is only logged. `keys` are those of the site's entries unless given; `locks` must be held too.
     """
 
-    _kind = Candidate
-
     def __init__(
         self, settings: Settings, site: str, *, patient: bool = False, keys: Sequence[Key] | None = None
     ) -> None:
@@ -60,6 +58,8 @@ class Leadership:
         self._folder = settings.home / "sites" / site
         self._keys = election_keys(settings, site) if keys is None else keys
         self._elects = bool(self._keys)
+        # The published tables have no locks.
+        self._shows = not any(key.label for key in self._keys)
         self._guard = guard_of(self._folder)
         self._candidate: Candidate | None = None
         self._failing_since: float | None = None
@@ -85,7 +85,7 @@ class Leadership:
             return
         candidate = None
         try:
-            candidate = self._kind(self._settings, self._site, self._keys)
+            candidate = Candidate(self._settings, self._site, self._keys)
             try:
                 self._campaign(candidate)
             except (TransientError, OSError) as error:
@@ -222,7 +222,8 @@ class Leadership:
         if line != self._logged:
             self._logged = line
             logger.info("%s: %s", self._site, line)
-            self._show()
+            if self._shows:
+                self._show()
 
     def _show(self) -> None:
         """Show the leader in the published tables."""
@@ -333,7 +334,7 @@ def _members(settings: Settings, site: str) -> SiteMembers:
     keys = election_keys(settings, site)
     if not keys:
         return SiteMembers(site)
-    bucket = ElectionBucket(keys[0].cluster, settings.leader_election.bucket, _READER, creates=False)
+    bucket = LeaseBucket(keys[0].cluster, settings.leader_election.bucket, _READER, creates=False)
     try:
         with contextlib.closing(bucket):
             if not bucket.exists():

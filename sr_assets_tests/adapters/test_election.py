@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from sr_assets.adapters import times
-from sr_assets.adapters.election_bucket import ElectionBucket
+from sr_assets.adapters.lease_bucket import LeaseBucket
 from sr_assets_tests.members import TTL_SECONDS, expire, make_bucket
 from sr_assets_tests.rig import SITE, Rig, address, wait_until
 from sr_assets_tests.simulated import SimulatedBucket, Store
@@ -20,8 +20,8 @@ REAL_TTL = pytest.param("real ttl", marks=pytest.mark.process)
 class Pair(NamedTuple):
     """Two members' connections to one bucket, and what lets its keys expire."""
 
-    first: ElectionBucket
-    second: ElectionBucket
+    first: LeaseBucket
+    second: LeaseBucket
     expire: Callable[[], None]
 
 
@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
             expire(rig, bucket)
         wait_until(lambda: rig.info(f"KV_{bucket}").messages == 0, "the keys to expire")
 
-    opened = [ElectionBucket(address(rig.source), bucket, member) for member in ("one", "two")]
+    opened = [LeaseBucket(address(rig.source), bucket, member) for member in ("one", "two")]
     with closing(opened[0]) as first, closing(opened[1]) as second:
         yield Pair(first, second, pass_ttl)
 

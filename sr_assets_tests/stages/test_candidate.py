@@ -71,8 +71,8 @@ class Election:
         self.terms = 0
         monkeypatch.setattr("sr_assets.stages.leadership.random", chance)
         monkeypatch.setattr(
-            "sr_assets.stages.candidate.ElectionBucket",
-            lambda _cluster, _bucket, instance: SimulatedBucket(self.store, instance, self.request),
+            "sr_assets.stages.candidate.LeaseBucket",
+            lambda _cluster, _bucket, instance, _ttl_seconds: SimulatedBucket(self.store, instance, self.request),
         )
         self.members = {name: Member(folder, name) for name in "abc"}
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, KeyBucket
-from sr_assets.adapters.election_bucket import sound_name, sound_record
+from sr_assets.adapters.lease_bucket import sound_name, sound_record
 from sr_assets.domain.errors import LeadershipLostError, RunError
 from sr_assets.settings import Settings
-from sr_assets.stages.locks import Locks, read_holder
+from sr_assets.stages.candidate import lock_lease
+from sr_assets.stages.locks import Locks
 from sr_assets.stages.site import Site
 from sr_assets_tests.members import expire
 from sr_assets_tests.rig import SITE, Rig, Sent, address, wait_until
@@ -76,9 +77,9 @@ def test_run_waits_for_the_end_of_the_holder(rig: Rig, bucket: str, tmp_path: Pa
         holder.acquired()
         waiting = Locks(second, SITE, "r2")
         waiting.__enter__()
-        assert not waiting.leads
+        assert not waiting.campaign.leads
     try:
-        wait_until(lambda: waiting.leads, "the waiting run to hold the lock")
+        wait_until(lambda: waiting.campaign.leads, "the waiting run to hold the lock")
     finally:
         waiting.__exit__()
 
@@ -117,11 +118,11 @@ def test_suspended_holder_commits_nothing_after_its_deadline(rig: Rig, bucket: s
     with locks:
         locks.acquired()
         # Before the server expires the lock.
-        assert locks.lease.deadline < times.boot_seconds() + 60
-        locks._thread.stop()  # the thread renews no more, as in a suspended process
+        assert locks.campaign.lease.deadline < times.boot_seconds() + 60
+        locks.campaign._thread.stop()  # the thread renews no more, as in a suspended process
         rig.travel(minutes=1)
         with pytest.raises(LeadershipLostError):
-            locks.ensure()
+            locks.campaign.ensure()
 
 
 def test_run_does_not_start_without_its_lock(rig: Rig, keys: KeyBucket, bucket: str, stream: str) -> None:
@@ -144,8 +145,8 @@ def test_lock_that_was_deleted_by_hand_is_held_a_ttl_later(
     keys.delete("lock.maintenance", None)
     first, _ = homes(rig, tmp_path, top(rig, bucket, lock_timeout="1h"))
     with Locks(first, SITE, "r1") as locks:
-        assert not locks.leads
-        assert locks.lease.line == "an earlier holder may still work"
+        assert not locks.campaign.leads
+        assert locks.campaign.lease.line == "an earlier holder may still work"
         rig.travel(minutes=1)
         assert locks.acquired()
 
@@ -189,11 +190,12 @@ SINCE = VALUES | st.just("0001-01-01T00:00:00+23:59") | st.just("9999-12-31T23:5
     | st.just("[" * 100_000)
 )
 def test_any_value_of_a_lock_names_a_holder_in_one_short_line(value: str) -> None:
-    name, since_ns = read_holder(Entry(value, 1, 7, None, False))
-    assert name.isprintable()
-    assert 0 < len(name) <= 1_000
-    assert type(since_ns) is int
-    assert 0 <= since_ns < 1 << 63
+    lease = lock_lease(Entry(value, 1, 7, None, False))
+    assert lease.leader is not None
+    assert lease.leader.isprintable()
+    assert 0 < len(lease.leader) <= 1_000
+    assert type(lease.since_ns) is int
+    assert 0 <= lease.since_ns < 1 << 63
 
 
 @given(st.text(max_size=2_000))

@@ -1,8 +1,9 @@
-"""Keys of leader elections in a bucket of NATS KV, as in the Stream Replicator, and records about our own members.
+"""Keys in a bucket of NATS KV that one member at a time holds: of leader elections, as in the Stream Replicator, and locks.
 
-A key's value is its holder's name. Only the member that created or last renewed a key can renew or delete it: each write
-expects the key's revision. A key that is not renewed expires with the bucket's TTL. Our members add a header with their
-instance, and keep a JSON record under the prefix `sr_assets`, which the Stream Replicator does not read.
+A key's value names its holder. Only the member that created or last renewed a key can renew or delete it: each write expects
+the key's revision. A key that is not renewed expires with the bucket's TTL, a lock with its own. Our members add a header with
+their instance. In an election they also keep a JSON record under the prefix `sr_assets`, which the Stream Replicator does not
+read.
 """
 
 import contextlib
@@ -43,14 +44,25 @@ def sound_record(value: object) -> dict[str, Any] | None:
     return texts | {key: each for key, each in value.items() if type(each) is int and 0 <= each < 1 << 63}
 
 
-class ElectionBucket(KeyBucket):
-    """The bucket of an election.
+class LeaseBucket(KeyBucket):
+    """The bucket of an election, or with `key_ttl_seconds` of locks.
 
-    A missing bucket is created, if `creates`. Every method also raises RunError for a bucket whose TTL is not 1 s to 1 h.
+    A missing bucket of an election is created, if `creates`. Every method also raises RunError for a bucket of an election whose
+    TTL is not 1 s to 1 h, and for one of locks that does not exist or does not allow a TTL per message.
     """
 
-    def __init__(self, cluster: ClusterSettings, bucket: str, instance: str, *, creates: bool = True) -> None:
-        super().__init__(cluster, bucket, client="sr-assets election", instance=instance)
+    def __init__(
+        self,
+        cluster: ClusterSettings,
+        bucket: str,
+        instance: str,
+        key_ttl_seconds: float | None = None,
+        *,
+        creates: bool = True,
+    ) -> None:
+        super().__init__(
+            cluster, bucket, client="sr-assets election", instance=instance, key_ttl_seconds=key_ttl_seconds
+        )
         self.ttl_seconds = 0.0
         self._member, self._creates, self._missing = instance, creates, False
 
@@ -67,7 +79,9 @@ class ElectionBucket(KeyBucket):
         return created_seconds_ago(info)
 
     def _ttl_seconds(self, server: str, config: Mapping[str, Any]) -> float:
-        return bucket_ttl_seconds(server, self.bucket, config)
+        if self._key_ttl_seconds is None:
+            return bucket_ttl_seconds(server, self.bucket, config)
+        return lock_ttl_seconds(server, self.bucket, config, self._key_ttl_seconds)
 
     # ------------------------------------------------------------------------------------------------------- records
 
@@ -102,6 +116,11 @@ class ElectionBucket(KeyBucket):
         except ApiError as error:
             if error.code != STREAM_NOT_FOUND:
                 raise
+            if self._key_ttl_seconds is not None:
+                raise RunError(
+                    f"{connection.address}: bucket {self.bucket} of the locks does not exist; create it:"
+                    f" nats kv add {self.bucket} --marker-ttl 1m"
+                ) from None
             self._missing = not self._creates
             if self._missing:
                 return
@@ -135,35 +154,6 @@ class ElectionBucket(KeyBucket):
             "deny_delete": True,
             "allow_direct": True,
         }
-
-
-class LockBucket(ElectionBucket):
-    """The bucket of a data source with locks, each key with a TTL of its own; never created here."""
-
-    def __init__(self, cluster: ClusterSettings, bucket: str, instance: str, ttl_seconds: float) -> None:
-        super().__init__(cluster, bucket, instance, creates=False)
-        self._key_ttl_seconds = ttl_seconds
-
-    def _check(self, connection: wire.Connection) -> None:
-        super()._check(connection)
-        if self._missing:
-            raise RunError(
-                f"{connection.address}: bucket {self.bucket} of the locks does not exist; create it:"
-                f" nats kv add {self.bucket} --marker-ttl 1m"
-            )
-
-    def keep_record(self, site: str, record: Mapping[str, Any]) -> None:
-        """Write nothing: the value of a lock names its holder."""
-
-    def forget_record(self, site: str) -> None:
-        """Delete nothing."""
-
-    def record(self, site: str, instance: str) -> dict[str, Any] | None:  # noqa: ARG002  as of an election
-        """Return None."""
-        return None
-
-    def _ttl_seconds(self, server: str, config: Mapping[str, Any]) -> float:
-        return lock_ttl_seconds(server, self.bucket, config, self._key_ttl_seconds or 0.0)
 
 
 def lock_ttl_seconds(server: str, bucket: str, config: Mapping[str, Any], ttl_seconds: float) -> float:
