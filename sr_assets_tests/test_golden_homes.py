@@ -4,6 +4,7 @@ See `golden`. Each home is opened twice: a few minutes after its recording, what
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -162,6 +163,20 @@ def assert_ended(rig: Golden) -> None:
         assert begun == ended, table
 
 
+def undocumented(home: Path) -> list[str]:
+    """Return the files of a home that the table of its files in the operations guide lacks."""
+    guide = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    table = guide.partition("| path | content | size |")[2].partition("\n\n")[0]
+    rows = table.strip().splitlines()
+    paths = [path for row in rows for path in re.findall("`([^`]+)`", row.split("|")[1])]
+    known = [
+        re.escape(path).replace("<name>", "[^/]+").replace("<pid>", "[0-9]+").replace("…", "[^/]+") for path in paths
+    ]
+    whole = re.compile("|".join(f"{path}.*" if path.endswith("/") else path for path in known))
+    names = [str(file.relative_to(home)) for file in home.rglob("*") if file.is_file()]
+    return [name for name in names if name != "replication.yaml" and not whole.fullmatch(name)]
+
+
 def test_golden_home_is_read_and_continued(golden: tuple[Golden, str, ExitStack], command: Command) -> None:
     rig, later, servers = golden
     facts, home = rig.facts(), rig.home
@@ -232,3 +247,4 @@ def test_golden_home_is_read_and_continued(golden: tuple[Golden, str, ExitStack]
     assert work(rig, facts) == before
     assert_exact(rig, facts)
     assert_kept(rig, facts, later, KEPT)
+    assert [undocumented(each) for each in (home, rig.folder / "other", rig.home)] == [[], [], []]
