@@ -130,4 +130,6 @@ def pack(folder: Path, archive: Path) -> None:
 def unpack(archive: Path, folder: Path) -> None:
     """Restore the parts of an archive in a folder."""
     with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
+        # Before Python 3.11.4 there are no filters, and the attribute has no effect.
+        file.extraction_filter = getattr(tarfile, "data_filter", None)
+        file.extractall(folder)
