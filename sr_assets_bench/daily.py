@@ -11,8 +11,8 @@ import duckdb
 from pyarrow import parquet
 
 from sr_assets.adapters.published.compaction import describe
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.history import stream_folder
-from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine

@@ -118,7 +118,7 @@ def _run(file: Path) -> None:
 
 def _change(home: Path, step: str, nodes: int) -> None:
     """Change the state, or publish it."""
-    from sr_assets.adapters.published.index import Run
+    from sr_assets.adapters.published.fleet_file import Run
     from sr_assets.adapters.published.site_publishing import publish_site
     from sr_assets.adapters.published.stream_status import PublishedStream
     from sr_assets.adapters.state.store import SiteState

@@ -6,7 +6,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream

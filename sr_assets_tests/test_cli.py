@@ -30,7 +30,7 @@ from pyarrow import parquet
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.published import history
 from sr_assets.adapters.published.compaction import describe
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import CopyState, StreamState

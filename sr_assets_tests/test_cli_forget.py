@@ -5,9 +5,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.history import stream_folder
-from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.spark.data_source import read_advisories
 from sr_assets.adapters.state.lock import SiteLock

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.nats.administration import Cluster
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.spark.data_source import read_advisories

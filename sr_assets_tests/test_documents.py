@@ -27,7 +27,7 @@ from sr_assets.cli.base import cli
 from sr_assets.operate.webserver import anchor
 from sr_assets.settings import load_settings, mapping
 from sr_assets.settings.entries import CommonKeys
-from sr_assets.settings.reference import key_table
+from sr_assets.settings.key_tables import key_table
 from sr_assets.settings.references import Known
 from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publish_nodes
 

@@ -9,8 +9,8 @@ from typing import Final
 import dagster as dg
 
 from sr_assets.adapters.home import open_home
+from sr_assets.adapters.published.fleet_file import Run, republish
 from sr_assets.adapters.published.fleet_reader import TableSummary, summarize_tables
-from sr_assets.adapters.published.index import Run, republish
 from sr_assets.assets.specs import (
     OWNERS,
     ROW_COUNT,

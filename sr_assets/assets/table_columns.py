@@ -7,7 +7,7 @@ import dagster as dg
 
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
-from sr_assets.adapters.published.index import SITE_LEADERS
+from sr_assets.adapters.published.fleet_file import SITE_LEADERS
 from sr_assets.adapters.published.tables import (
     HOP_COLUMNS,
     INTERNAL,

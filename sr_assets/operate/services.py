@@ -212,9 +212,9 @@ def serve(settings: Settings, ui: Ui | None) -> int:
 
 def _serve(settings: Settings, ui: Ui | None, copies: Copies) -> int:
     from sr_assets.adapters.spark.engine import stop_engine
-    from sr_assets.stages.following import follow_checkpoints
     from sr_assets.stages.heartbeat_publisher import publisher_of
     from sr_assets.stages.leadership import lead_all
+    from sr_assets.stages.standby_tables import follow_checkpoints
 
     if ui and ui.auth_file:
         read_logins(ui.auth_file)

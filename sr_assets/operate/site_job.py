@@ -20,9 +20,9 @@ from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import INTERRUPTED, recorded_signals, signals_as_interrupt
 from sr_assets.operate.run_output import print_line, report_run
 from sr_assets.settings import Entry, Settings, load_settings
-from sr_assets.stages.following import FollowedSite, follow_checkpoints
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.leadership import logger as leadership_logger
+from sr_assets.stages.standby_tables import FollowedSite, follow_checkpoints
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition

@@ -8,13 +8,13 @@ from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettin
 from sr_assets.settings.blocks import DailySettings, HealthSettings, MetricsSettings, SensorSettings, SparkSettings
 from sr_assets.settings.cluster_urls import parse_cluster
 from sr_assets.settings.data import SourceSettings
-from sr_assets.settings.deployment import Settings
 from sr_assets.settings.entries import FeedSettings, Kind, OnSourceReset, Start
 from sr_assets.settings.heartbeats import HeartbeatSettings, HeartbeatSubject
 from sr_assets.settings.loading import DEFAULT_CONFIG, load_cluster, load_settings, load_sources, reload_dynamic
 from sr_assets.settings.names import asset_name
 from sr_assets.settings.notify import EmailSettings, NotifySettings
 from sr_assets.settings.streams import AdvisorySettings, Entry, OnPoison, OnTargetReset, Order, StreamSettings
+from sr_assets.settings.top_level import Settings
 from sr_assets.settings.topology import TopologyCluster, TopologySettings
 from sr_assets.settings.values import parse_duration
 

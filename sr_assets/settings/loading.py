@@ -15,10 +15,10 @@ from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.secrets import MASK, as_text, looks_secret
 from sr_assets.settings.cluster_urls import TlsBlock, parse_cluster, with_security
 from sr_assets.settings.data import MISSING, SourceSettings
-from sr_assets.settings.deployment import Settings
 from sr_assets.settings.document import Location, foreign_writer, read_tree, refuse, with_environment, with_folders
 from sr_assets.settings.mapping import Key
 from sr_assets.settings.references import Fixed, Loaded, Origin, Reader, Resolver, problem_of, references_in, sources_of
+from sr_assets.settings.top_level import Settings
 from sr_assets.settings.values import shown
 
 DEFAULT_CONFIG = Path("conf/replication.yaml")

@@ -14,9 +14,9 @@ from sr_assets.domain.election_keys import election_key, heartbeats_key, heartbe
 from sr_assets.domain.permissions import USER_INFO, Action, Facts, StreamFacts
 from sr_assets.domain.subjects import advisory_pattern, object_subject, rule_subject
 from sr_assets.settings.data import split_label
-from sr_assets.settings.deployment import Settings
 from sr_assets.settings.election import CheckpointSettings
 from sr_assets.settings.streams import Entry, StreamSettings
+from sr_assets.settings.top_level import Settings
 from sr_assets.settings.topology import TopologySettings
 
 Role = Literal["source", "target", "feed", "topology", "election", "checkpoint", "heartbeats", "data"]

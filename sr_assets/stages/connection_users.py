@@ -28,7 +28,7 @@ from sr_assets.settings.needed_permissions import (
     used_clusters,
 )
 from sr_assets.stages.probes import Probe
-from sr_assets.stages.replication.target import copied_subjects
+from sr_assets.stages.replication.target_setup import copied_subjects
 
 _CLIENT: Final = "sr-assets permissions"
 _SIDE_BY_SIDE: Final = 16

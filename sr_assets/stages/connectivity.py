@@ -46,7 +46,7 @@ from sr_assets.stages.checkpointing import find_checkpoint
 from sr_assets.stages.connection_users import probe_permissions
 from sr_assets.stages.locks import site_locks
 from sr_assets.stages.probes import Probe, Probes
-from sr_assets.stages.replication.target import (
+from sr_assets.stages.replication.target_setup import (
     check_target,
     new_target,
     publishing_method,

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.data_source import ADVISORY_SCHEMA
@@ -25,9 +25,9 @@ from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.settings import FeedSettings, Start
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
-from sr_assets.stages.source.fold_stage import Batch, FoldStage
+from sr_assets.stages.source.fold_stage import FoldStage, ReadBatch
 from sr_assets.stages.source.position import advance, first_sequence
-from sr_assets.stages.source.ranges import next_range, save_gaps
+from sr_assets.stages.source.source_reading import next_range, save_gaps
 
 
 class FeedStage(FoldStage):
@@ -61,7 +61,7 @@ class FeedStage(FoldStage):
     def _no_rows(self) -> pa.Table:
         return arrow_schema(ADVISORY_SCHEMA).empty_table()
 
-    def _commit(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
+    def _commit(self, state: StreamState, source: StreamInfo, batch: ReadBatch) -> None:
         """Commit a batch's advisories and heartbeats, and the new position, in one transaction."""
         store, report, feed = self._store, self._report, self._feed
         received = store.global_tables.limited(batch.rows, feed.max_streams, feed.max_nodes)

@@ -12,8 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from sr_assets.adapters.private import remove_files
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.history import FILES, site_history, stream_folder
-from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.global_view import ReportedSite

@@ -18,7 +18,7 @@ from sr_assets.domain.errors import RunError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.settings import HeartbeatSettings, HeartbeatSubject, Settings
 from sr_assets.settings.heartbeats import ORIGINATOR, SUBJECT
-from sr_assets.stages.candidate import Key
+from sr_assets.stages.campaign import Key
 from sr_assets.stages.leadership import Leadership
 
 _CLIENT: Final = "sr-assets heartbeats"

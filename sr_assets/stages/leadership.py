@@ -19,13 +19,13 @@ from sr_assets.adapters import times
 from sr_assets.adapters.lease_bucket import LeaseBucket, sound_name
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
-from sr_assets.adapters.published.index import show_leaders
+from sr_assets.adapters.published.fleet_file import show_leaders
 from sr_assets.adapters.state.lease import Lease, forget_lease, guard_of, lease_age_seconds
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError, StandbyError, TransientError, cannot_write
-from sr_assets.stages.candidate import Candidate, Key, election_keys
+from sr_assets.stages.campaign import Candidate, Key, election_keys
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings

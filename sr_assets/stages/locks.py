@@ -18,7 +18,7 @@ from sr_assets.domain.election_keys import lock_key
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
 from sr_assets.settings.data import split_label
-from sr_assets.stages.candidate import Key
+from sr_assets.stages.campaign import Key
 from sr_assets.stages.leadership import Leadership
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.lanes import LaneRows
 from sr_assets.stages.source.position import note_source
-from sr_assets.stages.source.ranges import Ends
+from sr_assets.stages.source.source_reading import Ends
 from sr_assets.stages.tracking.node_advisories import AdvisoryStage, EventStage, HeartbeatStage, heartbeat_grace_ns
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage, remove_replaced
 from sr_assets.stages.tracking.node_state import NodeStage, forget_old_nodes

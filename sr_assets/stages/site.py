@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.home import open_home
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream

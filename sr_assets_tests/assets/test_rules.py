@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.status_queries import RecentNodes, recent_nodes, site_outages
 from sr_assets.adapters.published.stream_status import PublishedStream

@@ -13,7 +13,7 @@ from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.specs import site_job_name, stream_key
 from sr_assets.definitions import build
 from sr_assets.resources import LINGER, MODE_TAG
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "1h"}
@@ -31,14 +31,14 @@ def refuse_copies(rig: Rig, stream: str, _: pytest.MonkeyPatch) -> None:
 
 
 def raise_unexpected_error(rig: Rig, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Batch.run
+    run = CopyBatch.run
 
-    def fail(batch: Batch, *arguments: Any) -> None:
+    def fail(batch: CopyBatch, *arguments: Any) -> None:
         if batch._stream.stream == stream:
             raise LookupError("no such column\ndetails")
         run(batch, *arguments)
 
-    monkeypatch.setattr(Batch, "run", fail)
+    monkeypatch.setattr(CopyBatch, "run", fail)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.spark.engine import engine_status, start_engine, stop_engine
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.faults.holding import hold_at

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.crash_points import Point
 
 HOLD_VARIABLE = "SR_ASSETS_HOLD"
 _FOLDER = Path(__file__).parent / "hold"

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import psutil
 
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.crash_points import Point
 from sr_assets.domain.messages import last_origin
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.faults.holding import hold_at

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.spark.engine import engine_status
 from sr_assets.adapters.state.operator_requests import leave_request
 from sr_assets_tests.faults.conftest import Hold

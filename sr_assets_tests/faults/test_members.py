@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.store import SiteState

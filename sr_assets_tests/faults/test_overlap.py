@@ -10,7 +10,7 @@ import dagster as dg
 import psutil
 import pytest
 
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.assets.specs import site_job_name
 from sr_assets.operate import Services

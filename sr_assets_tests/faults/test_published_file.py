@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.published import manifest
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.domain.errors import RunError

@@ -27,7 +27,7 @@ from typing import Any, Final
 import duckdb
 import pytest
 
-from sr_assets.adapters import checkpoints
+from sr_assets.adapters import crash_points
 from sr_assets.cli import run_command
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.golden import CENTRE, FOLDER, SITES, Facts, Golden, Posted, pack
@@ -165,14 +165,14 @@ def interrupt(rig: Golden) -> None:
     assert len(failures) == 1, failures
     rig.drain(CENTRE)
 
-    def stop(point: checkpoints.Point) -> None:
-        if point == checkpoints.Point.PLACING_SNAPSHOTS:
+    def stop(point: crash_points.Point) -> None:
+        if point == crash_points.Point.PLACING_SNAPSHOTS:
             raise RunError("stopped")
 
     rig.send({"REG": [node("up1", force=True)], "FLEET": [node("f0")]})
-    checkpoints.hook = stop
+    crash_points.hook = stop
     rig.run(streams=[entry for entry in _DOCUMENT["streams"] if entry["stream"] != "ORDERS"])
-    checkpoints.hook = None
+    crash_points.hook = None
 
 
 def by_stream(state: duckdb.DuckDBPyConnection, query: str) -> dict[str, list[int]]:

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.state.status_file import record_idle_poll
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.operate.health import Health

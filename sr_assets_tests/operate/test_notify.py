@@ -27,7 +27,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import StreamState

@@ -25,11 +25,11 @@ from sr_assets.operate.metrics import MetricsServer, serving
 from sr_assets.operate.metrics.samples import Exposition
 from sr_assets.operate.notify import delivery, notify_beside
 from sr_assets.settings import Settings
-from sr_assets.stages import checkpointing, following, heartbeat_publisher
-from sr_assets.stages.following import follow_checkpoints
+from sr_assets.stages import checkpointing, heartbeat_publisher, standby_tables
 from sr_assets.stages.heartbeat_publisher import publisher_of
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.site import Site
+from sr_assets.stages.standby_tables import follow_checkpoints
 from sr_assets_tests.exposed import SITES, configured
 from sr_assets_tests.members import make_bucket, member
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
@@ -177,8 +177,8 @@ def test_checkpoints_work_again(elected: Settings, monkeypatch: pytest.MonkeyPat
 
 
 def test_shown_checkpoints_work_again(elected: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    flaky = Flaky(following.FollowedSite.show_if_due)
-    monkeypatch.setattr(following.FollowedSite, "show_if_due", flaky)
+    flaky = Flaky(standby_tables.FollowedSite.show_if_due)
+    monkeypatch.setattr(standby_tables.FollowedSite, "show_if_due", flaky)
     with follow_checkpoints(elected, [SITE]):
         wait_until(lambda: flaky.successes > 1, "two attempts")
 

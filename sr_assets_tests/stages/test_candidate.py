@@ -10,7 +10,7 @@ import pytest
 
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.clusters import ClusterSettings
-from sr_assets.stages.candidate import Candidate, Key
+from sr_assets.stages.campaign import Candidate, Key
 from sr_assets.stages.leadership import Leadership
 from sr_assets_tests.rig import SITE
 from sr_assets_tests.simulated import SimulatedBucket, Store, World
@@ -71,7 +71,7 @@ class Election:
         self.terms = 0
         monkeypatch.setattr("sr_assets.stages.leadership.random", chance)
         monkeypatch.setattr(
-            "sr_assets.stages.candidate.LeaseBucket",
+            "sr_assets.stages.campaign.LeaseBucket",
             lambda _cluster, _bucket, instance, _ttl_seconds: SimulatedBucket(self.store, instance, self.request),
         )
         self.members = {name: Member(folder, name) for name in "abc"}

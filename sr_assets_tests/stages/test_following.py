@@ -12,11 +12,11 @@ from sr_assets.adapters.state.lock import SiteBusyError, SiteLock
 from sr_assets.operate.notify import begin_notifying, notify_once
 from sr_assets.settings import NotifySettings, Settings
 from sr_assets.stages.checkpointing import open_store
-from sr_assets.stages.following import FollowedSite, follow_checkpoints, show_checkpoint
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
+from sr_assets.stages.standby_tables import FollowedSite, follow_checkpoints, show_checkpoint
 from sr_assets_tests.members import make_bucket, member
 from sr_assets_tests.operate.test_notify import Receiver, receiving
 from sr_assets_tests.rig import SITE, Rig, wait_until

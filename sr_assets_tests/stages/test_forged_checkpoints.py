@@ -29,9 +29,9 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.subjects import object_subject
 from sr_assets.stages.checkpointing import described, find_checkpoint, restore_site
-from sr_assets.stages.following import show_checkpoint
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.operator_commands import save_site
+from sr_assets.stages.standby_tables import show_checkpoint
 from sr_assets_tests.examples import one_in
 from sr_assets_tests.members import make_bucket, member
 from sr_assets_tests.rig import SITE, Rig, address

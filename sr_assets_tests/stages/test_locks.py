@@ -17,7 +17,7 @@ from sr_assets.adapters.bucket import Entry, KeyBucket
 from sr_assets.adapters.lease_bucket import sound_name, sound_record
 from sr_assets.domain.errors import LeadershipLostError, RunError
 from sr_assets.settings import Settings
-from sr_assets.stages.candidate import lock_lease
+from sr_assets.stages.campaign import lock_lease
 from sr_assets.stages.locks import Locks
 from sr_assets.stages.site import Site
 from sr_assets_tests.members import expire

@@ -16,7 +16,7 @@ from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.errors import EngineLostError, TransientError
 from sr_assets.settings import FeedSettings
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun, WorkLoop
@@ -70,14 +70,14 @@ def test_failed_run_publishes_its_commits_and_closes_the_state(rig: Rig, monkeyp
         rig.publish(stream, from_sender("a"))
     rig.add(first, **SAMPLED)
     rig.add(second)
-    run = Batch.run
+    run = CopyBatch.run
 
-    def fail_for_second(batch: Batch, *arguments: Any) -> None:
+    def fail_for_second(batch: CopyBatch, *arguments: Any) -> None:
         if batch._stream.stream == second:
             raise MemoryError
         run(batch, *arguments)
 
-    monkeypatch.setattr(Batch, "run", fail_for_second)
+    monkeypatch.setattr(CopyBatch, "run", fail_for_second)
     with pytest.raises(MemoryError):
         rig.run()
     assert lock_owner(folder(rig)) is None

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from sr_assets.adapters import times, wire
-from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.connection_file import open_connection
 from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.receipt import MOST_HEARTBEATS, Parked, Receipt
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.garbage import gc_paused
 from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.locking import lock

@@ -104,7 +104,7 @@ def _request_consumer(target: JetStreamApi, operation: str) -> bool:
     return True
 
 
-class Lease:
+class WritePermit:
     """A writer's permission to write, as a context manager: claimed once and renewed by a thread while the fence exists.
 
     If the lease expires, the kernel ends the process without running Python code, so a process that was frozen ends

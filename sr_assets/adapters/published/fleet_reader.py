@@ -20,7 +20,7 @@ import duckdb
 from sr_assets.adapters import times
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES, names
-from sr_assets.adapters.published.index import follow_move
+from sr_assets.adapters.published.fleet_file import follow_move
 from sr_assets.adapters.published.publication import FOLDER
 from sr_assets.adapters.published.tables import (
     INTERNAL,

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 import duckdb
 
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import share_as_folder, write_private
 from sr_assets.adapters.published.tables import SCHEMA_VERSION, TABLES, TOPOLOGY_TABLES, Table, literal

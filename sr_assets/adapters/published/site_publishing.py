@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, cast
 import duckdb
 import pyarrow as pa
 
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.index import Run, publish_index
+from sr_assets.adapters.published.fleet_file import Run, publish_index
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, read_manifest
 from sr_assets.adapters.published.publication import (
     BaseFile,

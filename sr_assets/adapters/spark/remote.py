@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import PackedConnection, open_connection, pack_connection, unpacked
 from sr_assets.adapters.copying.copy_plan import CopyPlan
-from sr_assets.adapters.copying.fence import Lease
+from sr_assets.adapters.copying.fence import WritePermit
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.spark import schemas
 from sr_assets.adapters.spark.data_source import JetStreamReader, RangePartition, schema_of
@@ -108,7 +108,7 @@ class CopyJob:
                 staging=str(staging) if self.plan.staging else None,
             )
             Path(folder, "batch").write_text(plan.batch)
-            with _named(), Lease(plan, part):
+            with _named(), WritePermit(plan, part):
                 receipt = write_copies(plan, rows, part)
             yield _copied(part, RECEIPT, receipt.encode().encode())
             for file in sorted(staging.rglob("*.parquet")):

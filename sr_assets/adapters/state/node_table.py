@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters.state.stream_tables import StreamTable
-from sr_assets.adapters.state.transitions import Outbox
+from sr_assets.adapters.state.transitions import Transitions
 from sr_assets.domain.tracking.rows import state_of
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState
 
@@ -143,7 +143,7 @@ class Nodes(StreamTable):
         ((highest,),) = self._connection.execute("SELECT coalesce(max(transition), 0) FROM purged").fetchall()
         query = "SELECT max(event_ns) FROM transitions WHERE stream = ? AND node IN (SELECT node FROM purged)"
         if (forgotten_ns := self._value(query)) is not None:
-            Outbox(self._connection, self._stream).note_forgotten(forgotten_ns)
+            Transitions(self._connection, self._stream).note_forgotten(forgotten_ns)
         for table in ("nodes", "transitions", "snapshots", "flapping_nodes", "node_events"):
             query = f"DELETE FROM {table} WHERE stream = ? AND node IN (SELECT node FROM purged)"
             self._connection.execute(query, [self._stream])

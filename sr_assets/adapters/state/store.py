@@ -26,7 +26,7 @@ from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.schema import CURRENT_TABLES, HISTORY_TABLES
 from sr_assets.adapters.state.snapshot_index import SnapshotIndex
 from sr_assets.adapters.state.stream_tables import Counters, Gaps, Heartbeats, Latencies, Partitions
-from sr_assets.adapters.state.transitions import Outbox, Undecided
+from sr_assets.adapters.state.transitions import Transitions, Undecided
 from sr_assets.domain.errors import RunError, cannot_write
 
 
@@ -149,9 +149,9 @@ class SiteState:
     def nodes(self, stream: str) -> Nodes:
         return Nodes(self._connection, stream)
 
-    def outbox(self, stream: str) -> Outbox:
+    def outbox(self, stream: str) -> Transitions:
         """Return a stream's transitions."""
-        return Outbox(self._connection, stream)
+        return Transitions(self._connection, stream)
 
     def answered_requests(self, stream: str) -> AnsweredRequests:
         """Return a stream's applied requests of operators."""

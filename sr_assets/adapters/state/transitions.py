@@ -42,7 +42,7 @@ _DECISIONS: Final = pa.schema(
 )
 
 
-class Outbox(StreamTable):
+class Transitions(StreamTable):
     """One stream's transitions, published and unpublished."""
 
     def unpublished(self, limit: int, *, without: Iterable[str] = ()) -> list[dict[str, Any]]:

@@ -19,11 +19,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from sr_assets.adapters import times, wire
-from sr_assets.adapters.checkpoints import Point, reach
 from sr_assets.adapters.copying.copier import await_writers, write_copies, writers_at_work
 from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import LAST_WRITE_SECONDS, forget_claims, make_fence, take_away
 from sr_assets.adapters.copying.receipt import Parked, Receipt
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.private import write_private
@@ -39,7 +39,7 @@ from sr_assets.domain.subjects import matcher, omitted_error, printable
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.source.holes import find_holes, gap_rows
 from sr_assets.stages.source.position import advance, note_read
-from sr_assets.stages.source.ranges import average_bytes, save_gaps
+from sr_assets.stages.source.source_reading import average_bytes, save_gaps
 from sr_assets.stages.tracking.node_snapshots import staging_folder
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def _end_of_part(store: SiteState, intent: Intent) -> int:
     return int(due[intent.part - 1].as_py()) + 1 if intent.part < len(due) else intent.next
 
 
-class Batch:
+class CopyBatch:
     """One batch, or a part of it, from its intent to its commit. After a crash it is repeated with the same intent."""
 
     def __init__(

@@ -29,9 +29,9 @@ from sr_assets.settings import StreamSettings
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.batch import Writers
-from sr_assets.stages.replication.target import copies_pattern
 from sr_assets.stages.replication.target_copies import first_genuine, read_stream
-from sr_assets.stages.source.ranges import save_gaps
+from sr_assets.stages.replication.target_setup import copies_pattern
+from sr_assets.stages.source.source_reading import save_gaps
 
 if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext

@@ -51,7 +51,7 @@ from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import find_holes, gap_rows
 from sr_assets.stages.source.position import epoch_at, first_sequence, sequence_at
-from sr_assets.stages.source.ranges import first_available
+from sr_assets.stages.source.source_reading import first_available
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 

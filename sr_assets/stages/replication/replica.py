@@ -14,19 +14,19 @@ import threading
 from typing import Final, NamedTuple
 
 from sr_assets.adapters import times
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress_lines import Progress
-from sr_assets.stages.replication.batch import Batch, begin_again, is_suspect
+from sr_assets.stages.replication.batch import CopyBatch, begin_again, is_suspect
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.lost import refuse_lost_copies, settle_abandoned_batch, settle_lost_source
-from sr_assets.stages.replication.target import prepare_target, target_drift
 from sr_assets.stages.replication.target_copies import FoundCopies
-from sr_assets.stages.replication.target_history import TargetReview, adopt_copies
+from sr_assets.stages.replication.target_review import TargetReview, adopt_copies
+from sr_assets.stages.replication.target_setup import prepare_target, target_drift
 from sr_assets.stages.source.holes import without_hole
 from sr_assets.stages.source.position import (
     advance,
@@ -36,7 +36,7 @@ from sr_assets.stages.source.position import (
     note_source,
     source_reset_error,
 )
-from sr_assets.stages.source.ranges import Ends, first_available, next_range, reading_end, too_old_before
+from sr_assets.stages.source.source_reading import Ends, first_available, next_range, reading_end, too_old_before
 from sr_assets.stages.source.suitability import check_source
 
 #: The window bounds the memory of a batch's copies; this factor bounds the repeated work after a crash.
@@ -169,7 +169,7 @@ class ReplicaStage:
         before = report.copied, report.batched, report.found
         self.batch_active = True
         try:
-            batch = Batch(self._context, source, state, copying, intent, target)
+            batch = CopyBatch(self._context, source, state, copying, intent, target)
             batch.run()
         except Exception as error:
             self._note_end(intent, error)

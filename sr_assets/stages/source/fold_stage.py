@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sr_assets.adapters import times
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.stream_tables import Gap
@@ -23,12 +23,12 @@ from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import Hole, find_holes, gap_rows
 from sr_assets.stages.source.position import load_position, note_read
-from sr_assets.stages.source.ranges import Ends, Reader, first_available, read_unless_changed, reading_end
+from sr_assets.stages.source.source_reading import Ends, Reader, first_available, read_unless_changed, reading_end
 from sr_assets.stages.source.suitability import check_source
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ReadBatch:
     """A range that was read: its rows in sequence order, its holes, and their rows for the table `gaps`.
 
     The source had lost the messages before `available` when the range was planned. `began` is in monotonic seconds.
@@ -103,7 +103,7 @@ class FoldStage(ABC):
         """Return the table of a range that the source has lost."""
 
     @abstractmethod
-    def _commit(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
+    def _commit(self, state: StreamState, source: StreamInfo, batch: ReadBatch) -> None:
         """Fold a batch and commit all its changes, with the new position, in one transaction."""
 
     @abstractmethod
@@ -114,20 +114,20 @@ class FoldStage(ABC):
         present = SequenceRange(first_available(source, covered), covered.next)
         return self._read(source, present) if len(present) else self._no_rows()
 
-    def _batch(self, source: StreamInfo, covered: SequenceRange, rows: pa.Table, began: float) -> Batch:
+    def _batch(self, source: StreamInfo, covered: SequenceRange, rows: pa.Table, began: float) -> ReadBatch:
         available = first_available(source, covered)
         absent = missing(SequenceRange(available, covered.next), rows["sequence"].to_pylist())
         holes = find_holes(self._entry, self._clusters.connect(self._entry.source), source, absent)
         gaps = gap_rows(self._entry, covered, available, holes, self._clock.now_ns())
-        return Batch(covered, available, rows, holes, gaps, began)
+        return ReadBatch(covered, available, rows, holes, gaps, began)
 
-    def _move_on(self, state: StreamState, batch: Batch) -> None:
+    def _move_on(self, state: StreamState, batch: ReadBatch) -> None:
         """Move the position behind a batch."""
         state.next_sequence = batch.covered.next
         if batch.rows.num_rows:
             note_read(state, batch.rows["sequence"][-1].as_py(), batch.rows["stored_ns"][-1].as_py())
 
-    def _note_batch(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
+    def _note_batch(self, state: StreamState, source: StreamInfo, batch: ReadBatch) -> None:
         report, covered, seconds = self._report, batch.covered, times.monotonic() - batch.began
         report.first = covered.first if report.first is None else report.first
         report.next = covered.next

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters.home import open_home
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS
 from sr_assets.adapters.published.site_publishing import publish_topology
 from sr_assets.adapters.published.tables import TOPOLOGY_SITE

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Final
 
 from sr_assets.adapters import times, wire
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.jetstream import PermissionDeniedError
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.state.records import StreamState

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from sr_assets.adapters import times
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.published.compaction import describe, holds_rows, is_abandoned, merge, unread_files
 from sr_assets.adapters.published.history import (
     drop_rows,

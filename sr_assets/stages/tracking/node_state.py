@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters import times
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.actions import Origin, record_action
 from sr_assets.adapters.spark.data_source import encode_extractor, schema_of
@@ -41,10 +41,10 @@ from sr_assets.stages.clock import Clock
 from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
-from sr_assets.stages.source.fold_stage import Batch, FoldStage
+from sr_assets.stages.source.fold_stage import FoldStage, ReadBatch
 from sr_assets.stages.source.holes import Hole
 from sr_assets.stages.source.position import advance, clock_warning, warn_of_blind_time
-from sr_assets.stages.source.ranges import next_range, save_gaps, too_old_before
+from sr_assets.stages.source.source_reading import next_range, save_gaps, too_old_before
 from sr_assets.stages.tracking.announcing import decide_announcements
 from sr_assets.stages.tracking.batch_rows import (
     add_transitions,
@@ -244,7 +244,7 @@ class NodeStage(FoldStage):
     def _no_rows(self) -> pa.Table:
         return arrow_schema(schema_of({"inspect": self._inspected})).empty_table()
 
-    def _commit(self, state: StreamState, source: StreamInfo, batch: Batch) -> None:
+    def _commit(self, state: StreamState, source: StreamInfo, batch: ReadBatch) -> None:
         stream, store, report = self._stream, self._store, self._report
         left_open, covered = self._left_open, batch.covered
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
@@ -336,7 +336,7 @@ class NodeStage(FoldStage):
         self,
         state: StreamState,
         source: StreamInfo,
-        batch: Batch,
+        batch: ReadBatch,
         sightings: pa.Table,
         ahead: npt.NDArray[np.bool_],
     ) -> tuple[BlindSpans, bool]:

@@ -8,8 +8,8 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.published import manifest, site_publishing
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import open_fleet
-from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.publication import publication_folder, read_publication
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream

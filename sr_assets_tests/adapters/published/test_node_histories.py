@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.node_histories import RETIRED, TIMEOUT, UP, Histories
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.published import queries
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import StreamState

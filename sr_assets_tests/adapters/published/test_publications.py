@@ -13,11 +13,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.published import manifest
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import count_rows, open_fleet, read_rows
-from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publication import publication_folder
 from sr_assets.adapters.published.site_publishing import publish_site
@@ -220,7 +220,7 @@ def test_interrupted_publication_is_noticed_and_cleaned_up(
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "hook", kill)
+        patched.setattr(crash_points, "hook", kill)
         with pytest.raises(Killed):
             publish(tmp_path, LONDON, 2)
     seen = 2 if point == Point.PUBLISHED_TABLES else 1
@@ -241,10 +241,10 @@ def test_publication_that_another_site_indexed_is_not_indexed_again(
 
     def publish_meanwhile(reached: Point) -> None:
         if reached == Point.NOTED_TABLES:
-            checkpoints.hook = None
+            crash_points.hook = None
             publish(tmp_path, PARIS, 1)
 
-    monkeypatch.setattr(checkpoints, "hook", publish_meanwhile)
+    monkeypatch.setattr(crash_points, "hook", publish_meanwhile)
     publish(tmp_path, LONDON, 2)
     assert positions(tmp_path) == {LONDON: 2, PARIS: 1}
     assert len(list((tmp_path / "published/earlier").iterdir())) == 1

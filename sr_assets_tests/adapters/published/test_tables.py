@@ -10,9 +10,9 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.published import site_publishing
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import count_rows, export_fleet, open_fleet, read_rows
 from sr_assets.adapters.published.history import snapshot_rows
-from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream

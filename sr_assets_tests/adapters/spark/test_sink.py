@@ -19,7 +19,7 @@ from sr_assets.adapters.spark.sink import JetStreamWriter
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.settings import ClusterSettings
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets_tests.axes import every_pair
 from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent, address, cluster, wait_until
@@ -67,7 +67,7 @@ def test_run_finishes_batch_interrupted_by_a_crash(
     rig.drain()
     rig.publish(stream, numbered(40, first=11))
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, step, crash)
+        patched.setattr(CopyBatch, step, crash)
         with pytest.raises(CrashError):
             rig.run()
         with pytest.raises(CrashError):
@@ -101,7 +101,7 @@ def test_run_fills_holes_between_copies_found_after_a_crash(rig: Rig, monkeypatc
     rig.add(stream)
     rig.publish(stream, numbered(30))
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_save_receipt", crash)
+        patched.setattr(CopyBatch, "_save_receipt", crash)
         with pytest.raises(CrashError):
             rig.run()
     for sequence in (1, 7, 8, 20):

@@ -13,11 +13,11 @@ def _install(name: str, path: str) -> None:
     import time
     from pathlib import Path
 
-    from sr_assets.adapters import checkpoints
+    from sr_assets.adapters import crash_points
 
     file = Path(path)
 
-    def hold(point: checkpoints.Point) -> None:
+    def hold(point: crash_points.Point) -> None:
         if name != point or file.exists():
             return
         own_id = str(os.getpid())
@@ -25,7 +25,7 @@ def _install(name: str, path: str) -> None:
         while file.exists() and file.read_text() == own_id:
             time.sleep(0.1)
 
-    checkpoints.hook = hold
+    crash_points.hook = hold
 
 
 _point, _, _file = os.environ.get("SR_ASSETS_HOLD", "").partition(":")

@@ -10,10 +10,10 @@ from pyarrow import parquet
 
 from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.domain.messages import last_origin
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import StreamWork
-from sr_assets.stages.source.ranges import Ends
+from sr_assets.stages.source.source_reading import Ends
 from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
@@ -160,7 +160,7 @@ def crash_before_noting_copies(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_note_copies", crash)
+        patched.setattr(CopyBatch, "_note_copies", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.state.pausing import set_paused
 from sr_assets.stages.operator_commands import act_on_node
 from sr_assets_bench.comparison.streams import compare
@@ -108,10 +108,10 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[[Point | None], None]:
     def at(point: Point | None) -> None:
         def hook(reached: Point) -> None:
             if reached == point:
-                monkeypatch.setattr(checkpoints, "hook", None)
+                monkeypatch.setattr(crash_points, "hook", None)
                 raise CrashError
 
-        monkeypatch.setattr(checkpoints, "hook", hook)
+        monkeypatch.setattr(crash_points, "hook", hook)
 
     return at
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets_tests.partitioned import SENDERS, assert_exact, rounds, sequences
 from sr_assets_tests.rig import ALL_ON_SPARK, Command, Rig, Sent, wait_until
 
@@ -93,7 +93,7 @@ def crash(rig: Rig, monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "hook", end)
+        patched.setattr(crash_points, "hook", end)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
 

@@ -14,7 +14,7 @@ import pytest
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.replication.target_copies import Copy, FoundCopies, last_matching
 from sr_assets.stages.report import Stage
@@ -193,7 +193,7 @@ def crash_before_noting_copies(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_note_copies", crash)
+        patched.setattr(CopyBatch, "_note_copies", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets.domain.messages import last_origin
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 from sr_assets_tests.servers import NatsServer
 
@@ -248,7 +248,7 @@ def test_repeated_batch_counts_copies_that_the_target_deleted(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "hook", end)
+        patched.setattr(crash_points, "hook", end)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     assert [copy.payload for copy in rig.copies(stream)] == [b"10", b"11", b"12"]
@@ -365,7 +365,7 @@ def test_repeated_batch_keeps_its_age_cutoff(rig: Rig, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "run", crash)
+        patched.setattr(CopyBatch, "run", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     rig.travel(hours=6)

@@ -14,7 +14,7 @@ from sr_assets.adapters.wire import Outgoing
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connectivity import probe_connectivity
-from sr_assets.stages.replication.target import create_target, new_target
+from sr_assets.stages.replication.target_setup import create_target, new_target
 from sr_assets_tests.adapters.wire.rig import publish
 from sr_assets_tests.rig import SITE, Rig, Sent, address, connection, wait_until
 from sr_assets_tests.servers import NatsServer

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.state.records import CopyState, Intent
 from sr_assets.domain.messages import header_writer
-from sr_assets.stages.replication import replica, target_history
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication import replica, target_review
+from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import SiteRun
 from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
@@ -246,7 +246,7 @@ def test_open_batch_follows_recopied_messages_into_a_renamed_target(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_note_copies", crash)
+        patched.setattr(CopyBatch, "_note_copies", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     assert payloads(rig, stream) == list(range(1, 13))
@@ -294,7 +294,7 @@ def test_long_target_scan_logs_and_saves_its_progress(
 def test_returning_to_an_earlier_target_doubles_no_copy(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, str], reset: str
 ) -> None:
-    monkeypatch.setattr(target_history, "_OLD_ANSWERS_SECONDS", 0.0)
+    monkeypatch.setattr(target_review, "_OLD_ANSWERS_SECONDS", 0.0)
     stream, window = rig.make(), {"duplicate_window": 100_000_000}
     first, second = rig.unique("A"), rig.unique("B")
     for target in (first, second):
@@ -323,10 +323,10 @@ def test_second_writer_of_the_same_name_stops_the_active_run(
 
     def copy_elsewhere(point: Point) -> None:
         if point == Point.COMMITTED:
-            monkeypatch.setattr(checkpoints, "hook", None)
+            monkeypatch.setattr(crash_points, "hook", None)
             twin.drain()
 
-    monkeypatch.setattr(checkpoints, "hook", copy_elsewhere)
+    monkeypatch.setattr(crash_points, "hook", copy_elsewhere)
     assert f"another replicator named {SITE}/{SITE} writes there" in rig.failure()
     rig.drain()
     assert payloads(rig, stream) == [1, 2, 3, 4, 5, 6, 7]
@@ -353,9 +353,9 @@ def test_forged_copy_in_the_target_stops_no_run(rig: Rig, monkeypatch: pytest.Mo
                 rig.target,
             )
 
-    monkeypatch.setattr(checkpoints, "hook", forge)
+    monkeypatch.setattr(crash_points, "hook", forge)
     rig.drain()
-    monkeypatch.setattr(checkpoints, "hook", None)
+    monkeypatch.setattr(crash_points, "hook", None)
     forge()
     rig.publish(stream, numbered(8, 10))
     rig.drain()

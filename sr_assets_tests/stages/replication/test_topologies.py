@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sr_assets.domain.provenance import Identity, find_copy
-from sr_assets.stages.replication.batch import Batch
+from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
@@ -29,15 +29,15 @@ def test_two_entries_share_one_target_across_a_crash(
     rig.drain()
     rig.publish(first, forced(0, 20))
     rig.publish(second, forced(100, 110))
-    note_copies = Batch._note_copies
+    note_copies = CopyBatch._note_copies
 
-    def crash(batch: Batch, *arguments: Any) -> None:
+    def crash(batch: CopyBatch, *arguments: Any) -> None:
         if batch._stream.stream == first:
             raise KeyboardInterrupt
         note_copies(batch, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "_note_copies", crash)
+        patched.setattr(CopyBatch, "_note_copies", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     # Purge the source behind the position, then continue at the same sequences.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.stages.report import Stage
@@ -307,7 +307,7 @@ def test_messages_lost_while_they_are_read_are_blind_time(rig: Rig, monkeypatch:
                 lose(first)
 
         with monkeypatch.context() as patched:
-            patched.setattr(checkpoints, "hook", lose_once)
+            patched.setattr(crash_points, "hook", lose_once)
             rig.drain()
         unread = rig.row("replication")["next_sequence"]
     spans = [(row["since_ns"], row["until_ns"]) for row in rig.rows("blind_spans")]

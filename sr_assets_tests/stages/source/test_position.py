@@ -17,7 +17,7 @@ from sr_assets.adapters.state.records import StreamState
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.settings import load_settings
 from sr_assets.stages.source.position import START_VARIABLE, _move_to_new_source, advance, epoch_at
-from sr_assets.stages.source.ranges import Ends, next_range, reading_end
+from sr_assets.stages.source.source_reading import Ends, next_range, reading_end
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets.domain.provenance import Identity, find_copy
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -119,7 +119,7 @@ def test_changed_source_is_followed_and_never_mixed_with_the_old(
 
     change = SourceChange(rig, stream, roll_back if rolled_back else recreate_source(rig, stream))
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "hook", change.at(point, thread, count))
+        patched.setattr(crash_points, "hook", change.at(point, thread, count))
         rig.run()
     assert change.applied
     rig.drain()
@@ -146,7 +146,7 @@ def test_rollback_under_an_open_batch_restarts_the_stream_once(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "hook", crash)
+        patched.setattr(crash_points, "hook", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     restore_source("restore")

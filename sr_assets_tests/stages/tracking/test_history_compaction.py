@@ -9,8 +9,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.history import StagedFiles, place_staged, stream_folder
 from sr_assets.adapters.state.checkpoint import read_about, restore_checkpoint, write_checkpoint
@@ -115,7 +115,7 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[[Point, int], None]:
             if reached is point and left[0] == 0:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(checkpoints, "hook", hook)
+        monkeypatch.setattr(crash_points, "hook", hook)
 
     return at
 

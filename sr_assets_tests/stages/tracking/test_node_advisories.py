@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters.state.transitions import Outbox
+from sr_assets.adapters.state.transitions import Transitions
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.messages import encode_headers
 from sr_assets.domain.positions import SECOND_NS, parse_rfc3339_ns
@@ -95,7 +95,7 @@ def test_unmarked_advisories_are_resent_with_the_same_id(rig: Rig, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Outbox, "mark_published", crash)
+        patched.setattr(Transitions, "mark_published", crash)
         with pytest.raises(KeyboardInterrupt):
             rig.run()
     assert [row["published_at"] for row in rig.rows("node_advisories")] == [None, None]
@@ -122,7 +122,7 @@ def test_id_that_another_site_has_used_suppresses_no_advisory(rig: Rig, monkeypa
     rig.travel(hours=3)
     with monkeypatch.context() as patched:
         # A run that ends before it notes the publication sends nothing twice.
-        patched.setattr(Outbox, "mark_published", lambda *_: 1 / 0)
+        patched.setattr(Transitions, "mark_published", lambda *_: 1 / 0)
         rig.run()
     rig.drain()
     bodies = [json.loads(message.payload) for message in rig.stored(advisories) if message.payload]

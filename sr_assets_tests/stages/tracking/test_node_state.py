@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
-from sr_assets.adapters.published.index import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.spark.data_source import read_here
@@ -23,7 +23,7 @@ from sr_assets.domain.tracking.rows import node_row, node_table
 from sr_assets.domain.tracking.rules import NodeState, Policy, Status
 from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import Stage, StreamReport
-from sr_assets.stages.source import ranges
+from sr_assets.stages.source import source_reading
 from sr_assets.stages.tracking.node_state import sweep_due
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_tests.reference import Rules, by_field
@@ -158,7 +158,7 @@ def test_sender_outside_the_payload_needs_only_headers(
         read.append(options)
         return read_here(options)
 
-    monkeypatch.setattr(ranges, "read_here", record_read)
+    monkeypatch.setattr(source_reading, "read_here", record_read)
     rig.drain()
     assert [options.get("headers_only") == "true" for options in read] == [expected] * len(read)
     assert [(len(copy.payload), copy.payload.strip()) for copy in rig.copies(stream)] == [(9_000, body), (9_050, body)]
@@ -246,12 +246,12 @@ def test_killed_sweep_publishes_committed_portions_and_continues(
         sweep_all(state, stream, due)
         whole = committed(state)
     passed: list[Point] = []
-    monkeypatch.setattr(checkpoints, "hook", kill)
+    monkeypatch.setattr(crash_points, "hook", kill)
     with SiteState(tmp_path / "sites" / "london") as state:
         fill(state)
         with pytest.raises(KeyboardInterrupt):
             sweep_all(state, stream, 4)
-    monkeypatch.setattr(checkpoints, "hook", None)
+    monkeypatch.setattr(crash_points, "hook", None)
     with SiteState(tmp_path / "sites" / "london") as state:
         half = committed(state)[0]
         assert half == whole[0][: len(half)]

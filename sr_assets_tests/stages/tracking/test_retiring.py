@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import checkpoints
-from sr_assets.adapters.checkpoints import Point
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.operator_requests import FOLDER
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -158,8 +158,8 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         if point is Point.ANSWERING:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints, "hook", kill)
-    return lambda: monkeypatch.setattr(checkpoints, "hook", None)
+    monkeypatch.setattr(crash_points, "hook", kill)
+    return lambda: monkeypatch.setattr(crash_points, "hook", None)
 
 
 def test_killed_run_does_not_apply_a_request_again(rig: Rig, killed: Callable[[], None]) -> None:

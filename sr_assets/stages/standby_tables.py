@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters import times
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.private import own_folder
-from sr_assets.adapters.published.index import Run
+from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.state.checkpoint import Stored, last_stored, note_stored, restore_checkpoint

@@ -33,9 +33,9 @@ from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import CopyOf, find_copy, forged_text, other_writer_text
 from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.context import CopyContext
-from sr_assets.stages.replication.target import copies_pattern, create_target, prepare_target
 from sr_assets.stages.replication.target_copies import Copy, FoundCopies, claimed_copies, first_genuine
-from sr_assets.stages.source.ranges import save_gaps
+from sr_assets.stages.replication.target_setup import copies_pattern, create_target, prepare_target
+from sr_assets.stages.source.source_reading import save_gaps
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import duckdb
 
-from sr_assets.adapters.checkpoints import Point, reach
+from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import remove_files, write_private
 from sr_assets.adapters.published import actions
