@@ -1,6 +1,6 @@
 """JetStream's JSON API for both transports: error codes, request bodies, and the parsing of responses and errors.
 
-A run sends its requests through `nats.Cluster`, a bulk task through `wire.Connection`.
+A run sends its requests through `nats.administration.Cluster`, a bulk task through `wire.Connection`.
 """
 
 import base64

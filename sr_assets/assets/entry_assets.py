@@ -30,7 +30,7 @@ from sr_assets.stages.report import Stage, StreamReport
 if TYPE_CHECKING:
     from sr_assets.stages.site import Site
 
-#: How many events an asset's page shows.
+#: How many events or transitions an asset's page shows.
 _NEWEST: Final = 10
 _LONGEST_NAME: Final = 80
 #: The value of `outage_level`, so that Dagster plots it.
@@ -108,9 +108,6 @@ def _active_windows(state: SiteState, stream: StreamSettings) -> list[tuple[str,
         for each, end_ns in windows
         if end_ns is not None
     ]
-
-
-#: How many transitions an asset's page shows.
 
 
 class StreamAssets:

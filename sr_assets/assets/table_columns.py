@@ -7,7 +7,7 @@ import dagster as dg
 
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
-from sr_assets.adapters.published.fleet_file import SITE_LEADERS
+from sr_assets.adapters.published.fleet_file import LEADERS_COLUMNS
 from sr_assets.adapters.published.tables import (
     HOP_COLUMNS,
     INTERNAL,
@@ -25,7 +25,7 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     "node_snapshots": SNAPSHOT_COLUMNS,
     **HOP_COLUMNS,
     "snapshot_info": dict(column.split(maxsplit=1) for column in SNAPSHOT_INFO.split(",")),
-    "site_leaders": dict(column.split(maxsplit=1) for column in SITE_LEADERS.split(",")),
+    "site_leaders": dict(column.split(maxsplit=1) for column in LEADERS_COLUMNS.split(",")),
     actions.NAME: actions.COLUMNS,
     "messages": {
         "sequence": "BIGINT",

@@ -1,4 +1,4 @@
-"""Prepares multiprocessing's fork server, which imports this module (`run_processes.py`), for the runs that are its copies.
+"""Prepares multiprocessing's fork server, which imports this module (see `run_processes.py`), for the runs that are its copies.
 
 Import it nowhere else: it changes how the process reacts to signals.
 """

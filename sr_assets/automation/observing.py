@@ -1,4 +1,4 @@
-"""Observations of a sensor's tick, and the proof that a site has no work at all, which lets `run --once` end at once."""
+"""The decision about a whole site (`find_work`) from a tick's observations, and the proof that it has no work at all."""
 
 from __future__ import annotations
 

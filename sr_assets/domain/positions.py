@@ -124,7 +124,7 @@ def watermark(
     previous_ns: int | None,
     own_clock_ns: int,
 ) -> Watermark:
-    """Return the time for `tracking.sweep`. It never decreases, unless two clocks prove that it is in the future.
+    """Return the time for `tracking.rules.sweep`. It never decreases, unless two clocks prove that it is in the future.
 
     `ts_ns` is the server's clock in a run's stream info, `caught_up` whether all its messages are processed. Only the
     last message counts for a mirror (its clock proves nothing about its origin), in a run that stopped earlier, and if

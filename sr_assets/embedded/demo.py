@@ -91,17 +91,17 @@ _DIFFERENCES: Final = """
 """
 #: Time limit for the servers' native copies of the last messages.
 _ARRIVAL_SECONDS: Final = 30.0
-_SITES = """
+_SITES_QUERY = """
     SELECT name, site_summary.up, site_summary.timeout, site_summary.retired, copied_messages AS copied,
         skipped_messages AS skipped, lag_messages AS lag, replication.as_of AS as_of
     FROM replication JOIN site_summary USING (name, stream) ORDER BY name
 """
 # The centre's view, folded only from the sites' advisories, so slightly late.
-_CENTRE = """
+_CENTRE_QUERY = """
     SELECT name, observer, up, timeout, retired, last_advisory_at, observer_alive_at, as_of
     FROM global_summary ORDER BY name
 """
-_EVENTS = """
+_EVENTS_QUERY = """
     SELECT event_time, name, node, event, age_seconds FROM node_advisories
     ORDER BY event_time DESC, node LIMIT 8
 """
@@ -387,7 +387,9 @@ class Summary:
         self._next_lines = now + _PLAIN_SECONDS
         try:
             with open_fleet(self._home) as connection:
-                sites, centre, events = (read_rows(connection, query) for query in (_SITES, _CENTRE, _EVENTS))
+                sites, centre, events = (
+                    read_rows(connection, query) for query in (_SITES_QUERY, _CENTRE_QUERY, _EVENTS_QUERY)
+                )
         except SrAssetsError:
             return
         if self._console.is_terminal:

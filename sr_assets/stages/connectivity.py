@@ -58,8 +58,7 @@ from sr_assets.stages.source.lanes import lanes_begin
 from sr_assets.stages.source.suitability import check_source, try_classes, try_partitions, try_senders
 from sr_assets.stages.topology.planning import probe_update
 
-_NAME: Final = "sr-assets check"
-_CLIENT = "sr-assets check"
+_CLIENT: Final = "sr-assets check"
 _LINKS: Final = 16
 #: A node name in the subjects of probes.
 _NODE: Final = "sr-assets-check"
@@ -74,7 +73,7 @@ def probe_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list
 
 def _probe_cluster(topology: TopologySettings, known: TopologyCluster) -> list[Probe]:
     probes = Probes(f"topology {known.name}")
-    with closing(Cluster(known.settings, _NAME)) as cluster:
+    with closing(Cluster(known.settings, _CLIENT)) as cluster:
         if not probes.attempt(cluster, "connect", lambda: "nats-server " + ".".join(map(str, cluster.server_version))):
             return probes.made
         if not probes.attempt(cluster, known.settings.api("INFO"), partial(_about, cluster)):
@@ -136,7 +135,7 @@ def _probe_link(probes: Probes, known: TopologyCluster, wanted: WantedStream, up
     if upstream.api is None:
         return
     settings = replace(known.settings, api_prefix=upstream.api)
-    with closing(Cluster(settings, _NAME)) as cluster:
+    with closing(Cluster(settings, _CLIENT)) as cluster:
         probes.attempt(
             cluster, settings.api(f"STREAM.INFO.{upstream.stream}"), partial(_through, cluster, wanted, upstream)
         )
@@ -288,7 +287,7 @@ def probe_connectivity(settings: Settings) -> list[Probe]:
 
 def _try_entry(settings: Settings, entry: Entry) -> list[Probe]:
     probes = Probes(entry.label)
-    with closing(Cluster(entry.source, "sr-assets check")) as source:
+    with closing(Cluster(entry.source, _CLIENT)) as source:
         info = _try_source(probes, entry, source)
         if isinstance(entry, StreamSettings):
             _try_stream(settings, probes, entry, source, info)
@@ -306,7 +305,7 @@ def _try_stream(
     if info is not None and stream.lanes:
         begins = lanes_begin(settings.home, stream, info)
         probes.attempt(source, "a partition of each sender", lambda: try_partitions(stream, source, info, begins))
-    with closing(Cluster(stream.target, "sr-assets check")) as target:
+    with closing(Cluster(stream.target, _CLIENT)) as target:
         reached, advisory = _try_target(probes, stream, source, info, target), stream.advisory
         if advisory is not None and (reached if advisory.cluster == "target" else info is not None):
             _try_advisories(probes, advisory, target if advisory.cluster == "target" else source)
@@ -341,7 +340,7 @@ def _try_reading(probes: Probes, cluster: Cluster, info: StreamInfo) -> None:
     last = SequenceRange(max(1, info.last_sequence), max(1, info.last_sequence) + 1)
 
     def read(*, direct: bool) -> int:
-        with Connection(cluster.settings, "sr-assets check") as connection:
+        with Connection(cluster.settings, _CLIENT) as connection:
             return sum(map(len, read_range(connection, info.stream, last, direct=direct)))
 
     def describe(messages: int) -> str:
@@ -473,7 +472,7 @@ def _try_advisories(probes: Probes, advisory: AdvisorySettings, cluster: Cluster
 
 def _try_heartbeats(settings: Settings, heartbeats: HeartbeatSettings) -> list[Probe]:
     probes = Probes("heartbeats")
-    with closing(Cluster(heartbeats.cluster, "sr-assets check")) as cluster:
+    with closing(Cluster(heartbeats.cluster, _CLIENT)) as cluster:
         for heartbeat in heartbeats.subjects:
             _try_publishing(probes, cluster, heartbeat.subject)
     if heartbeats.leader_election:
@@ -503,7 +502,7 @@ def _try_executors(settings: Settings) -> list[Probe]:
         made.append(Probe("spark", label, "an executor that accepts a task", works=False, learned=failure))
     fences = Probes("spark")
     for stream in settings.streams:
-        with closing(Cluster(stream.target, "sr-assets check")) as target:
+        with closing(Cluster(stream.target, _CLIENT)) as target:
             _try_fence(fences, target, stream.target_stream)
     return made + fences.made
 

@@ -1,7 +1,5 @@
 """One run of a site: the rounds of its entries, the work on each entry in loops, their end, and the saved results.
 
-Watching and copying are separate loops, so that an error of a target delays only copies.
-
 Reading, folding and sweeping form the watch loop; copying is the copy loop in another thread. An unreachable, slow or
 full target therefore delays only copies. Advisories belong to the loop whose cluster takes them.
 """

@@ -1,4 +1,4 @@
-"""Comparison of a feed's view and history with `domain.advisory_fold`."""
+"""Comparison of a feed's view and history with `sr_assets_tests.domain.advisory_fold`."""
 
 from __future__ import annotations
 

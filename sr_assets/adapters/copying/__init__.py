@@ -1,1 +1,1 @@
-"""One writer's work on a batch: `plan` (input), `copier`, `fetching`, `sending`, and `receipt` (result)."""
+"""One writer's work on a batch: `copy_plan` (input), `copier`, `receipt` (result), and `fence` for writers on other machines."""

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import nats.errors
 from nats.aio.client import Client
@@ -44,9 +44,6 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, parse_rfc3339_ns
 from sr_assets.domain.refusals import Reaction, reaction
 from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
-
-if TYPE_CHECKING:
-    pass
 
 _WINDOW: Final = 256
 #: So many messages are sent without checking whether we may still publish.

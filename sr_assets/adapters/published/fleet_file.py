@@ -65,8 +65,8 @@ from sr_assets.domain.errors import RunError, cannot_write
 if TYPE_CHECKING:
     import duckdb
 
-LEADERS: Final = "site_leaders"
-SITE_LEADERS: Final = (
+LEADERS_TABLE: Final = "site_leaders"
+LEADERS_COLUMNS: Final = (
     "name VARCHAR, role VARCHAR, leader VARCHAR, leader_host VARCHAR, since TIMESTAMPTZ, checkpoint_at TIMESTAMPTZ"
 )
 _MIXED: Final = "mixed"
@@ -155,9 +155,9 @@ def common_leader(rows: Iterable[Leader]) -> tuple[str, str | None]:
 
 def write_leaders(connection: duckdb.DuckDBPyConnection, rows: Sequence[Leader]) -> None:
     """Create or replace `fleet.site_leaders`."""
-    connection.execute(f"CREATE OR REPLACE TABLE fleet.{LEADERS} ({SITE_LEADERS})")
+    connection.execute(f"CREATE OR REPLACE TABLE fleet.{LEADERS_TABLE} ({LEADERS_COLUMNS})")
     if rows:
-        insert = f"INSERT INTO fleet.{LEADERS} SELECT $1, $2, $3, $4, {at('$5::BIGINT')}, {at('$6::BIGINT')}"
+        insert = f"INSERT INTO fleet.{LEADERS_TABLE} SELECT $1, $2, $3, $4, {at('$5::BIGINT')}, {at('$6::BIGINT')}"
         connection.executemany(insert, rows)
 
 
@@ -337,7 +337,7 @@ def _write_draft(
     for leftover in (draft, _wal(draft)):
         leftover.unlink(missing_ok=True)
     views, leaders = list(fleet_views(connection, home, publications, mode)), read_leaders(home, sites)
-    parts = {view.name: _checksum(view) for view in views} | {LEADERS: _checksum(leaders)}
+    parts = {view.name: _checksum(view) for view in views} | {LEADERS_TABLE: _checksum(leaders)}
     if known.keys() == parts.keys():
         shutil.copyfile(home / "fleet.duckdb", draft)
     else:
@@ -370,7 +370,7 @@ def _replace_parts(
         "INSERT INTO fleet.snapshot_info VALUES (make_timestamptz(?::BIGINT // 1000), ?, ?, ?, ?, ?)",
         [run.as_of_ns, run.run_id, SCHEMA_VERSION, uuid.uuid4().hex, *common_leader(leaders)],
     )
-    if LEADERS in changed:
+    if LEADERS_TABLE in changed:
         write_leaders(connection, leaders)
     for view in (view for view in views if view.name in changed):
         connection.execute(f"CREATE OR REPLACE VIEW fleet.{view.name} AS {view.query}")

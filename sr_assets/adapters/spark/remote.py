@@ -88,9 +88,9 @@ class CopyJob:
         from pyspark import TaskContext
 
         from sr_assets.adapters.copying.copier import write_copies
-        from sr_assets.adapters.spark.sink import rows_of
+        from sr_assets.adapters.spark.sink import nodes_by_sequence
 
-        rows, context = rows_of(batches), TaskContext.get()
+        rows, context = nodes_by_sequence(batches), TaskContext.get()
         part = context.partitionId() if context else 0
         if not rows:
             return

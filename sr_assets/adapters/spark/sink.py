@@ -41,7 +41,7 @@ class JetStreamWriter(DataSourceArrowWriter):
         """
         from pyspark import TaskContext
 
-        rows, context = rows_of(iterator), TaskContext.get()
+        rows, context = nodes_by_sequence(iterator), TaskContext.get()
         return ReceiptMessage(write_copies(self._plan, rows, context.partitionId() if context else 0))
 
     def commit(self, messages: list[ReceiptMessage | None]) -> None:  # type: ignore[override]
@@ -56,7 +56,7 @@ class JetStreamWriter(DataSourceArrowWriter):
             raise RunError(cannot_write(self._plan.receipt, error)) from None
 
 
-def rows_of(batches: Iterator[pa.RecordBatch]) -> dict[int, str | None]:
+def nodes_by_sequence(batches: Iterator[pa.RecordBatch]) -> dict[int, str | None]:
     """Return a task's rows as one writer needs them: source sequence → node."""
     rows: dict[int, str | None] = {}
     for batch in batches:

@@ -29,8 +29,9 @@ _STATE_FILE: Final = "state.duckdb"
 class StreamStatus:
     """The status of a stream or feed at a commit of its site; times are in unix ns, durations in ns.
 
-    `published.stream_status` derives it from the state. It is a row of the published tables `replication` and `site_summary`,
-    and a part of `status.json`, from which sensors, commands, metrics, `/readyz` and notifications read it.
+    `published.stream_status` derives it from the state; `stages.site` adds `last_success_ns` and `refused_since_ns`, which only
+    `status.json` has. It is a row of the published tables `replication` and `site_summary`, and a part of `status.json`, from
+    which sensors, commands, metrics, `/readyz` and notifications read it.
 
     `lost_messages` belong to `seen_messages` but not to `gap_messages`. `deadline_ns` is the earliest deadline of a node,
     `next_deadline_ns` the earliest time at which a run has work without a new message. `target_sequence` is how far the

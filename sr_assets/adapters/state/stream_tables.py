@@ -20,7 +20,7 @@ from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, DAY_NS, SECOND_NS, Se
 #: Label of the seconds and errors of copying; those of reading have none.
 COPYING: Final = "copying"
 #: Limit of new rows of a stream in one run; the last row of the reason counts further gaps.
-MOST_ROWS: Final = 1_000
+MOST_GAP_ROWS: Final = 1_000
 #: Reasons that remove single messages between existing ones.
 _SPARSE: Final = frozenset({"filtered", "per_subject_limit"})
 _RETENTION_NS: Final = 3600 * SECOND_NS
@@ -29,7 +29,7 @@ _OVERDUE: Final = 3
 _GRACE_NS: Final = 60 * SECOND_NS
 SLOT_NS: Final = 300 * SECOND_NS
 _SLOTS: Final = 12
-_MOST_ROWS: Final = 10_000
+_MOST_LATENCY_ROWS: Final = 10_000
 
 
 class StreamTable:
@@ -168,7 +168,7 @@ def gap_row(stream: str, hole: SequenceRange, messages: int, reason: str, notice
 class Gaps(StreamTable):
     """One stream's gaps."""
 
-    def add(self, gaps: Iterable[Gap], *, apart: int = 0, most: int = MOST_ROWS) -> int:
+    def add(self, gaps: Iterable[Gap], *, apart: int = 0, most: int = MOST_GAP_ROWS) -> int:
         """Add gaps in source order as at most `most` rows; return the number of new rows.
 
         Call it inside a transaction. A gap extends the last row of its reason if it follows that row and was noticed on
@@ -362,7 +362,7 @@ class Latencies(StreamTable):
             "DELETE FROM latencies WHERE stream = ? AND slot NOT BETWEEN ? AND ?",
             [self._stream, *between],
         )
-        if self._value("SELECT count(*) FROM latencies WHERE stream = ?") > _MOST_ROWS:
+        if self._value("SELECT count(*) FROM latencies WHERE stream = ?") > _MOST_LATENCY_ROWS:
             self._merge()
         return len(hops) - len(admitted)
 

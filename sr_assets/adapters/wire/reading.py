@@ -31,7 +31,6 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 
-_NOT_FOUND: Final = 404
 _FIRST_WINDOW: Final = 32
 _LAST_WINDOW: Final = 256
 CONSUMER_INACTIVE_NS: Final = 300 * 1_000_000_000
@@ -42,7 +41,7 @@ _HASTY_PLACEMENTS: Final = 32
 _PLACEMENT_SECONDS: Final = 0.02
 _DELETE_SECONDS: Final = 2.0
 _UNREACHABLE_SECONDS: Final = 0.02
-_NO_MESSAGES: Final = 404
+_NOT_FOUND: Final = 404
 _TIMED_OUT: Final = 408
 _TOO_LARGE: Final = 409
 BATCH_MESSAGES: Final = 5_000
@@ -489,7 +488,7 @@ class _Consumer:
     def _status(self, frame: Frame) -> int | None:
         """Return the status that ended a pull; raises WireError if the consumer can no longer deliver."""
         too_large = frame.status == _TOO_LARGE and "MaxBytes" in frame.status_text
-        if frame.status in (_NO_MESSAGES, _TIMED_OUT, NO_RESPONDERS) or too_large:
+        if frame.status in (_NOT_FOUND, _TIMED_OUT, NO_RESPONDERS) or too_large:
             return frame.status
         raise refused(self._connection, self._stream, frame)
 

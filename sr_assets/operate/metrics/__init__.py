@@ -1,7 +1,7 @@
 """Metrics for Prometheus, computed from the published tables and each site's status file.
 
-Add a metric to `stream_metrics` or `table_metrics`, and its name to the reference. `replicator` has the Stream Replicator's
-names. `reading` collects the samples, `serving` exposes them.
+Add a metric of streams to `stream_metrics`, one of a table or an election to `samples`, and its name to the reference.
+`replicator` has the Stream Replicator's names. `samples` makes the text, `serving` serves it.
 """
 
 from sr_assets.operate.metrics.samples import Exposition

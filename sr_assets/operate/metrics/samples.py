@@ -1,4 +1,4 @@
-"""The text of `/metrics`: streams, elections, heartbeats and published tables.
+"""The text of `/metrics`: streams, elections, heartbeats and published tables. Add a metric of a table here.
 
 Files are read again only after they were replaced. No state of a running site is opened and no server is queried. A metric of
 a table has a query over `fleet.duckdb`: label columns first, the value last. A missing table yields no samples.

@@ -1,7 +1,7 @@
 """Notifications about nodes and streams by webhook, command or mail, independent of runs and of Prometheus.
 
-`events` finds published events that are not sent yet, `messages` formats them, `targets` makes one attempt to send,
-`delivery` schedules attempts.
+`delivery` finds published events that are not sent yet and schedules attempts, `content` formats them, `targets` makes one
+attempt to send.
 """
 
 from sr_assets.operate.notify.delivery import begin_notifying, notify_beside, notify_once

@@ -1,4 +1,4 @@
-"""Reading a stream: the next range and its rows."""
+"""The range of a source that a batch covers, and its rows, read by Spark or in this process."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from sr_assets.adapters.spark.data_source import FORMAT, read_here
 from sr_assets.adapters.spark.remote import read_remotely
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.adapters.state.stream_tables import MOST_ROWS, Gap
+from sr_assets.adapters.state.stream_tables import MOST_GAP_ROWS, Gap
 from sr_assets.domain.errors import TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.sizing import (
@@ -182,5 +182,5 @@ def first_available(source: StreamInfo, covered: SequenceRange) -> int:
 
 def save_gaps(store: SiteState, entry: Entry, gaps: Iterable[Gap], report: StreamReport) -> None:
     """Add gaps to the table, extending adjacent rows, inside the caller's transaction."""
-    left = MOST_ROWS - report.gap_rows
+    left = MOST_GAP_ROWS - report.gap_rows
     report.gap_rows += store.gaps(entry.stream).add(gaps, apart=entry.batch_messages, most=left)

@@ -379,11 +379,6 @@ def _still_holds(state: StreamState, now_ns: int, due_ns: int | None) -> bool:
     return due_ns <= state.alive_due_ns + _START_NS // 2
 
 
-#: The clocks of source and advisory stream differ by less than this.
-
-#: Events that are published and marked at once.
-
-
 class EventStage:
     """The publication of a stream's events from the state of one run.
 

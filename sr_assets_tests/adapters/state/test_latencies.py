@@ -35,7 +35,7 @@ def test_bucket_keeps_a_latency_within_two_percent(took_ms: float) -> None:
 
 
 def test_quantiles_are_exact_to_two_percent_and_rows_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sr_assets.adapters.state.stream_tables._MOST_ROWS", 2000)
+    monkeypatch.setattr("sr_assets.adapters.state.stream_tables._MOST_LATENCY_ROWS", 2000)
     with SiteState(tmp_path / "site") as state:
         for batch in range(60):
             with state.transaction():
