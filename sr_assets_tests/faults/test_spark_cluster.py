@@ -236,12 +236,12 @@ def await_end(process: subprocess.Popen[bytes], code: int = 0) -> str:
 _WRITER = """
 import sys
 from pathlib import Path
-from sr_assets.adapters.copying.fence import Lease
+from sr_assets.adapters.copying.fence import WritePermit
 from sr_assets.adapters.copying.copy_plan import CopyPlan
 import json
 
 plan = CopyPlan.decode(json.loads(sys.argv[1]))
-with Lease(plan, 0, seconds=float(sys.argv[2])):
+with WritePermit(plan, 0, seconds=float(sys.argv[2])):
     print("writing", flush=True)
     sys.stdin.read()
 """
