@@ -113,7 +113,7 @@ class TargetCopies:
     def genuine(self, claims: Iterable[FoundCopy], originals: Mapping[int, Message]) -> set[int]:
         """Return the target sequences of those claimed copies that have the content of their originals, by source sequence.
 
-        Only a message with the size of its original is read: whoever forges one may have made it too large for a link.
+        Only a message with the size of its original is read: a forged one may be too large for a link.
         """
         possible = {copy.at: copy for copy in claims if copy.payload_bytes == originals[copy.of.sequence].payload_bytes}
         small = sorted(at for at, copy in possible.items() if copy.stored_bytes <= self.large_bytes)

@@ -1,4 +1,4 @@
-"""Copies in `state.duckdb`: a stream's queue of those that are decided, and its log of those that are made.
+"""Copies in `state.duckdb`: a stream's queue of decided ones, and its log of those in the target.
 
 The fold appends due copies in the transaction that commits its decisions. Copying takes them from the front, in source
 order, and removes them in the transaction that commits a receipt. The queue may hold a day's copies, so no reader takes

@@ -15,7 +15,7 @@ SCHEMA_VERSION: Final = 1
 class Kind(Enum):
     """What the rows of a table are about, and with what they are deleted.
 
-    `SITE`: the whole state. `CURRENT`: a stream, until it starts anew. `HISTORY`: a stream, until they are too old or the
+    `SITE`: the whole state. `CURRENT`: a stream, until its state is replaced. `HISTORY`: a stream, until they are too old or the
     stream is forgotten. `GLOBAL`: the nodes of all sites, as feeds report them.
     """
 

@@ -23,10 +23,12 @@ COPYING: Final = "copying"
 MOST_GAP_ROWS: Final = 1_000
 #: Reasons that remove single messages between existing ones.
 _SPARSE: Final = frozenset({"filtered", "per_subject_limit"})
-_RETENTION_NS: Final = 3600 * SECOND_NS
-_OVERDUE: Final = 3
+#: Heartbeats that arrived earlier are deleted; one is overdue after so many of its usual spacings.
+_HEARTBEATS_NS: Final = 3600 * SECOND_NS
+_OVERDUE_SPACINGS: Final = 3
 #: Tolerated delay of a run.
 _GRACE_NS: Final = 60 * SECOND_NS
+#: Latencies are counted in slots of this length, for the last hour.
 SLOT_NS: Final = 300 * SECOND_NS
 _SLOTS: Final = 12
 _MOST_LATENCY_ROWS: Final = 10_000
@@ -285,7 +287,7 @@ class Heartbeats(StreamTable):
             """,
             [now_ns, self._stream, name],
         ).fetchall()
-        return {subject: age for subject, age, spacing in rows if age > max(_OVERDUE * spacing, _GRACE_NS)}
+        return {subject: age for subject, age, spacing in rows if age > max(_OVERDUE_SPACINGS * spacing, _GRACE_NS)}
 
     def add(self, hops: Sequence[Hop], now_ns: int, own: str = "") -> int:
         """Add hops that arrived within the last hour, delete the others, and return how many of too many were ignored.
@@ -294,7 +296,7 @@ class Heartbeats(StreamTable):
         `now_ns` counts as well, because the clocks of servers differ. The hops of the entry `own` come first. Call it inside a
         transaction.
         """
-        first, last = now_ns - _RETENTION_NS, now_ns + CLOCK_TOLERANCE_NS
+        first, last = now_ns - _HEARTBEATS_NS, now_ns + CLOCK_TOLERANCE_NS
         recent = sorted((hop for hop in hops if first <= hop.arrived_ns <= last), key=lambda hop: hop.name != own)
         if not hops:
             return 0

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sr_assets.stages.replication.context import CopyContext
 
 logger = logging.getLogger(__name__)
-_FILE: Final = "fence.json"
+_FENCE_FILE: Final = "fence.json"
 #: A batch that ended this often with its process is made in parts, each an eighth of the one that ended so.
 _WHOLE_ATTEMPTS: Final = 2
 _PARTS: Final = 8
@@ -88,7 +88,7 @@ def fenced(plan: CopyPlan, folder: Path, target: Cluster, writers: int) -> Itera
     fence = {"stream": plan.stream, "fence": f"sr_assets_{plan.batch}", "writers": writers}
     # Write the name to disk before creating the fence: the next run must know the fence of a run that is killed in
     # between.
-    write_private(folder / _FILE, json.dumps(fence))
+    write_private(folder / _FENCE_FILE, json.dumps(fence))
     make_fence(target, plan.stream, str(fence["fence"]), plan.subjects)
     yield replace(plan, fence=str(fence["fence"]))
     settle_fence(folder, target)
@@ -99,7 +99,7 @@ def settle_fence(folder: Path, target: Cluster) -> None:
 
     Raises TransientError if the target does not respond: then its content proves nothing.
     """
-    file = folder / _FILE
+    file = folder / _FENCE_FILE
     if not file.exists():
         return
     fence: dict[str, Any] = json.loads(file.read_text())

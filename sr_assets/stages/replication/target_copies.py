@@ -315,7 +315,7 @@ def claimed_copies(
 ) -> Iterator[tuple[Message, CopyOf]]:
     """Yield the messages with the headers of this entry's copies in a range of its target, without payloads.
 
-    Whoever publishes to the target may write these headers. `subjects` is a pattern of the copies' subjects; with
+    Another publisher may have written these headers. `subjects` is a pattern of the copies' subjects; with
     `created_ns`, copies of an earlier source are left out.
     """
     for message in chain.from_iterable(wire.read_headers(connection, stream.target_stream, held, subjects)):
