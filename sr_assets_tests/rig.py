@@ -23,6 +23,7 @@ from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.tables import literal
+from sr_assets.adapters.state.status_file import read_status, write_status
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, read_confirmed
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.operate.due_work import note_checked
@@ -51,7 +52,7 @@ PATIENCE_SECONDS = 200.0
 Command = Callable[..., tuple[int, str, str]]
 #: The warm engine stays in the home.
 _KEPT = {"spark"}
-_OWN_FILES = ("fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new", "run_failures.json")
+_OWN_FILES = ("fleet.duckdb", "fleet.json", "fleet.lock", ".fleet.duckdb.new")
 _RUN = f"""
 import json, sys
 from pathlib import Path
@@ -300,6 +301,12 @@ def _open_fleet(home: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             yield opened
         finally:
             opened.execute("USE memory; DETACH fleet")
+
+
+def edit_status(folder: Path, stream: str, **values: Any) -> None:
+    """Change a stream in the status of a site's last run."""
+    status = read_status(folder)
+    write_status(folder, replace(status, streams={**status.streams, stream: replace(status.of(stream), **values)}))
 
 
 def leave_out_due_work(home: Path) -> None:

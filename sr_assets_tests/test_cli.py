@@ -16,6 +16,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import CopyState, StreamState
+from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.cli.base import echo
 from sr_assets.cli.render import json_line
@@ -865,14 +867,14 @@ def test_lag_queries_servers(connected: tuple[str, Cluster, Cluster], command: C
     assert row["lag_seconds"] >= 0
     folder = tmp_path / "home" / "sites" / "london"
     folder.mkdir(parents=True)
-    status = {"created_ns": source.stream_info(stream).created_ns, "next_sequence": 3, "last_error": None}
-    (folder / "status.json").write_text(json.dumps({"streams": {stream: status}}))
+    status = StreamStatus(created_ns=source.stream_info(stream).created_ns, next_sequence=3)
+    write_status(folder, SiteStatus({stream: status}))
     (row,) = json.loads(command("lag", "--format", "json")[1])
     assert (row["position"], row["lag_messages"], row["lag_seconds"], row["problem"]) == (2, 0, 0.0, None)
     source.publish_many([(f"{stream}.c", b"{}", "3")])
     (row,) = json.loads(command("lag", "--format", "json")[1])
     assert row["lag_messages"] == 1
-    (folder / "status.json").write_text(json.dumps({"streams": {stream: {**status, "created_ns": 1}}}))
+    write_status(folder, SiteStatus({stream: replace(status, created_ns=1)}))
     (row,) = json.loads(command("lag", "--format", "json")[1])
     assert "recreated" in row["problem"]
 

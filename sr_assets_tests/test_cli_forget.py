@@ -11,7 +11,7 @@ from sr_assets.adapters.published.history import stream_folder
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.spark.data_source import read_advisories
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.adapters.state.pausing import paused_streams, set_paused
+from sr_assets.adapters.state.operator_settings import paused_streams, set_paused
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import Message
 from sr_assets.settings import load_settings

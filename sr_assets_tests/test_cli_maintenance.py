@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.state.added_windows import added_windows
+from sr_assets.adapters import control
 from sr_assets.adapters.state.checkpoint import read_about
+from sr_assets.adapters.state.operator_settings import added_windows
 from sr_assets.adapters.state.status_file import SiteStatus, read_status, write_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.settings import load_settings
@@ -47,6 +48,7 @@ def test_added_window_is_listed_and_recorded_until_it_is_ended(run: Run, home: P
         "id": window_id, "state": "active", "match": "web*", "site": "london", "cron": None, "reason": "new switches",
         "added": True,
     }  # fmt: skip
+    (home / "sites" / "london").mkdir(exist_ok=True)
     write_status(home / "sites" / "london", SiteStatus())
     assert run("maintenance", "end", window_id)[0] == 0
     assert read_status(home / "sites" / "london").is_outdated
@@ -122,6 +124,6 @@ def test_checkpoint_contains_the_added_windows(run: Run, tmp_path: Path, home: P
         export_state(settings, "london", state, file)
     assert [row["id"] for row in read_about(file, "US-EAST", "london").maintenance] == [window_id]
     windows = added_windows(folder)
-    (folder / "maintenance.json").unlink()
+    control.change(home, "DELETE FROM windows")
     restore_site(settings, "london", file)
     assert added_windows(folder) == windows

@@ -13,8 +13,16 @@ from typing import Final
 from sr_assets.adapters.private import OWNERS_ALONE, refuse_foreign, tighten
 from sr_assets.domain.errors import ConfigurationError, RunError
 
-_PRIVATE_FOLDERS: Final = ("sites", "waiting", "spark", "dagster")
-_PRIVATE_FILES: Final = ("fleet.json", "fleet.lock", "up.lock", "up.tmp", "data.json", ".fleet.duckdb.new")
+_PRIVATE_FOLDERS: Final = ("sites", "spark", "dagster")
+_PRIVATE_FILES: Final = (
+    "fleet.json",
+    "fleet.lock",
+    "up.lock",
+    "up.tmp",
+    "data.json",
+    "control.db",
+    ".fleet.duckdb.new",
+)
 #: The folders of the files that `fleet.duckdb` views.
 _VIEWED: Final = ("published", "snapshots", "availability", "inventory", "actions")
 #: All folders of a home, with the demo's `nats`: a folder with another one in it is not only a home.

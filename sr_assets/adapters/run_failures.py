@@ -1,16 +1,10 @@
-"""`run_failures.json`: the last failure of each job whose run failed before it could record that in a site's state."""
+"""The last failure of each job whose run failed before it could record that in a site's state."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Final
 
-from sr_assets.adapters.locking import lock
-from sr_assets.adapters.private import open_private, write_private
-
-_FILE: Final = "run_failures.json"
+from sr_assets.adapters import control
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,36 +24,21 @@ class RunFailure:
 
 
 def read_run_failures(home: Path) -> dict[str, RunFailure]:
-    """Return the last failure by job; empty if the file is missing or unreadable."""
-    try:
-        noted = json.loads((home / _FILE).read_text(encoding="utf-8"))
-        return {failure["job"]: RunFailure(**{**failure, "streams": tuple(failure["streams"])}) for failure in noted}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
+    """Return the last failure by job."""
+    rows = control.query(home, "SELECT job, run_id, name, streams, reason, since_ns FROM run_failures ORDER BY rowid")
+    return {
+        job: RunFailure(job, run_id, name, tuple(json.loads(streams)), reason, since_ns)
+        for job, run_id, name, streams, reason, since_ns in rows
+    }
 
 
 def note_run_failure(home: Path, failure: RunFailure) -> None:
     """Replace the last failure of a job."""
-    with _locked(home):
-        _write(home, {**read_run_failures(home), failure.job: failure})
+    values = [json.dumps(value) if isinstance(value, tuple) else value for value in astuple(failure)]
+    control.change(home, "INSERT OR REPLACE INTO run_failures VALUES (?, ?, ?, ?, ?, ?)", *values)
 
 
 def forget_run_failure(home: Path, job: str) -> None:
     """Remove the failure of a job whose last run succeeded."""
     if job in read_run_failures(home):
-        with _locked(home):
-            failures = read_run_failures(home)
-            failures.pop(job, None)
-            _write(home, failures)
-
-
-def _write(home: Path, failures: dict[str, RunFailure]) -> None:
-    write_private(home / _FILE, json.dumps([asdict(failure) for failure in failures.values()]))
-
-
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Hold the file's exclusive lock."""
-    with open_private(home / f".{_FILE}.lock") as file:
-        lock(file, None)
-        yield
+        control.change(home, "DELETE FROM run_failures WHERE job = ?", job)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from sr_assets.adapters.state.added_windows import added_windows
+from sr_assets.adapters.state.operator_settings import added_windows
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.assets.checks import (
     check_advisories,

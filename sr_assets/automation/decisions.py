@@ -1,7 +1,7 @@
 """The decision whether a site needs a run, as pure functions of a tick's observations. Add a reason of a stream here, one of a
 whole site in `observing.find_work`.
 
-The rules are level-triggered: they compare a stream's position (`status.json`) with its source's stream info. They need no
+The rules are level-triggered: they compare a stream's position (in its status) with its source's stream info. They need no
 memory between ticks, so a lost tick, a failed run or a restarted daemon makes no difference.
 """
 

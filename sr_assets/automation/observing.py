@@ -13,10 +13,9 @@ from typing import Final
 from sr_assets.adapters import times
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.state.checkpoint_request import is_requested
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.adapters.state.pausing import paused_entries
-from sr_assets.adapters.state.refill_request import read_refill
+from sr_assets.adapters.state.operator_settings import paused_entries
+from sr_assets.adapters.state.orders import checkpoint_waits, read_refill
 from sr_assets.adapters.state.status_file import (
     SiteStatus,
     StreamStatus,
@@ -119,7 +118,7 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
     status = read_status(folder)
     if not status.exists and any(_rules(entry).starts_empty for entry in settings.sites[site]):
         return Decision("first run")
-    if is_requested(settings, site):
+    if checkpoint_waits(settings, site):
         return Decision("a checkpoint is requested")
     if status.is_outdated:
         return Decision("the state was changed")

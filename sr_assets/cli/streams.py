@@ -160,7 +160,7 @@ def lag(settings: "Settings", form: Format) -> int:
 
 def _paused_labels(settings: "Settings") -> frozenset[str]:
     """Return the paused streams, as name/stream."""
-    from sr_assets.adapters.state.pausing import paused_entries
+    from sr_assets.adapters.state.operator_settings import paused_entries
 
     return frozenset(
         f"{site}/{stream}"
@@ -174,8 +174,8 @@ def _paused_labels(settings: "Settings") -> frozenset[str]:
 @configured
 def pause(settings: "Settings", name: str) -> None:
     """Stop copying a stream until `resume`; tracking, tables and advisories continue."""
-    from sr_assets.adapters.state.checkpoint_request import request_checkpoint
-    from sr_assets.adapters.state.pausing import set_paused
+    from sr_assets.adapters.state.operator_settings import set_paused
+    from sr_assets.adapters.state.orders import request_checkpoint
 
     stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=True)
@@ -191,8 +191,8 @@ def pause(settings: "Settings", name: str) -> None:
 @configured
 def resume(settings: "Settings", name: str) -> None:
     """Resume the copying of a paused stream from its position."""
-    from sr_assets.adapters.state.checkpoint_request import request_checkpoint
-    from sr_assets.adapters.state.pausing import set_paused
+    from sr_assets.adapters.state.operator_settings import set_paused
+    from sr_assets.adapters.state.orders import request_checkpoint
 
     stream = stream_named(settings, name, _NO_COPY)
     changed = set_paused(settings, stream, paused=False)

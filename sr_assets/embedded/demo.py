@@ -49,6 +49,7 @@ from sr_assets.embedded.nats_server import HOST, NatsServer, find_nats_server, f
 from sr_assets.operate import Services, Ui, prepare_instance, run_sites, signals_as_interrupt
 from sr_assets.operate.forking import Copies
 from sr_assets.operate.metrics import Exposition, MetricsServer
+from sr_assets.operate.processes import interrupted_queries
 from sr_assets.operate.services import IMPORTED
 from sr_assets.settings import Settings, load_settings
 from sr_assets.settings.needed_permissions import Permission, needed_permissions
@@ -460,7 +461,8 @@ def run_demo(
         try:
             folder = stack.enter_context(demo_home(home))
             demo = _Demo(console, folder, CITIES[:sites], nodes, stack, copies)
-            result = demo.run(port, ui=ui, for_seconds=for_seconds, judged=as_json or for_seconds is not None)
+            with interrupted_queries():
+                result = demo.run(port, ui=ui, for_seconds=for_seconds, judged=as_json or for_seconds is not None)
         except KeyboardInterrupt:
             return 0 if for_seconds is None else 128 + signal.SIGINT
         finally:
@@ -520,7 +522,8 @@ class _Demo:
             raise
         watched = times.monotonic()
         try:
-            self._watch(services, for_seconds)
+            with interrupted_queries():
+                self._watch(services, for_seconds)
         except KeyboardInterrupt:
             if for_seconds is not None or not judged:
                 raise

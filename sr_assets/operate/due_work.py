@@ -18,14 +18,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sr_assets.adapters import times
+from sr_assets.adapters import control, times
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_error
-from sr_assets.adapters.private import open_private, write_private
+from sr_assets.adapters.private import open_private
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.adapters.threads import BackgroundThread, Body
-from sr_assets.domain.errors import ConfigurationError, SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
 from sr_assets.settings import Settings, load_settings
@@ -33,9 +33,6 @@ from sr_assets.settings import Settings, load_settings
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-#: What the next process must know: `checked_at`, the sensor's `cursor`, the failures recorded `until`, the site runs
-#: `without_lock`, and the `id` of the home in the tag of its runs.
-_MEMORY: Final = "due_work.json"
 _LOCK: Final = "due_work.lock"
 #: The tag of the runs in processes of the due work; its value identifies the home.
 _HOME_TAG: Final = "sr_assets/due_work"
@@ -71,17 +68,20 @@ def note_checked(home: Path) -> None:
 
 
 def _remembered(home: Path) -> dict[str, Any]:
-    try:
-        memory = json.loads((home / _MEMORY).read_text())
-    except (OSError, ValueError):
-        return {}
-    return memory if isinstance(memory, dict) else {}
+    """Return what the next process must know.
+
+    That is `checked_at`, the sensor's `cursor`, the failures recorded `until`, the site runs `without_lock`, and the `id` of the
+    home in the tag of its runs.
+    """
+    return {name: json.loads(value) for name, value in control.query(home, "SELECT name, value FROM due_work")}
 
 
 def _remember(home: Path, **changes: object) -> None:
     before = _remembered(home)
-    if before != (after := before | changes):
-        write_private(home / _MEMORY, json.dumps(after))
+    rows = [(name, json.dumps(value)) for name, value in changes.items() if name not in before or before[name] != value]
+    if rows:
+        with control.transaction(home) as connection:
+            connection.executemany("INSERT OR REPLACE INTO due_work VALUES (?, ?)", rows)
 
 
 class DueWork:
@@ -110,7 +110,7 @@ class DueWork:
 
     def _remember(self) -> None:
         # On a full disk, the next process repeats some events.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(RunError):
             _remember(
                 self._settings.home,
                 id=self._id,

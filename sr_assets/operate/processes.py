@@ -172,16 +172,24 @@ def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None
     hook, sys.unraisablehook = sys.unraisablehook, raise_again
     before = {number: signal.signal(number, interrupt) for number in (*handled, signal.SIGALRM)}
     try:
-        yield ignore
-    except RuntimeError as error:
-        if str(error) != _INTERRUPTED_QUERY:
-            raise
-        raise KeyboardInterrupt from None
+        with interrupted_queries():
+            yield ignore
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def interrupted_queries() -> Iterator[None]:
+    """Raise KeyboardInterrupt instead of the error into which DuckDB turns it; `signals_as_interrupt` does so at its end."""
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) != _INTERRUPTED_QUERY:
+            raise
+        raise KeyboardInterrupt from None
 
 
 def _importing(frame: FrameType | None) -> bool:

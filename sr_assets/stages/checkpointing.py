@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, Self
 from sr_assets.adapters import times
 from sr_assets.adapters.nats.object_store import ObjectBucket, StoredObject
 from sr_assets.adapters.private import own_folder
-from sr_assets.adapters.state.added_windows import add_windows, added_windows, read_window
 from sr_assets.adapters.state.checkpoint import (
     About,
     Stored,
@@ -32,11 +31,16 @@ from sr_assets.adapters.state.checkpoint import (
     sign,
     write_checkpoint,
 )
-from sr_assets.adapters.state.checkpoint_request import end_request, take_request
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.adapters.state.pausing import paused_streams, set_paused
-from sr_assets.adapters.state.refill_request import request_refill
+from sr_assets.adapters.state.operator_settings import (
+    add_windows,
+    added_windows,
+    paused_streams,
+    read_window,
+    set_paused,
+)
+from sr_assets.adapters.state.orders import end_order, request_refill, take_order
 from sr_assets.adapters.state.status_file import outdate_status, read_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.threads import BackgroundThread
@@ -105,10 +109,10 @@ class Checkpoints:
 
     def _serve(self, store: CheckpointSettings, *, due: bool) -> bool:
         """Store a checkpoint if one is requested, or if one is due and the state has changed; return whether it was so."""
-        requested = take_request(self._folder)
+        requested = take_order(self._folder, "checkpoint")
         if requested or due:
             self._attempt(store, anyway=requested)
-        end_request(self._folder)
+        end_order(self._folder, "checkpoint")
         return requested or due
 
     def _attempt(self, store: CheckpointSettings, *, anyway: bool) -> None:

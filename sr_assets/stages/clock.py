@@ -8,7 +8,7 @@ from sr_assets.domain.positions import is_credible
 
 
 class Clock:
-    """The current time of the servers, shared by all work of a run; `folder`, the site's, has `status.json`."""
+    """The current time of the servers, shared by all work of a run; `folder` is the site's."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -16,7 +16,7 @@ from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY, D
 from sr_assets.adapters.published.inventory import observe, observed, write_inventory
 from sr_assets.adapters.published.node_histories import Histories, History
 from sr_assets.adapters.spark.config import uses_spark
-from sr_assets.adapters.state.added_windows import added_windows
+from sr_assets.adapters.state.operator_settings import added_windows
 from sr_assets.domain.days import Day, date_at, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.tracking.maintenance import Window, covered

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
+from sr_assets.adapters import control
 from sr_assets.adapters.private import remove_files
 from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.history import FILES, site_history, stream_folder
@@ -18,7 +19,6 @@ from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.state.database import BrokenStateError
 from sr_assets.adapters.state.global_view import ReportedSite
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.adapters.state.pausing import forget_paused
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.settings import Settings, asset_name
@@ -33,8 +33,6 @@ SCRATCH = (
     ".restoring",
     "compaction",
     "connections",
-    "refill",
-    "requests",
     "staging",
     "standby",
     "writers",
@@ -42,23 +40,13 @@ SCRATCH = (
 #: The files in a site's folder.
 _FILES = (
     "state.duckdb*",
-    "status.json",
     "lock",
     "alive",
-    "closed",
     "looked",
-    "paused.json",
-    "maintenance.json",
-    "heartbeats.json",
     "fence.json",
-    "checkpoint.json",
-    "checkpoint.seen",
     "checkpoint.zip",
-    "checkpoint-now",
-    "checkpoint-taken",
     "leader.json",
     "election.lock",
-    "step-down",
     ".*.json.*",
 )
 
@@ -102,7 +90,7 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
         with Site(settings, site, owner=_OWNER, run_id=_OWNER, wait_seconds=_WAIT_SECONDS) as opened:
             counts = _erase(opened.state, [stream])
             opened.publish()
-        forget_paused(folder, stream)
+        control.forget(settings.home, site, stream)
         return [_removed(f"{site}/{stream}", {**counts, **_remove_files(settings, site, stream)})]
     with SiteLock(folder, _OWNER, _WAIT_SECONDS):
         counts, left = _erase_unconfigured(folder, stream)
@@ -111,6 +99,7 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
         if not left:
             for name in SCRATCH:
                 shutil.rmtree(folder / name, ignore_errors=True)
+            control.forget(settings.home, site)
             for file in folder.iterdir():
                 if not file.is_dir() and any(fnmatch(file.name, pattern) for pattern in _FILES):
                     file.unlink()
@@ -141,9 +130,11 @@ def _holds(settings: Settings, site: str, stream: str | None) -> bool:
 
 
 def _site_folders(settings: Settings) -> list[str]:
-    """Return the sites with a folder in this home, which excludes names such as `..`."""
-    marks = ("lock", "state.duckdb", "status.json", "paused.json")
-    return sorted({file.parent.name for name in marks for file in (settings.home / "sites").glob(f"*/{name}")})
+    """Return the sites that this home has, which excludes names such as `..`."""
+    marks = ("lock", "state.duckdb")
+    folders = {file.parent.name for name in marks for file in (settings.home / "sites").glob(f"*/{name}")}
+    known = control.query(settings.home, "SELECT site FROM site_status UNION SELECT site FROM paused")
+    return sorted(folders.union(site for (site,) in known))
 
 
 def _known_streams(settings: Settings, site: str) -> list[str]:

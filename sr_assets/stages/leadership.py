@@ -22,6 +22,7 @@ from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.adapters.published.fleet_file import show_leaders
 from sr_assets.adapters.state.lease import Lease, forget_lease, guard_of, lease_age_seconds
 from sr_assets.adapters.state.lock import lock_owner
+from sr_assets.adapters.state.orders import end_order, give_order, is_pending, take_order
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError, StandbyError, TransientError, cannot_write
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOCK: Final = "election.lock"
-_STEP_DOWN: Final = "step-down"
 _POLL_SECONDS: Final = 0.1
 #: A member whose campaign has failed by a defect or a full disk tries again within a usual TTL.
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -189,11 +189,10 @@ class Leadership:
                 raise
 
     def _campaign(self, candidate: Candidate) -> None:
-        marker = self._folder / _STEP_DOWN
-        if marker.exists():
+        if take_order(self._folder, "step down"):
             if candidate.holds_keys:
                 self._step_down(candidate)
-            marker.unlink(missing_ok=True)
+            end_order(self._folder, "step down")
         rests = times.boot_seconds() < self.lease.rests_until
         self._log((candidate.observe() if rests else candidate.campaign()).line)
         self._failing_since = None
@@ -298,9 +297,9 @@ def step_down(settings: Settings, site: str, wait_seconds: float) -> bool:
             candidate.release(rest=True)
             candidate.close()
             return True
-    (folder / _STEP_DOWN).touch(mode=0o600)
+    give_order(folder, "step down")
     deadline = times.monotonic() + wait_seconds + lease.ttl_seconds
-    while (folder / _STEP_DOWN).exists():
+    while is_pending(folder, "step down"):
         if times.monotonic() > deadline:
             raise RunError(
                 f"{site}: the running process did not step down within {wait_seconds + lease.ttl_seconds:g} s"

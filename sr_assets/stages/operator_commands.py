@@ -9,7 +9,6 @@ from sr_assets.adapters import times, wire
 from sr_assets.adapters.published import queries
 from sr_assets.adapters.published.actions import origin
 from sr_assets.adapters.state.checkpoint import last_stored
-from sr_assets.adapters.state.checkpoint_request import is_pending, request_checkpoint, withdraw_checkpoint_request
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.adapters.state.operator_requests import (
     Action,
@@ -18,6 +17,7 @@ from sr_assets.adapters.state.operator_requests import (
     read_answer,
     withdraw_request,
 )
+from sr_assets.adapters.state.orders import is_pending, request_checkpoint, withdraw_order
 from sr_assets.adapters.state.status_file import outdate_status
 from sr_assets.domain.errors import ConfigurationError, RunError, StandbyError, did_you_mean
 from sr_assets.domain.positions import SequenceRange, merge_ranges
@@ -57,12 +57,12 @@ def _request(settings: Settings, site: str, store: CheckpointSettings) -> bool:
     before = last_stored(folder)
     request_checkpoint(settings, site)
     while lock_owner(folder) is not None:
-        if not is_pending(folder):
+        if not is_pending(folder, "checkpoint"):
             if last_stored(folder) == before:
                 raise RunError(f"{store.cluster}: the active run could not store a checkpoint; its log has the reason")
             return True
         times.sleep(_POLL_SECONDS)
-    withdraw_checkpoint_request(folder)
+    withdraw_order(folder, "checkpoint")
     return last_stored(folder) != before
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from sr_assets.adapters import times
-from sr_assets.adapters.state.pausing import paused_entries
+from sr_assets.adapters.state.operator_settings import paused_entries
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.adapters.state.store import SiteState

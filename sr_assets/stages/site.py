@@ -18,7 +18,7 @@ from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.published.tables import TOPOLOGY_SITE
 from sr_assets.adapters.spark.engine import KEEP_SECONDS
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.adapters.state.pausing import paused_entries
+from sr_assets.adapters.state.operator_settings import paused_entries
 from sr_assets.adapters.state.schema import EVENT_TABLES
 from sr_assets.adapters.state.status_file import (
     SiteStatus,
@@ -213,14 +213,14 @@ class Site:
         return max(after, self._changed_at + _COPYING_SECONDS if copying else 0.0)
 
     def _paused(self) -> frozenset[str]:
-        """Return the paused streams; an unreadable marker fails the copying, not the publishing."""
+        """Return the paused streams; an error fails the copying, not the publishing."""
         try:
             return paused_entries(self.folder, self.entries)
         except RunError:
             return frozenset()
 
     def _write_status(self, statuses: Mapping[str, StreamStatus]) -> None:
-        """Write `status.json` for the sensor and the command line, with what the publication showed."""
+        """Store the status for the sensor and the command line, with what the publication showed."""
         before = read_status(self.folder)
         streams = {
             stream: replace(

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sr_assets.adapters.state.added_windows import add_windows
+from sr_assets.adapters.state.operator_settings import add_windows
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets_tests.reference import SECOND

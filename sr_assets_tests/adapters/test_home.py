@@ -56,7 +56,7 @@ def test_open_home_opens_all_viewed_folders_but_not_the_queue(tmp_path: Path) ->
     enqueue_site(home, "london", 10.0)
     open_home(home, 0o640)
     permissions = modes(home)
-    assert (permissions["."], permissions["waiting"], permissions["waiting/london"]) == (0o710, 0o700, 0o600)
+    assert (permissions["."], permissions["control.db"]) == (0o710, 0o600)
     with open_fleet(home) as fleet:
         views = read_rows(fleet, "SELECT sql FROM duckdb_views() WHERE NOT internal").values
     folders = set(re.findall(re.escape(f"{home}/") + r"(\w+)/", repr(views)))

@@ -1,22 +1,16 @@
 """Private files and folders, and objects that another user planted at their path."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sr_assets.adapters.locking import living_holder, lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
-from sr_assets.adapters.state.added_windows import add_windows
-from sr_assets.adapters.state.checkpoint import Stored, note_stored
 from sr_assets.adapters.state.database import create_database
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.lock import SiteLock, lock_owner
-from sr_assets.adapters.state.operator_requests import leave_request
-from sr_assets.adapters.state.status_file import SiteStatus, write_status
 from sr_assets.domain.errors import ConfigurationError
-from sr_assets.domain.tracking.maintenance import Window
 
 
 def mode(path: Path) -> int:
@@ -36,7 +30,7 @@ def test_own_folder_tightens_everything_inside(tmp_path: Path) -> None:
     assert [mode(path) for path in (folder, folder / "staging", file, program)] == [0o700, 0o700, 0o600, 0o700]
 
 
-@pytest.mark.parametrize("planted", ("lock", "engine.log", ".status.json"))
+@pytest.mark.parametrize("planted", ("lock", "engine.log", ".fleet.json"))
 def test_symbolic_link_is_refused_and_its_target_unchanged(tmp_path: Path, planted: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
@@ -113,31 +107,11 @@ def test_written_file_is_on_the_disk_before_its_name(tmp_path: Path, disk: list[
     assert disk == [("fsync", draft, "content"), ("rename", "file", draft), ("fsync", tmp_path.name, "")]
 
 
-WINDOW = Window("w", ("*",), 1, 2)
-
-
-def create_two_states(folder: Path) -> None:
-    """Create two states; the second gets the content of the first."""
-    create_database(folder / "first.duckdb")
-    create_database(folder / "state.duckdb")
-
-
-@pytest.mark.parametrize(
-    ("write", "file"),
-    (
-        (lambda folder: write_status(folder, SiteStatus()), "status.json"),
-        (lambda folder: leave_request(folder, "retire", "S", "n"), ".json"),
-        (lambda folder: add_windows(folder, [WINDOW]), "maintenance.json"),
-        (lambda folder: note_stored(folder, Stored(1, {})), "checkpoint.json"),
-        (create_two_states, "state.duckdb"),
-    ),
-    ids=("status", "request", "window", "checkpoint", "state"),
-)
-def test_file_of_a_site_survives_a_power_loss(
-    tmp_path: Path, disk: list[tuple[str, str, str]], write: Callable[[Path], object], file: str
-) -> None:
-    write(tmp_path)
-    (renamed,) = (number for number, call in enumerate(disk) if call[0] == "rename" and call[1].endswith(file))
+def test_state_survives_a_power_loss(tmp_path: Path, disk: list[tuple[str, str, str]]) -> None:
+    # The second one gets the content of the first.
+    for name in ("first.duckdb", "state.duckdb"):
+        create_database(tmp_path / name)
+    (renamed,) = (number for number, call in enumerate(disk) if call[:2] == ("rename", "state.duckdb"))
     assert disk[renamed + 1][0] == "fsync"
     assert disk[renamed - 1][:2] == ("fsync", disk[renamed][2])
 

@@ -16,7 +16,7 @@ from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.status_queries import RecentNodes, recent_nodes, site_outages
 from sr_assets.adapters.published.stream_status import PublishedStream
-from sr_assets.adapters.state.added_windows import add_windows
+from sr_assets.adapters.state.operator_settings import add_windows
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.assets.charts import nodes_chart
 from sr_assets.assets.entry_assets import rules_metadata, transition_table, withheld_metadata

@@ -9,6 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from sr_assets.adapters import control
 from sr_assets.adapters.run_failures import read_run_failures
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queued_sites
@@ -57,8 +58,7 @@ def test_site_queue_keeps_order_of_arrival(tmp_path: Path) -> None:
 def test_site_queue_drops_entry_that_is_not_renewed(tmp_path: Path) -> None:
     for site in ("a", "b"):
         enqueue_site(tmp_path, site, 10.0)
-    since, renewed = (tmp_path / "waiting" / "a").read_text().split()
-    (tmp_path / "waiting" / "a").write_text(f"{since} {float(renewed) - 20}")
+    control.change(tmp_path, "UPDATE site_queue SET renewed = renewed - 20 WHERE site = 'a'")
     assert queued_sites(tmp_path, 10.0) == ["b"]
     # It is queued again, at the end.
     enqueue_site(tmp_path, "a", 10.0)
@@ -73,11 +73,11 @@ def test_dequeued_site_is_not_queued_until_its_run_is_visible(tmp_path: Path) ->
     assert queued_sites(tmp_path, 10.0) == []
 
 
-def test_site_queue_ignores_broken_and_future_entries(tmp_path: Path) -> None:
+def test_site_queue_ignores_entries_of_an_earlier_boot(tmp_path: Path) -> None:
     enqueue_site(tmp_path, "a", 10.0)
-    (tmp_path / "waiting" / "broken").write_text("")
     # The monotonic clock restarts with the machine.
-    (tmp_path / "waiting" / "rebooted").write_text(f"{time.monotonic() + 900} {time.monotonic() + 1000}")
+    since = time.monotonic() + 900
+    control.change(tmp_path, "INSERT INTO site_queue VALUES ('rebooted', ?, ?, NULL)", since, since + 100)
     assert queued_sites(tmp_path, 10.0) == ["a"]
     enqueue_site(tmp_path, "rebooted", 10.0)
     assert queued_sites(tmp_path, 10.0) == ["a", "rebooted"]

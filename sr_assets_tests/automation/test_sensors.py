@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.adapters.state.pausing import set_paused
+from sr_assets.adapters.state.operator_settings import set_paused
 from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.observing import find_work, share_stream_infos
 from sr_assets.definitions import build
@@ -20,7 +20,7 @@ from sr_assets.settings import Settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets_tests.members import make_bucket, member
-from sr_assets_tests.rig import SITE, Rig, Sent, cluster, wait_until
+from sr_assets_tests.rig import SITE, Rig, Sent, cluster, edit_status, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10s", "warn_duration": "1s"}
 
@@ -194,24 +194,16 @@ def test_retry_of_failed_stream_is_delayed(rig: Rig) -> None:
     assert "retry in" in skip
 
 
-def edit_status(settings: Settings, stream: str, **values: object) -> None:
-    """Change a stream in the status of the last run."""
-    file = settings.home / "sites" / SITE / "status.json"
-    status = json.loads(file.read_text())
-    status["streams"][stream] |= values
-    file.write_text(json.dumps(status))
-
-
 def test_queued_copies_need_a_run_unless_the_stream_is_paused(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c", inspect_field="sender", inspect_duration="1h")
     rig.drain()
     settings = rig.settings()
-    edit_status(settings, stream, queued=2)
+    edit_status(settings.home / "sites" / SITE, stream, queued=2)
     assert find_work(settings, SITE) == (f"{SITE}/{stream}: 2 copies are queued", "")
     set_paused(settings, settings.streams[0], paused=True)
     assert find_work(settings, SITE) == (f"{SITE}/{stream}: copying was paused", "")
-    edit_status(settings, stream, paused=True)
+    edit_status(settings.home / "sites" / SITE, stream, paused=True)
     assert find_work(settings, SITE) == (None, f"{SITE}/{stream}: copying is paused")
     rig.publish(stream, [Sent(b'{"sender": "web1"}')])
     assert find_work(settings, SITE)[0] == f"{SITE}/{stream}: 1 messages behind"
@@ -239,7 +231,7 @@ def test_unreachable_advisory_target_skips_the_tick(rig: Rig) -> None:
     rig.drain()
     entry["target_url"] = "nats://127.0.0.1:1"
     settings = rig.settings()
-    edit_status(settings, stream, unpublished=1)
+    edit_status(settings.home / "sites" / SITE, stream, unpublished=1)
     work, skip = find_work(settings, SITE)
     assert work is None
     assert skip.startswith(f"{SITE}/{stream}: cannot connect to NATS: 127.0.0.1:1")

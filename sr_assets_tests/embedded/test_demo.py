@@ -1,8 +1,11 @@
 """The demo as a user runs it: on a machine with Python alone, its UI in a browser, its result, and stopped at any time."""
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -287,3 +290,26 @@ def test_home_with_other_files_is_refused_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is neither empty nor a demo"):
         run_demo(home=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["diary.txt"]
+
+
+#: A demo that runs a long query when the signal arrives: DuckDB ends it with an error of its own.
+_QUERYING = """
+import os, signal, sys, threading
+import duckdb
+from sr_assets.embedded import demo
+
+def query(*_: object, **__: object) -> None:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    duckdb.sql("SELECT sum(sin(range)) FROM range(100_000_000_000)").fetchall()
+
+demo._Demo.run = query
+sys.exit(demo.run_demo(ui=False))
+"""
+
+
+@pytest.mark.process
+def test_signal_during_a_query_ends_the_demo_as_usual(tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", _QUERYING], env=environ, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+    assert not list(tmp_path.glob("sr-assets-demo-*"))

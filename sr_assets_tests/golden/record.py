@@ -27,7 +27,8 @@ from typing import Any, Final
 import duckdb
 import pytest
 
-from sr_assets.adapters import crash_points
+from sr_assets.adapters import control, crash_points
+from sr_assets.adapters.state.operator_settings import added_windows
 from sr_assets.cli import run_command
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.golden import CENTRE, FOLDER, SITES, Facts, Golden, Posted, pack
@@ -153,7 +154,7 @@ def fill(rig: Golden) -> None:
     rig.send({"adv": [text("no advisory", "strange")]})
     rig.await_clock("REG", rig.clock_ns("REG") + _SILENCE_NS)
     rig.drain()
-    (rig.home / "due_work.json").unlink()
+    control.change(rig.home, "DELETE FROM due_work")
     command(rig, "run", "--once")
     command(rig, "checkpoint", "--site", SITE)
 
@@ -191,7 +192,6 @@ def facts_of(rig: Golden) -> Facts:
         resent = by_stream(state, "SELECT stream, unnest(range(first, next)) FROM resends")
     announcing = {entry["stream"] for entry in _STREAMS if "advisory" in entry}
     outbox = [row for row in tables["node_advisories"] if row["announced_at"] and not row["published_at"]]
-    windows = json.loads((rig.home / "sites" / SITE / "maintenance.json").read_text())
     return {
         "recorded_ns": time.time_ns(),
         "tables": tables,
@@ -200,7 +200,7 @@ def facts_of(rig: Golden) -> Facts:
         "resent": resent,
         "outbox": [row["event_id"] for row in outbox if row["stream"] in announcing],
         "notified": rig.notified(),
-        "windows": [window["id"] for window in windows["windows"]],
+        "windows": [window.id for window in added_windows(rig.home / "sites" / SITE)],
         "advisory_streams": ["ADV", "LATE"],
         "steady_streams": ["REG", "HELD"],
         "commands": [["resume", "--stream", "HELD"]],

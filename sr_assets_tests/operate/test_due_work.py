@@ -15,6 +15,7 @@ import dagster as dg
 import pytest
 import yaml
 
+from sr_assets.adapters import control
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.run_failures import forget_run_failure, read_run_failures
@@ -85,7 +86,7 @@ def test_run_once_does_hourly_and_nightly_jobs_once(tracked: Settings) -> None:
     jobs = ended_jobs(tracked.home)
     assert {job: jobs[job] for job in (*DAILY, "retention")} == dict.fromkeys((*DAILY, "retention"), 1)
     # A second run within the hour does none of them, even if its check is due, and no site has work.
-    (tracked.home / "due_work.json").unlink()
+    control.change(tracked.home, "DELETE FROM due_work")
     assert run("--once", due_work=True).returncode == 0
     assert ended_jobs(tracked.home) == jobs
 
@@ -334,11 +335,11 @@ def test_site_run_without_process_is_ended_next_to_another(platform: Settings, l
         DueWork(platform, local, datetime.now(UTC)).end_dead_site_runs()
         assert statuses() == [started, started, started]
         # Another process continues with the times of the first one.
-        file = platform.home / "due_work.json"
-        memory = json.loads(file.read_text())
-        assert list(memory["without_lock"]) == [lost.run_id]
-        memory["without_lock"][lost.run_id] -= 61
-        file.write_text(json.dumps(memory))
+        ((text,),) = control.query(platform.home, "SELECT value FROM due_work WHERE name = 'without_lock'")
+        since = json.loads(text)
+        assert list(since) == [lost.run_id]
+        since[lost.run_id] -= 61
+        control.change(platform.home, "UPDATE due_work SET value = ? WHERE name = 'without_lock'", json.dumps(since))
         DueWork(platform, local, datetime.now(UTC)).end_dead_site_runs()
     assert statuses() == [failed, started, started]
 
@@ -348,6 +349,6 @@ def test_damaged_stamp_counts_as_due(platform: Settings) -> None:
     platform.home.mkdir(parents=True, exist_ok=True)
     note_checked(platform.home)
     assert not is_due(platform)
-    for damaged in ("", "{}", "[]", json.dumps({"checked_at": "x"}), json.dumps({"checked_at": 1e12})):
-        (platform.home / "due_work.json").write_text(damaged)
+    for damaged in ("x", None, 1e12):
+        control.change(platform.home, "UPDATE due_work SET value = ?", json.dumps(damaged))
         assert is_due(platform)

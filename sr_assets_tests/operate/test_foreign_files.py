@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sr_assets.adapters.state.checkpoint_request import take_request
+from sr_assets.adapters import control
+from sr_assets.adapters.state.orders import give_order, take_order
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher
 from sr_assets.definitions import build
 from sr_assets.operate.instance import open_instance, prepare_instance, prepare_storage
@@ -136,8 +137,14 @@ def test_forgotten_site_leaves_no_file_of_ours(used: Settings, command: Command)
     del document["streams"][0]
     file.write_text(yaml.safe_dump(document))
     # As after a killed checkpoint.
-    (used.home / "sites" / site / "checkpoint-now").touch()
-    assert take_request(used.home / "sites" / site)
+    give_order(used.home / "sites" / site, "checkpoint")
+    assert take_order(used.home / "sites" / site, "checkpoint")
     assert command("forget", "--site", site)[0] == 0
     assert not (used.home / "sites" / site).exists()
+    tables = [
+        name for (name,) in control.query(used.home, "SELECT name FROM sqlite_schema WHERE sql LIKE '%site TEXT%'")
+    ]
+    assert len(tables) > 5
+    rows = {name: control.query(used.home, f"SELECT * FROM {name} WHERE site = ?", site) for name in tables}
+    assert not any(rows.values()), rows
     assert not [path for path in (used.home / "snapshots").rglob("*") if site in path.name]

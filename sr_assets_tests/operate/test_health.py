@@ -1,6 +1,5 @@
 """Health of a process and of its streams, over HTTP and to a service manager."""
 
-import json
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psutil
@@ -22,8 +22,8 @@ import yaml
 
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.state.lease import Lease
-from sr_assets.adapters.state.pausing import set_paused
-from sr_assets.adapters.state.status_file import record_alive, record_idle_poll
+from sr_assets.adapters.state.operator_settings import set_paused
+from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, record_alive, record_idle_poll, write_status
 from sr_assets.automation.observing import find_work
 from sr_assets.operate.health import Health, daemon_parts, site_parts, watchdog_beside
 from sr_assets.operate.metrics import MetricsServer
@@ -31,7 +31,7 @@ from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.operate.rig import configure, run
-from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, edit_status, wait_until
 from sr_assets_tests.servers import free_port
 from sr_assets_tests.strangers import run_as_stranger
 
@@ -44,11 +44,11 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return configure(tmp_path, monkeypatch, [ENTRY])
 
 
-def write(settings: Settings, **stream: object) -> Path:
+def write(settings: Settings, **stream: Any) -> Path:
     """Write the status of the stream and return the site's folder."""
     folder = settings.home / "sites" / "london"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "status.json").write_text(json.dumps({"streams": {"REG": stream}}))
+    write_status(folder, SiteStatus({"REG": StreamStatus(**stream)}))
     return folder
 
 
@@ -106,16 +106,13 @@ def test_stream_stays_ready_while_it_is_paused(platform: Settings) -> None:
     assert run("--once").returncode == 0
     entry = platform.streams[0]
     folder = platform.home / "sites" / entry.name
-    status = json.loads((folder / "status.json").read_text())
-    status["streams"][entry.stream]["last_success_ns"] = 1
-    (folder / "status.json").write_text(json.dumps(status))
+    edit_status(folder, entry.stream, last_success_ns=1)
     (late,) = Health(platform).failing()
     assert late.startswith(f"{entry.label}: last success")
     set_paused(platform, entry, paused=True)
     assert find_work(platform, entry.name).reason == f"{entry.label}: copying was paused"
     # As after the run that publishes the pause.
-    status["streams"][entry.stream]["paused"] = True
-    (folder / "status.json").write_text(json.dumps(status))
+    edit_status(folder, entry.stream, paused=True)
     assert find_work(platform, entry.name).skip == f"{entry.label}: paused"
     assert Health(platform).failing() == []
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page
 
 from sr_assets.adapters.published.status_queries import STEPS, status
-from sr_assets.adapters.state.added_windows import add_windows
+from sr_assets.adapters.state.operator_settings import add_windows
 from sr_assets.domain.tracking.maintenance import Window
 from sr_assets.operate.metrics import Exposition, MetricsServer, page_url
 from sr_assets.operate.page import PagePublisher, render_page, write_page

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters.state.orders import give_order
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.stages.campaign import Candidate, Key
@@ -51,7 +52,7 @@ class Member(Leadership):
 
     def step_down(self) -> None:
         """Ask the process to give up its leadership."""
-        (self._folder / "step-down").touch()
+        give_order(self._folder, "step down")
 
     def _show(self) -> None:
         """Show nothing."""

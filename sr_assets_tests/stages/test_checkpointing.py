@@ -13,13 +13,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sr_assets.adapters import control
 from sr_assets.adapters.nats.object_store import ObjectBucket
 from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.published.queries import node_states
-from sr_assets.adapters.state.added_windows import added_windows
 from sr_assets.adapters.state.checkpoint import Stored, last_stored, write_checkpoint
-from sr_assets.adapters.state.checkpoint_request import is_pending, request_checkpoint
-from sr_assets.adapters.state.pausing import paused_streams, set_paused
+from sr_assets.adapters.state.operator_settings import added_windows, paused_streams, set_paused
+from sr_assets.adapters.state.orders import is_pending, request_checkpoint
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, write_status
 from sr_assets.adapters.state.store import SiteState
@@ -367,8 +367,7 @@ def test_home_without_a_status_keeps_its_state(rig: Rig, store: dict[str, Any], 
     rig.drain(**store)
     rig.publish(stream, numbered(4, 6))
     rig.drain()
-    file = rig.home / "sites" / SITE / "status.json"
-    file.unlink() if status is None else file.write_text(status)
+    assert control.change(rig.home, "UPDATE site_status SET status = ?", status) == 1
     with rig.open(**store) as site:
         state = site.state.load_stream(stream)
     assert state is not None
@@ -445,7 +444,7 @@ class Members:
                     status = StreamStatus(created_ns=row.created_ns, next_sequence=row.next_sequence)
                     write_status(folder, SiteStatus({self.stream: status}, committed_at_ns=time.time_ns()))
                 elif step == "lose status":
-                    (folder / "status.json").unlink(missing_ok=True)
+                    control.change(settings.home, "DELETE FROM site_status")
 
 
 STEPS = ("read", "commit", "checkpoint", "publish", "lose status")
@@ -535,7 +534,7 @@ def test_request_during_a_checkpoint_is_served_by_another_one(
 
         monkeypatch.setattr(ObjectBucket, "put", put_slowly)
         request_checkpoint(site.settings, SITE)
-        wait_until(lambda: not is_pending(site.folder), "the requests to be served")
+        wait_until(lambda: not is_pending(site.folder, "checkpoint"), "the requests to be served")
         assert stored[-1].commit == site.state.last_commit()
     assert len(stored) == 2
 

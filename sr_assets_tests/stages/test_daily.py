@@ -15,7 +15,7 @@ from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY
 from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
 from sr_assets.adapters.spark.session import leave_session, open_session
-from sr_assets.adapters.state.added_windows import add_windows
+from sr_assets.adapters.state.operator_settings import add_windows
 from sr_assets.automation.jobs import due_days
 from sr_assets.domain.days import Day, dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError

@@ -9,6 +9,7 @@ import pytest
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock
+from sr_assets.adapters.state.status_file import read_status
 from sr_assets.operate.notify import begin_notifying, notify_once
 from sr_assets.settings import NotifySettings, Settings
 from sr_assets.stages.checkpointing import open_store
@@ -119,7 +120,7 @@ def test_follower_keeps_its_own_older_state(rig: Rig, stream: str, homes: tuple[
     first, second = homes
     state = second.home / "sites" / SITE / "state.duckdb"
     drain(second)
-    before = state.read_bytes(), (second.home / "sites" / SITE / "status.json").read_bytes()
+    before = state.read_bytes(), read_status(state.parent)
     with Leadership(first, SITE) as leadership:
         leadership.require()
         rig.publish(stream, numbered(20, 40))
@@ -127,7 +128,7 @@ def test_follower_keeps_its_own_older_state(rig: Rig, stream: str, homes: tuple[
         with Leadership(second, SITE):
             assert show_checkpoint(second, SITE)
         assert positions(second) == [(40,)]
-        assert (state.read_bytes(), (state.parent / "status.json").read_bytes()) == before
+        assert (state.read_bytes(), read_status(state.parent)) == before
         # Work after the checkpoint, which the next leader does not know.
         rig.publish(stream, numbered(40, 60))
         assert first.checkpoint is not None

@@ -111,7 +111,7 @@ def test_failing_stream_keeps_its_error_and_leaves_others_running(rig: Rig) -> N
     assert rig.row(f"SELECT last_error FROM replication WHERE stream = '{bad}'") == {"last_error": None}
 
 
-def test_status_json_holds_position_watermark_and_next_deadline(rig: Rig) -> None:
+def test_status_holds_position_watermark_and_next_deadline(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, from_sender("a", "b"))
     rig.add(stream, **SAMPLED)

@@ -1,1 +1,1 @@
-"""A site's private state: lock, `state.duckdb`, `status.json`."""
+"""A site's private state: lock, `state.duckdb`, status."""

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import duckdb
 
-from sr_assets.adapters import times
-from sr_assets.adapters.private import own_folder, sync_folder, write_private
-from sr_assets.adapters.state.added_windows import read_window
+from sr_assets.adapters import control, times
+from sr_assets.adapters.private import own_folder, sync_folder
 from sr_assets.adapters.state.database import create_database, keep_newest_asides
+from sr_assets.adapters.state.operator_settings import read_window
 from sr_assets.adapters.state.schema import SCHEMA_VERSION, TABLES
 from sr_assets.adapters.state.snapshot_index import history_path
 from sr_assets.domain.advisories import event_id
@@ -32,8 +32,6 @@ from sr_assets.settings.values import shown
 FORMAT: Final = 1
 _ABOUT: Final = "about.json"
 _STATE: Final = "state.duckdb"
-_NOTE: Final = "checkpoint.json"
-_SEEN: Final = "checkpoint.seen"
 _LARGEST: Final = (1 << 63) - 1
 #: The largest part about the origin, the most rows of a table, and the most bytes of their texts and lists.
 _ABOUT_BYTES: Final = 8 << 20
@@ -208,27 +206,36 @@ def _digest(file: Path, size: int | None = None) -> str:
 
 def last_seen(folder: Path) -> int:
     """Return the highest number of a signed checkpoint that this home has stored, restored or shown, or 0."""
-    with contextlib.suppress(OSError, ValueError):
-        return int((folder / _SEEN).read_text()[:20])
-    return 0
+    home, site = control.place_of(folder)
+    rows = control.query(home, "SELECT seen FROM checkpoints WHERE site = ?", site)
+    return int(rows[0][0]) if rows else 0
 
 
 def note_seen(folder: Path, number: int) -> None:
     """Note the number of a signed checkpoint, so that nobody can replay an earlier one."""
-    if number > last_seen(folder):
-        write_private(folder / _SEEN, str(number))
+    home, site = control.place_of(folder)
+    statement = (
+        "INSERT INTO checkpoints (site, seen) VALUES (?, ?) ON CONFLICT DO UPDATE SET seen = max(seen, excluded.seen)"
+    )
+    control.change(home, statement, site, number)
 
 
 def last_stored(folder: Path) -> Stored | None:
     """Return the last checkpoint that this home has stored of a site, or None."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return Stored(**json.loads((folder / _NOTE).read_text()))
+    home, site = control.place_of(folder)
+    rows = control.query(home, "SELECT stored FROM checkpoints WHERE site = ? AND stored IS NOT NULL", site)
+    with contextlib.suppress(ValueError, TypeError):
+        return Stored(**json.loads(rows[0][0])) if rows else None
     return None
 
 
 def note_stored(folder: Path, stored: Stored) -> None:
     """Note the checkpoint that was stored, for readers without the site's lock."""
-    write_private(folder / _NOTE, json.dumps(stored._asdict()))
+    home, site = control.place_of(folder)
+    statement = (
+        "INSERT INTO checkpoints (site, stored) VALUES (?, ?) ON CONFLICT DO UPDATE SET stored = excluded.stored"
+    )
+    control.change(home, statement, site, json.dumps(stored._asdict()))
 
 
 def read_positions(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:

@@ -1,14 +1,10 @@
-"""`heartbeats.json`: the counts of the publisher of the block `heartbeats`, for metrics."""
+"""The counts of the publisher of the block `heartbeats`, for metrics."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Self
 
-from sr_assets.adapters.private import own_folder, write_private
-from sr_assets.domain.errors import RunError
-
-_FILE: Final = "heartbeats.json"
+from sr_assets.adapters import control
 
 
 @dataclass(slots=True)
@@ -22,19 +18,14 @@ class HeartbeatCounts:
     @classmethod
     def read(cls, folder: Path) -> dict[str, Self]:
         """Return the counts by subject; none if the publisher has not written any."""
-        try:
-            counts: dict[str, dict[str, Any]] = json.loads((folder / _FILE).read_text())
-            return {subject: cls(**fields) for subject, fields in counts.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
+        home, site = control.place_of(folder)
+        rows = control.query(home, "SELECT subject, published, errors, seconds FROM heartbeats WHERE site = ?", site)
+        return {subject: cls(*counts) for subject, *counts in rows}
 
 
 def write_counts(folder: Path, counts: dict[str, HeartbeatCounts]) -> None:
-    """Replace the counts; a full disk loses them, because heartbeats matter more."""
-    try:
-        own_folder(folder)
-        write_private(
-            folder / _FILE, json.dumps({subject: asdict(count) for subject, count in counts.items()}), durable=False
-        )
-    except (OSError, RunError):
-        return
+    """Replace the counts of these subjects. Raises RunError if it cannot."""
+    home, site = control.place_of(folder)
+    rows = [(site, subject, count.published, count.errors, count.seconds) for subject, count in counts.items()]
+    with control.transaction(home, durable=False) as connection:
+        connection.executemany("INSERT OR REPLACE INTO heartbeats VALUES (?, ?, ?, ?, ?)", rows)

@@ -1,28 +1,22 @@
-"""Requests of operators to a site's run: files in `sites/<name>/requests`, and the answered ones in `state.duckdb`.
+"""Requests of operators to a site's run, and in `state.duckdb` the answered ones.
 
-A command does not hold the site's lock during a run, so it leaves a request: `<id>.json`. The run that applies it renames
-the file to `<id>.taken` first; from then on the command cannot withdraw it. The transaction that applies a request stores
-its answer, so that a killed run applies none twice. `<id>.answer` returns the answer to the command.
+A command does not hold the site's lock during a run, so it leaves a request. The run that applies it takes it first; from then
+on the command cannot withdraw it. The transaction that applies a request stores its answer, so that a killed run applies none
+twice.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final, Literal
 
-from sr_assets.adapters import times
-from sr_assets.adapters.private import own_folder, write_private
+from sr_assets.adapters import control, times
 from sr_assets.adapters.state.status_file import boot_id
 from sr_assets.adapters.state.stream_tables import StreamTable
 
-logger = logging.getLogger(__name__)
-
-FOLDER: Final = "requests"
 #: Requests that no run completed, and answers that no command read, are deleted after this time.
 _KEPT_SECONDS: Final = 3600.0
 Action = Literal["retire", "unretire"]
@@ -30,7 +24,7 @@ Action = Literal["retire", "unretire"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request about a node of one stream. Ids are in the order of the requests.
+    """A request about a node of one stream.
 
     `reason` and the origin (`at`, `user`, `host`) are those of the command, for the row in `operator_actions`.
     """
@@ -54,7 +48,7 @@ class Answer:
 
 
 class AnsweredRequests(StreamTable):
-    """One stream's applied requests whose files may still exist. Call the method that changes them in a transaction."""
+    """One stream's applied requests that may still be open. Call the method that changes them in a transaction."""
 
     def find(self, request_id: str) -> Answer | None:
         """Return the stored answer to a request, or None if it was not applied yet."""
@@ -75,78 +69,56 @@ class AnsweredRequests(StreamTable):
 
 def leave_request(folder: Path, action: Action, stream: str, node: str, reason: str = "", **origin: str) -> Request:
     """Leave a request in a site's folder for its run."""
-    request_id = f"{times.time_ns():020}-{uuid.uuid4().hex}-{times.boot_seconds():.0f}-{_boot()}"
-    request = Request(request_id, action, stream, node, reason, **origin)
-    own_folder(folder / FOLDER)
-    write_private(folder / FOLDER / f"{request.id}.json", json.dumps(asdict(request)))
+    request = Request(uuid.uuid4().hex, action, stream, node, reason, **origin)
+    home, site = control.place_of(folder)
+    row = {
+        "site": site,
+        **asdict(request),
+        "boot": boot_id(),
+        "boot_seconds": times.boot_seconds(),
+        "created": times.time(),
+    }
+    statement = f"INSERT INTO requests ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+    control.change(home, statement, *row.values())
     return request
 
 
-def take_requests(folder: Path, stream: str) -> Iterator[Request]:
+def take_requests(folder: Path, stream: str) -> list[Request]:
     """Take the open requests about a stream in order, including the requests that a killed run took."""
-    at = folder / FOLDER
-    if not at.exists():
-        return
-    for file in sorted([*at.glob("[0-9]*.json"), *at.glob("[0-9]*.taken")], key=lambda file: file.stem):
-        if _age_seconds(file) > _KEPT_SECONDS:
-            file.unlink(missing_ok=True)
-            continue
-        try:
-            request = Request(**json.loads(file.read_text()))
-            if request.stream == stream:
-                file.rename(file.with_suffix(".taken"))
-                yield request
-        except FileNotFoundError:
-            continue  # the command has withdrawn it
-        except (ValueError, TypeError) as error:
-            # Without it the command reports that nothing was changed.
-            file.unlink(missing_ok=True)
-            logger.warning("%s: is not a request (%s); it was deleted, repeat the command", file, error)
-
-
-def _age_seconds(file: Path) -> float:
-    """Return the age of a request or an answer, by a clock that no one sets, unless it is from before the machine's start."""
-    created_ns, _, rest = file.stem.partition("-")
-    _, _, since_boot = rest.partition("-")
-    seconds, _, boot = since_boot.partition("-")
-    if boot == _boot() and seconds.isdigit():
-        return times.boot_seconds() - int(seconds)
-    return times.time() - int(created_ns) / 1e9 if created_ns.isdigit() else 0.0
-
-
-def _boot() -> str:
-    return boot_id().partition("-")[0]
+    home, site = control.place_of(folder)
+    if not control.query(home, "SELECT 1 FROM requests WHERE site = ? LIMIT 1", site):
+        return []
+    columns = ", ".join(field.name for field in fields(Request))
+    with control.transaction(home) as connection:
+        # The age is by a clock that no one sets, unless the request is from before the machine's start.
+        connection.execute(
+            "DELETE FROM requests WHERE iif(boot = ?, ? - boot_seconds, ? - created) > ?",
+            [boot_id(), times.boot_seconds(), times.time(), _KEPT_SECONDS],
+        )
+        rows = connection.execute(
+            f"UPDATE requests SET taken = 1 WHERE site = ? AND stream = ? AND line IS NULL RETURNING number, {columns}",
+            [site, stream],
+        ).fetchall()
+    return [Request(*row[1:]) for row in sorted(rows)]
 
 
 def answer_request(folder: Path, request: Request, answer: Answer) -> None:
     """Return the answer to the command, and remove the request."""
-    at = folder / FOLDER
-    for old in at.glob("*.answer"):
-        # Other commands read and remove theirs meanwhile.
-        if _age_seconds(old) > _KEPT_SECONDS:
-            old.unlink(missing_ok=True)
-    # The waiting command does not survive a power loss either.
-    write_private(at / f"{request.id}.answer", json.dumps(asdict(answer)), durable=False)
-    (at / f"{request.id}.taken").unlink(missing_ok=True)
+    home, _ = control.place_of(folder)
+    control.change(home, "UPDATE requests SET done = ?, line = ? WHERE id = ?", answer.done, answer.line, request.id)
 
 
 def read_answer(folder: Path, request: Request) -> Answer | None:
     """Return the answer to a request once it exists, and remove it."""
-    file = folder / FOLDER / f"{request.id}.answer"
-    try:
-        answer = Answer(**json.loads(file.read_text()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError):
-        answer = Answer(False, f"{file}: is not an answer; `sr-assets nodes` shows the result")
-    file.unlink(missing_ok=True)
-    return answer
+    home, _ = control.place_of(folder)
+    statement = "SELECT done, line FROM requests WHERE id = ? AND line IS NOT NULL"
+    for done, line in control.query(home, statement, request.id):
+        control.change(home, "DELETE FROM requests WHERE id = ?", request.id)
+        return Answer(bool(done), line)
+    return None
 
 
 def withdraw_request(folder: Path, request: Request) -> bool:
     """Withdraw a request; return False if a run has taken it."""
-    try:
-        (folder / FOLDER / f"{request.id}.json").unlink()
-    except FileNotFoundError:
-        return False
-    return True
+    home, _ = control.place_of(folder)
+    return bool(control.change(home, "DELETE FROM requests WHERE id = ? AND taken = 0", request.id))

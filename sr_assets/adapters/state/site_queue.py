@@ -1,22 +1,15 @@
-"""The queue of sites that wait for a run: one file per site in `<home>/waiting`.
-
-A file has the times of queueing and of the last renewal. They come from the system's monotonic clock, which all
-processes share and which cannot be set.
-"""
+"""The queue of sites that wait for a run, by the system's monotonic clock, which all processes share and nobody can set."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters import times
-from sr_assets.adapters.private import own_folder, write_private
+from sr_assets.adapters import control, times
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
-_FOLDER: Final = "waiting"
 _TTL_TICKS: Final = 3.0
 #: Time between a site's removal from the queue and the visible start of its run.
 _START_SECONDS: Final = 20.0
@@ -32,45 +25,31 @@ def enqueue_site(home: Path, site: str, queue_ttl_seconds: float) -> None:
 
     A site that was just dequeued is not queued again.
     """
-    folder, now = home / _FOLDER, times.monotonic()
-    _, dequeued = _read(folder / _dequeued_name(site))
-    if 0 <= now - dequeued < _START_SECONDS:
-        return
-    since, renewed = _read(folder / site)
-    own_folder(folder)
-    write_private(folder / site, f"{since if now - queue_ttl_seconds < renewed <= now else now} {now}\n", durable=False)
+    now = times.monotonic()
+    with control.transaction(home, durable=False) as connection:
+        # Times from before the machine's start may be later than now.
+        connection.execute(
+            "DELETE FROM site_queue WHERE NOT coalesce(taken, renewed) BETWEEN ? AND ?", [now - 1e6, now]
+        )
+        connection.execute("DELETE FROM site_queue WHERE taken <= ?", [now - _START_SECONDS])
+        connection.execute("DELETE FROM site_queue WHERE taken IS NULL AND renewed <= ?", [now - queue_ttl_seconds])
+        connection.execute(
+            "INSERT INTO site_queue VALUES (?, ?, ?, NULL)"
+            " ON CONFLICT DO UPDATE SET renewed = excluded.renewed WHERE taken IS NULL",
+            [site, now, now],
+        )
 
 
 def dequeue_site(home: Path, site: str) -> bool:
     """Remove a site from the queue; return False if it was not queued or another process removed it first."""
-    folder = home / _FOLDER
-    try:
-        (folder / site).rename(folder / _dequeued_name(site))
-    except FileNotFoundError:
-        return False
-    now = times.monotonic()
-    write_private(folder / _dequeued_name(site), f"{now} {now}\n", durable=False)
-    return True
+    statement = "UPDATE site_queue SET taken = ? WHERE site = ? AND taken IS NULL"
+    return bool(control.change(home, statement, times.monotonic(), site, durable=False))
 
 
 def queued_sites(home: Path, queue_ttl_seconds: float) -> list[str]:
     """Return the queued sites, longest-waiting first, without entries that were not renewed within `queue_ttl_seconds`."""
     now = times.monotonic()
-    with contextlib.suppress(FileNotFoundError):
-        # A name with a leading dot is a draft or a dequeued site.
-        entries = [(_read(file), file.name) for file in (home / _FOLDER).iterdir() if not file.name.startswith(".")]
-        return [site for (_, renewed), site in sorted(entries) if now - queue_ttl_seconds < renewed <= now]
-    return []
-
-
-def _dequeued_name(site: str) -> str:
-    return f".{site} taken"
-
-
-def _read(file: Path) -> tuple[float, float]:
-    """Return the times of queueing and renewal, or infinity for a site that is not queued."""
-    try:
-        since, renewed = file.read_text().split()
-        return float(since), float(renewed)
-    except (FileNotFoundError, ValueError):
-        return float("inf"), float("inf")
+    statement = (
+        "SELECT site FROM site_queue WHERE taken IS NULL AND renewed > ? AND renewed <= ? ORDER BY since, renewed, site"
+    )
+    return [site for (site,) in control.query(home, statement, now - queue_ttl_seconds, now)]

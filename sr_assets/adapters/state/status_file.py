@@ -1,4 +1,7 @@
-"""A site's status for readers without its lock, `status.json`; the last idle poll, and the last progress of a process."""
+"""A site's status for readers without its lock; the last idle poll, and the last progress of a process.
+
+The latter two are files whose time is their content: they also work on a full disk.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from sr_assets.adapters import times
-from sr_assets.adapters.private import write_private
+from sr_assets.adapters import control, times
 from sr_assets.adapters.threads import Failure, failing_threads
+from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:
     from sr_assets.settings import Entry
 
-STATUS_FILE: Final = "status.json"
 _IDLE_POLL: Final = "looked"
 _ALIVE: Final = "alive"
-_CLOSED: Final = "closed"
 _STATE_FILE: Final = "state.duckdb"
 
 
@@ -29,9 +30,9 @@ _STATE_FILE: Final = "state.duckdb"
 class StreamStatus:
     """The status of a stream or feed at a commit of its site; times are in unix ns, durations in ns.
 
-    `published.stream_status` derives it from the state; `stages.site` adds `last_success_ns` and `refused_since_ns`, which only
-    `status.json` has. It is a row of the published tables `replication` and `site_summary`, and a part of `status.json`, from
-    which sensors, commands, metrics, `/readyz` and notifications read it.
+    `published.stream_status` derives it from the state; `stages.site` adds `last_success_ns` and `refused_since_ns`, which
+    no table has. It is a row of the published tables `replication` and `site_summary`, and a part of `SiteStatus`, from which
+    sensors, commands, metrics, `/readyz` and notifications read it.
 
     `lost_messages` belong to `seen_messages` but not to `gap_messages`. `deadline_ns` is the earliest deadline of a node,
     `next_deadline_ns` the earliest time at which a run has work without a new message. `target_sequence` is how far the
@@ -88,7 +89,7 @@ class StreamStatus:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Read a stream's part of `status.json`; another version may have omitted a key, or added one."""
+        """Read a stream's part of a site's status; another version may have omitted a key, or added one."""
         return cls(**{name: row[name] for name in cls.__dataclass_fields__ if name in row})
 
     @property
@@ -99,7 +100,7 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """`status.json`: the status of a site's streams and feeds at its last commit, at `committed_at_ns` of the servers' time.
+    """The status of a site's streams and feeds at its last commit, at `committed_at_ns` of the servers' time.
 
     `configuration` is the digest of the settings. `failed` is that of the native streams' last run. `written_at` holds the
     monotonic time in seconds and the id of the machine's boot; without it, a command has changed or replaced the state since:
@@ -131,22 +132,39 @@ class SiteStatus:
 
 
 _UNKNOWN: Final = StreamStatus()
+#: The last read status of each site's folder, with its text: readers ask often, and it changes seldom.
+_read: Final[dict[Path, tuple[str, SiteStatus]]] = {}
 
 
 def read_status(folder: Path) -> SiteStatus:
-    """Return a site's status; an empty one before the first run."""
+    """Return a site's status; an empty one before the first run, or if the folder was deleted.
+
+    It is the same object until the status changes.
+    """
+    home, site = control.place_of(folder)
+    rows = control.query(home, "SELECT status FROM site_status WHERE site = ? AND status IS NOT NULL", site)
+    if not rows or not folder.is_dir():
+        return SiteStatus(exists=False)
+    ((text,),) = rows
+    known = _read.get(folder)
+    if known is None or known[0] != text:
+        known = _read[folder] = (text, _parsed(text))
+    return known[1]
+
+
+def _parsed(text: str) -> SiteStatus:
     try:
-        status = json.loads((folder / STATUS_FILE).read_text())
+        status = json.loads(text)
         streams = {stream: StreamStatus.from_json(row) for stream, row in status.pop("streams", {}).items()}
         known = {name: status[name] for name in ("configuration", "committed_at_ns", "failed") if name in status}
         written_at = tuple(status["written_at"]) if "written_at" in status else None
         return SiteStatus(streams, **known, written_at=written_at)
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError):
         return SiteStatus(exists=False)
 
 
 def write_status(folder: Path, status: SiteStatus) -> None:
-    """Replace `status.json` atomically, written now."""
+    """Replace a site's status, written now."""
     _write(folder, replace(status, written_at=(times.monotonic(), boot_id())))
 
 
@@ -161,22 +179,32 @@ def _write(folder: Path, status: SiteStatus) -> None:
     del content["exists"]
     if status.written_at is None:
         del content["written_at"]
-    write_private(folder / STATUS_FILE, json.dumps({"site": folder.name, **content}, indent=1))
+    _store(folder, "status", content)
 
 
 def note_closed_state(folder: Path) -> None:
     """Record the size and time of the state's file after a run has closed it."""
-    with contextlib.suppress(OSError):
-        # Without it, the next run opens the state.
-        write_private(folder / _CLOSED, json.dumps(_state_stamp(folder)), durable=False)
+    # Without it, the next run opens the state.
+    with contextlib.suppress(OSError, RunError):
+        _store(folder, "closed", _state_stamp(folder))
 
 
 def is_state_untouched(folder: Path) -> bool:
     """Return whether the state's file is as the last run has closed it."""
+    home, site = control.place_of(folder)
+    closed = control.query(home, "SELECT closed FROM site_status WHERE site = ?", site)
     try:
-        return bool(json.loads((folder / _CLOSED).read_text()) == _state_stamp(folder))
-    except (OSError, ValueError):
+        return closed == [(json.dumps(_state_stamp(folder)),)]
+    except OSError:
         return False
+
+
+def _store(folder: Path, column: Literal["status", "closed"], content: object) -> None:
+    home, site = control.place_of(folder)
+    statement = f"""
+        INSERT INTO site_status (site, {column}) VALUES (?, ?) ON CONFLICT DO UPDATE SET {column} = excluded.{column}
+        """
+    control.change(home, statement, site, json.dumps(content), durable=False)
 
 
 def _state_stamp(folder: Path) -> list[int]:

@@ -20,7 +20,7 @@ from sr_assets.adapters.published.manifest import identity
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.heartbeat_counts import HeartbeatCounts
 from sr_assets.adapters.state.lease import Lease
-from sr_assets.adapters.state.status_file import STATUS_FILE, last_idle_poll, read_status
+from sr_assets.adapters.state.status_file import SiteStatus, last_idle_poll, read_status
 from sr_assets.domain.election_keys import heartbeats_site
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.exposition import MetricKind, Sample, expose, labels
@@ -229,7 +229,7 @@ class Exposition:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._guard = threading.Lock()
-        self._status: dict[str, tuple[list[int], list[StreamNumbers]]] = {}
+        self._status: dict[str, tuple[SiteStatus, list[StreamNumbers]]] = {}
         self._tables_identity: list[int] = []
         self._rows: Rows = {}
 
@@ -258,17 +258,15 @@ class Exposition:
                 yield stream
 
     def _read(self, site: str, folder: Path) -> list[StreamNumbers]:
-        """Return the streams in a site's status file, which is read again if it was replaced."""
-        current = identity(folder / STATUS_FILE)
-        cached = self._status.get(site)
-        if cached is None or cached[0] != current:
-            streams = read_status(folder).streams
+        """Return the streams in a site's status, whose numbers stay until it changes."""
+        status, cached = read_status(folder), self._status.get(site)
+        if cached is None or cached[0] is not status:
             cached = self._status[site] = (
-                current,
+                status,
                 [
-                    StreamNumbers(entry, streams[entry.stream], self._settings.replicator, index)
+                    StreamNumbers(entry, status.of(entry.stream), self._settings.replicator, index)
                     for index, entry in enumerate(self._settings.sites[site])
-                    if entry.stream in streams
+                    if entry.stream in status.streams
                 ],
             )
         return cached[1]

@@ -1,4 +1,4 @@
-"""Metrics of every stream and feed, from its numbers in `status.json`; list a new one in the reference too."""
+"""Metrics of every stream and feed, from its status; list a new one in the reference too."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

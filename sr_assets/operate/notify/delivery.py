@@ -16,11 +16,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from sr_assets.adapters import times
+from sr_assets.adapters import control, times
 from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import print_warning
-from sr_assets.adapters.private import open_private, own_folder, write_private
+from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.run_failures import RunFailure, read_run_failures
 from sr_assets.adapters.state.status_file import read_status
@@ -123,29 +123,28 @@ class Sent:
             self.held_since = None
 
 
-class SentFile:
-    """The file with a target's progress."""
+def _key(target: NotifySettings) -> str:
+    """Return the key of a target; its name may hold a secret."""
+    return hashlib.sha256(target.name.encode()).hexdigest()[:16]
 
-    def __init__(self, home: Path, target: NotifySettings) -> None:
-        digest = hashlib.sha256(target.name.encode()).hexdigest()[:16]
-        self._file = home / "notify" / f"{digest}.json"
-        self.lock = self._file.with_suffix(".lock")
 
-    def load(self) -> Sent | None:
-        """Return the progress, or None if the file is missing or unreadable."""
-        try:
-            saved = json.loads(self._file.read_text())
+def load_sent(home: Path, target: NotifySettings) -> Sent | None:
+    """Return the progress of a target, or None if there is none."""
+    for (progress,) in control.query(home, "SELECT progress FROM notified WHERE target = ?", _key(target)):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            saved = json.loads(progress)
             failures = [(at, newest) for at, newest in saved.get("failures", ())]
             held = [_held(values) for values in saved.get("held", ())]
             since, times = saved.get("held_since"), list(saved.get("messages", ()))
             together = dict(saved.get("together", {}))
             return Sent(dict(saved["since"]), dict(saved["ids"]), failures, held, since, times, together)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return None
+    return None
 
-    def save(self, sent: Sent) -> None:
-        own_folder(self._file.parent)
-        write_private(self._file, json.dumps(asdict(sent), default=datetime.isoformat))
+
+def save_sent(home: Path, target: NotifySettings, sent: Sent) -> None:
+    """Store the progress of a target."""
+    progress = json.dumps(asdict(sent), default=datetime.isoformat)
+    control.change(home, "INSERT OR REPLACE INTO notified VALUES (?, ?)", _key(target), progress)
 
 
 def _held(values: dict[str, Any]) -> Event:
@@ -264,9 +263,8 @@ def _failed(digested: str, site: str, stream: str, since_ns: int, reason: str) -
 def begin_notifying(settings: Settings) -> None:
     """Start each new target at this moment: events published earlier are not sent."""
     for target in settings.notify:
-        file = SentFile(settings.home, target)
-        if file.load() is None and (sent := all_sent(settings)) is not None:
-            file.save(sent)
+        if load_sent(settings.home, target) is None and (sent := all_sent(settings)) is not None:
+            save_sent(settings.home, target, sent)
 
 
 @contextlib.contextmanager
@@ -300,7 +298,6 @@ class _Delivery:
         self._settings, self._target = settings, target
         # Those with the passwords of the configuration.
         self._hidden = variables_of(settings.loaded.written) if settings.loaded else ()
-        self._file = SentFile(settings.home, target)
         self._failures = 0
 
     def deliver_on(self) -> Generator[float]:
@@ -332,22 +329,23 @@ class _Delivery:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
         """Yield True while holding the target's lock, or False if another process delivers to it."""
-        own_folder(self._file.lock.parent)
-        with open_private(self._file.lock) as file:
+        folder = self._settings.home / "notify"
+        own_folder(folder)
+        with open_private(folder / f"{_key(self._target)}.lock") as file:
             yield lock(file)
 
     def _deliver(self) -> bool:
         """Send all pending events; returns False if an attempt failed."""
-        sent = self._file.load()
         try:
+            sent = load_sent(self._settings.home, self._target)
             if sent is None:
                 if (sent := all_sent(self._settings)) is None:
                     return True
-                self._file.save(sent)
+                save_sent(self._settings.home, self._target, sent)
             before = repr(sent)
             succeeded = self._send(sent, pending(self._settings, self._target, sent))
             if repr(sent) != before:
-                self._file.save(sent)
+                save_sent(self._settings.home, self._target, sent)
         except (OSError, SrAssetsError) as error:
             print_warning(f"{self._target.label}: {error}")
             self._failures += 1
@@ -385,7 +383,7 @@ class _Delivery:
                 return False
             sent.add(message.events)
             sent.messages.append(times.time())
-            self._file.save(sent)
+            save_sent(self._settings.home, self._target, sent)
         sent.failures.clear()
         self._failures = 0
         return True

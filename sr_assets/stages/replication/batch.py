@@ -30,8 +30,8 @@ from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.history import held_sequences, source_mark, stream_folder
 from sr_assets.adapters.spark.data_source import FORMAT
 from sr_assets.adapters.spark.remote import copy_remotely
+from sr_assets.adapters.state.orders import request_another_refill
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
-from sr_assets.adapters.state.refill_request import request_another_refill
 from sr_assets.adapters.state.stream_tables import COPYING, Counter, Gap, gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing

@@ -28,8 +28,8 @@ from sr_assets.adapters.published.history import (
     stream_folder,
 )
 from sr_assets.adapters.state.database import BrokenStateError, keep_newest_asides
+from sr_assets.adapters.state.orders import request_refill
 from sr_assets.adapters.state.records import CopyState, StreamState
-from sr_assets.adapters.state.refill_request import request_refill
 from sr_assets.adapters.state.stream_tables import Gap, gap_row
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.errors import RunError

@@ -19,7 +19,7 @@ from sr_assets.adapters import times, wire
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.history import StagedFiles, held_sequences, place_refilled, source_mark
-from sr_assets.adapters.state.refill_request import note_refill, read_refill, request_refill
+from sr_assets.adapters.state.orders import note_refill, read_refill, request_refill
 from sr_assets.domain.errors import LeadershipLostError, SrAssetsError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange

@@ -1,4 +1,4 @@
-"""The current lag of each stream: the position in `status.json` compared with the source's stream info."""
+"""The current lag of each stream: the position in its status compared with the source's stream info."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

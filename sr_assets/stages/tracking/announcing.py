@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sr_assets.adapters.state.added_windows import added_windows
+from sr_assets.adapters.state.operator_settings import added_windows
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import event_id

@@ -21,7 +21,7 @@ from sr_assets.adapters.published.history import (
     source_mark,
     stream_folder,
 )
-from sr_assets.adapters.state.refill_request import read_refill
+from sr_assets.adapters.state.orders import read_refill
 from sr_assets.adapters.state.snapshot_index import IndexedFile, history_path, relative_name
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.history_layout import HOUR_NS, HistoryFile, Merge, plan_merges

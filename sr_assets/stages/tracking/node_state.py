@@ -20,9 +20,9 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.actions import Origin, record_action
 from sr_assets.adapters.spark.data_source import encode_extractor, schema_of
 from sr_assets.adapters.spark.schemas import arrow_schema
-from sr_assets.adapters.state.checkpoint_request import request_checkpoint
 from sr_assets.adapters.state.node_table import Nodes
 from sr_assets.adapters.state.operator_requests import Answer, Request, answer_request, take_requests
+from sr_assets.adapters.state.orders import request_checkpoint
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import Counter
@@ -107,7 +107,7 @@ def apply_requests(
     An applied request has a row in `operator_actions`, however its command has ended. Call it after a step that reached the
     end of the source: an unread message would revive the node. `state` has the watermark of that step, `folder` is the site's.
     """
-    requests = list(take_requests(folder, stream.stream))
+    requests = take_requests(folder, stream.stream)
     answered = store.answered_requests(stream.stream)
     for request in requests:
         answer = answered.find(request.id)

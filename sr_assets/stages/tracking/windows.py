@@ -10,8 +10,8 @@ from typing import Any
 from sr_assets.adapters import times
 from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.status_queries import STEP, STEPS, RecentNodes
-from sr_assets.adapters.state.added_windows import add_windows, added_windows, end_window
-from sr_assets.adapters.state.checkpoint_request import request_checkpoint
+from sr_assets.adapters.state.operator_settings import add_windows, added_windows, end_window
+from sr_assets.adapters.state.orders import request_checkpoint
 from sr_assets.adapters.state.status_file import outdate_status
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.domain.positions import SECOND_NS

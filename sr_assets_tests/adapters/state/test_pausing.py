@@ -1,12 +1,11 @@
-"""The marker of paused streams: its content, concurrent writers, and a damaged marker."""
+"""Paused streams: concurrent commands, and a store that cannot be used."""
 
-import json
 import multiprocessing
 from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.state.pausing import paused_streams, set_paused
+from sr_assets.adapters.state.operator_settings import paused_streams, set_paused
 from sr_assets.domain.errors import RunError
 from sr_assets.settings import Settings, load_settings
 
@@ -58,23 +57,17 @@ def test_concurrent_processes_can_pause_different_streams(settings: Settings) ->
     assert paused_streams(folder_of(settings)) == set(STREAMS)
 
 
-@pytest.mark.parametrize("text", ("", "[]", '{"streams": 1}', "{"))
-def test_damaged_marker_is_an_error_that_names_the_file(settings: Settings, text: str) -> None:
-    folder = folder_of(settings)
-    folder.mkdir(parents=True)
-    (folder / "paused.json").write_text(text)
-    with pytest.raises(RunError, match=r"paused\.json cannot be read"):
-        paused_streams(folder)
-    with pytest.raises(RunError, match=r"paused\.json cannot be read"):
-        set_paused(settings, settings.streams[0], paused=True)
+def test_unusable_store_is_an_error_that_names_it(settings: Settings) -> None:
+    (settings.home / "control.db").write_text("damaged" * 200)
+    for attempt in (
+        lambda: paused_streams(folder_of(settings)),
+        lambda: set_paused(settings, settings.streams[0], True),
+    ):
+        with pytest.raises(RunError, match=r"control\.db cannot be read"):
+            attempt()
 
 
-def test_unwritable_folder_is_an_error_that_names_the_marker(settings: Settings) -> None:
+def test_unwritable_folder_is_an_error_that_names_the_store(settings: Settings) -> None:
     (settings.home / "sites").write_text("a file instead of the folder")
-    with pytest.raises(RunError, match=r"paused\.json"):
+    with pytest.raises(RunError, match=r"control\.db cannot be written"):
         set_paused(settings, settings.streams[0], paused=True)
-
-
-def test_marker_is_json(settings: Settings) -> None:
-    set_paused(settings, settings.streams[0], paused=True)
-    assert json.loads((folder_of(settings) / "paused.json").read_text()) == {"streams": ["S0"]}

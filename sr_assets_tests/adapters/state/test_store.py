@@ -1,12 +1,12 @@
 """A site's private state: atomic batches, and clear errors for a foreign file."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from sr_assets.adapters import control
 from sr_assets.adapters.state.database import keep_newest_asides
 from sr_assets.adapters.state.lock import SiteBusyError, SiteLock, lock_owner
 from sr_assets.adapters.state.records import Intent, StreamState
@@ -233,16 +233,14 @@ def test_site_lock_has_one_owner_until_it_ends(tmp_path: Path) -> None:
 def test_unreadable_status_is_empty(tmp_path: Path, text: str) -> None:
     unknown = SiteStatus(exists=False)
     assert read_status(tmp_path) == unknown
-    (tmp_path / "status.json").write_text(text)
+    control.change(tmp_path, "INSERT INTO site_status (site, status) VALUES ('', ?)", text)
     assert read_status(tmp_path) == unknown
     write_status(
         tmp_path, SiteStatus({"S": StreamStatus(next_sequence=3, counters={"errors": {"": 1.0}})}, "digest", 5)
     )
     status = read_status(tmp_path)
-    assert (
-        status.of("S").next_sequence
-        == json.loads((tmp_path / "status.json").read_text())["streams"]["S"]["next_sequence"]
-    )
+    assert read_status(tmp_path) is status
+    assert status.of("S").next_sequence == 3
     assert (status.configuration, status.committed_at_ns, status.of("S").counters) == (
         "digest",
         5,

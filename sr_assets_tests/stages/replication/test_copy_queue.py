@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from sr_assets.adapters.state.pausing import set_paused
+from sr_assets.adapters.state.operator_settings import set_paused
 from sr_assets.domain.messages import last_origin
 from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets.stages.report import Stage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sr_assets.adapters.state.pausing import set_paused
+from sr_assets.adapters.state.operator_settings import set_paused
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.rig import SITE, Rig, Sent
 from sr_assets_tests.servers import NatsServer

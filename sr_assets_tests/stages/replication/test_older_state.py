@@ -12,7 +12,7 @@ import pytest
 
 from sr_assets.adapters import crash_points
 from sr_assets.adapters.crash_points import Point
-from sr_assets.adapters.state.pausing import set_paused
+from sr_assets.adapters.state.operator_settings import set_paused
 from sr_assets.stages.operator_commands import act_on_node
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_bench.comparison.tables import Kind

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.crash_points import Point
+from sr_assets.adapters.state.orders import read_refill
 from sr_assets.stages.replication import refill
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.faults.rig import await_marker
@@ -73,7 +74,7 @@ def test_empty_home_refills_the_history(rig: Rig, stream: str, store: dict[str, 
     newest, rows = history(rig)
     assert [row for row in rows if row["sequence"] <= 46] == before[1]
     assert {row["node"] for row in newest} == {row["node"] for row in before[0]}
-    assert not list((rig.home / "sites" / SITE / "refill").iterdir())
+    assert read_refill(rig.home / "sites" / SITE, rig.settings().streams[0]) is None
 
 
 def test_home_without_history_refills_from_the_target_alone(rig: Rig, stream: str) -> None:

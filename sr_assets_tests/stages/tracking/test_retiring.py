@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from sr_assets.adapters import crash_points
+from sr_assets.adapters import control, crash_points
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.state.lock import SiteLock
-from sr_assets.adapters.state.operator_requests import FOLDER
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import load_settings
 from sr_assets.stages import operator_commands
@@ -47,8 +46,9 @@ def act(rig: Rig, action: Any, node: str, site: str | None = None) -> list[str]:
     return [answer.line for answer in act_on_node(rig.settings(), action, node, site)]
 
 
-def requests(rig: Rig) -> list[str]:
-    return sorted(file.name for file in (rig.home / "sites" / SITE / FOLDER).glob("*"))
+def requests(rig: Rig) -> list[str | None]:
+    """Return the answer of each request that its command has not read; None for an open one."""
+    return [line for (line,) in control.query(rig.home, "SELECT line FROM requests")]
 
 
 def test_retired_node_that_is_up_returns_with_its_next_message(rig: Rig) -> None:
@@ -166,14 +166,14 @@ def test_killed_run_does_not_apply_a_request_again(rig: Rig, killed: Callable[[]
     stream, advisories = tracked(rig, "a")
     with pytest.raises(KeyboardInterrupt):
         act(rig, "retire", "a")
-    assert len(requests(rig)) == 1
+    assert requests(rig) == [None]
     killed()
     # The node returns before the next run: a second retirement would be wrong.
     rig.publish(stream, from_sender("a"))
     rig.drain()
     assert [body["event"] for body in announced(rig, advisories, "a")] == ["new", "expire", "new"]
     assert rig.row("node_availability")["status"] == "up"
-    assert [Path(name).suffix for name in requests(rig)] == [".answer"]
+    assert requests(rig) == [f"{SITE}/{stream}: retired a, which was up"]
     # The command ended before it could record its action.
     row = rig.row("operator_actions")
     assert (row["action"], row["subject"], row["detail"]) == (

@@ -1,0 +1,214 @@
+"""`control.db`: what the processes of a home tell each other, in SQLite.
+
+Only the run that holds a site's lock can open the site's `state.duckdb`; every process opens this database, also beside a run.
+What a process says even on a full disk stays a file: kernel locks, leases, and marks whose time is their content. So do
+secrets, and what others read.
+"""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sr_assets.adapters.earlier_files import import_earlier_files, remove_earlier_files
+from sr_assets.adapters.private import open_private, own_folder
+from sr_assets.domain.errors import RunError, cannot_write
+
+FILE: Final = "control.db"
+_VERSION: Final = 1
+#: `site` is a folder in `sites`; `status`, `windows.rule`, `progress`, `stored` and `value` are JSON.
+_SCHEMA: Final = """
+-- The status of a site's streams at its last commit, and the size and time of the state when the last run closed it.
+CREATE TABLE IF NOT EXISTS site_status (site TEXT PRIMARY KEY, status TEXT, closed TEXT) STRICT;
+-- The streams that `pause` stopped.
+CREATE TABLE IF NOT EXISTS paused (site TEXT, stream TEXT, PRIMARY KEY (site, stream)) STRICT;
+-- The maintenance windows that operators added, in the order of adding.
+CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, site TEXT, id TEXT, rule TEXT, UNIQUE (site, id)) STRICT;
+-- Requests of `retire` and `unretire` to a run; `done` and `line` are its answer.
+CREATE TABLE IF NOT EXISTS requests (
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE, site TEXT, stream TEXT, action TEXT, node TEXT, reason TEXT, at TEXT,
+    user TEXT, host TEXT, boot TEXT, boot_seconds REAL, created REAL, taken INTEGER DEFAULT 0, done INTEGER, line TEXT
+) STRICT;
+-- Orders to a site's process; while one that was taken is carried out, another one may be given.
+CREATE TABLE IF NOT EXISTS orders (site TEXT, name TEXT, taken INTEGER, PRIMARY KEY (site, name, taken)) STRICT;
+-- Requested refills of a stream's history; after one under way, another one follows if `again`.
+CREATE TABLE IF NOT EXISTS refills (
+    site TEXT, stream TEXT, progress TEXT, again INTEGER DEFAULT 0, PRIMARY KEY (site, stream)
+) STRICT;
+-- The newest checkpoint that this home has stored or shown, and the highest number of a signed one.
+CREATE TABLE IF NOT EXISTS checkpoints (site TEXT PRIMARY KEY, stored TEXT, seen INTEGER DEFAULT 0) STRICT;
+-- The counts of the publisher of the block `heartbeats`.
+CREATE TABLE IF NOT EXISTS heartbeats (
+    site TEXT, subject TEXT, published INTEGER, errors INTEGER, seconds REAL, PRIMARY KEY (site, subject)
+) STRICT;
+-- The last failure of each job whose run could not record it in a state.
+CREATE TABLE IF NOT EXISTS run_failures (
+    job TEXT PRIMARY KEY, run_id TEXT, name TEXT, streams TEXT, reason TEXT, since_ns INTEGER
+) STRICT;
+-- The sites that wait for a run, in seconds of the monotonic clock; `taken` is the time at which its run was started.
+CREATE TABLE IF NOT EXISTS site_queue (site TEXT PRIMARY KEY, since REAL, renewed REAL, taken REAL) STRICT;
+-- What the process of the hourly and nightly jobs remembers.
+CREATE TABLE IF NOT EXISTS due_work (name TEXT PRIMARY KEY, value TEXT) STRICT;
+-- What each target of `notify` has been told.
+CREATE TABLE IF NOT EXISTS notified (target TEXT PRIMARY KEY, progress TEXT) STRICT;
+"""
+_BUSY_SECONDS: Final = 30.0
+#: A process works with one home; tests with some.
+_KEPT_OPEN: Final = 3
+
+Rows = list[tuple[Any, ...]]
+
+
+class _Connections:
+    """The open connections of this process; hold its `guard` while you use one."""
+
+    def __init__(self) -> None:
+        self.guard = threading.RLock()
+        #: By the file's device and inode: a deleted and recreated file is another one.
+        self.open: dict[tuple[int, int], sqlite3.Connection] = {}
+        #: Those of the parent of a forked process, which must neither use nor close them.
+        self._inherited: list[sqlite3.Connection] = []
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self.guard = threading.RLock()
+        self._inherited += self.open.values()
+        self.open = {}
+
+
+_connections: Final = _Connections()
+
+
+def place_of(folder: Path) -> tuple[Path, str]:
+    """Return the home of a folder in `sites`, and the folder's name there; another folder is a home without a name."""
+    sites = next((parent for parent in folder.parents if parent.name == "sites"), None)
+    return (folder, "") if sites is None else (sites.parent, str(folder.relative_to(sites)))
+
+
+def query(home: Path, statement: str, *values: object) -> Rows:
+    """Return the rows of a query; none if this user cannot read the home. Raises RunError for a damaged file."""
+    with _connections.guard, _one_line_errors(home / FILE):
+        connection = _connect(home, creates=False)
+        return [] if connection is None else connection.execute(statement, values).fetchall()
+
+
+def change(home: Path, statement: str, *values: object, durable: bool = True) -> int:
+    """Change rows and return their number; see `transaction`."""
+    with transaction(home, durable=durable) as connection:
+        return connection.execute(statement, values).rowcount
+
+
+@contextmanager
+def transaction(home: Path, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+    """Yield a connection with a transaction, which is committed at the block's end and survives a power loss.
+
+    Unless `durable`, it may then be lost. Raises RunError, without a change, if the database cannot be read or written, and
+    ConfigurationError if it belongs to another user.
+    """
+    with _connections.guard, _one_line_errors(home / FILE):
+        connection = _connect(home, creates=True)
+        assert connection is not None
+        connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        with _transaction(connection):
+            yield connection
+
+
+def forget(home: Path, site: str, stream: str | None = None) -> None:
+    """Delete the rows of a site, or of one of its streams. Raises as `transaction`."""
+    of = {"site": site} if stream is None else {"site": site, "stream": stream}
+    with transaction(home) as connection:
+        for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+            columns = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", [table])}
+            if of.keys() <= columns:
+                condition = " AND ".join(f"{name} = ?" for name in of)
+                connection.execute(f"DELETE FROM {table} WHERE {condition}", list(of.values()))
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # Some errors, as of a full disk, have ended the transaction.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _connect(home: Path, *, creates: bool) -> sqlite3.Connection | None:
+    """Return this process's connection; None if there is no database, or another user's, and it is only read."""
+    file = home / FILE
+    try:
+        known = file.stat()
+        readable = os.access(file, os.R_OK | os.W_OK)
+    except FileNotFoundError:
+        known, readable = None, (home / "sites").is_dir()
+    except (PermissionError, NotADirectoryError):
+        readable = False
+    if not creates and not readable:
+        return None
+    if known is not None and (connection := _connections.open.get((known.st_dev, known.st_ino))):
+        return connection
+    try:
+        if not (home / "sites").is_dir():
+            own_folder(home / "sites")
+        # Before SQLite opens it: a second descriptor's end would free the locks of this process.
+        with open_private(file) as opened:
+            known = os.fstat(opened.fileno())
+    except OSError as error:
+        raise RunError(cannot_write(file, error)) from None
+    connection = sqlite3.connect(file, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(connection, home)
+    except BaseException:
+        connection.close()
+        raise
+    while len(_connections.open) >= _KEPT_OPEN:
+        _connections.open.pop(next(iter(_connections.open))).close()
+    _connections.open[known.st_dev, known.st_ino] = connection
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, home: Path) -> None:
+    """Create the tables, if need be with the content of the files of an earlier version."""
+    if (version := _version(connection)) > _VERSION:
+        raise RunError(f"{home / FILE}: version {version} is of a later sr-assets; use that one, or another home")
+    if version == _VERSION:
+        return
+    connection.execute("PRAGMA journal_mode = WAL")
+    with _transaction(connection):
+        if _version(connection) == _VERSION:
+            return
+        for statement in _SCHEMA.split(";\n"):
+            connection.execute(statement)
+        import_earlier_files(connection, home)
+    # The version is last: after a crash, the import is repeated with the remaining files.
+    remove_earlier_files(home)
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+    return int(version)
+
+
+@contextmanager
+def _one_line_errors(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise RunError(
+                f"{file} is locked by another process for {_BUSY_SECONDS:g} s; end it, then try again"
+            ) from None
+        raise RunError(cannot_write(file, OSError(str(error)))) from None
+    except sqlite3.DatabaseError as error:
+        raise RunError(
+            f"{file} cannot be read ({error}); stop the platform, move the file away, then pause streams and add"
+            " maintenance windows again that must stay"
+        ) from None
