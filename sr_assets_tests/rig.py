@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import psutil
 
+from sr_assets.adapters import control
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.fleet_reader import open_fleet
@@ -102,6 +103,9 @@ class Rig:
                 shutil.rmtree(path, ignore_errors=True)
         for name in _OWN_FILES:
             (self.home / name).unlink(missing_ok=True)
+        with control.transaction(self.home) as connection:
+            for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+                connection.execute(f"DELETE FROM {table}")
         # Tests of runs measure and kill the sites' work; the tests of due work start without this.
         note_checked(self.home)
 
@@ -301,6 +305,23 @@ def _open_fleet(home: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             yield opened
         finally:
             opened.execute("USE memory; DETACH fleet")
+
+
+def files_with(text: str, *folders: Path) -> list[str]:
+    """Return the names of the files with a text, in order; another process reads them, as `adapters.control` demands."""
+    command = [
+        "grep",
+        "--recursive",
+        "--files-with-matches",
+        "--text",
+        "--fixed-strings",
+        "--",
+        text,
+        *map(str, folders),
+    ]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode in (0, 1)
+    return sorted(line.rpartition("/")[2] for line in ended.stdout.splitlines())
 
 
 def edit_status(folder: Path, stream: str, **values: Any) -> None:

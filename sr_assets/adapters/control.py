@@ -63,20 +63,48 @@ Rows = list[tuple[Any, ...]]
 
 
 class _Connections:
-    """The open connections of this process; hold its `guard` while you use one."""
+    """The open connections of this process; hold its `guard` while you use one.
+
+    They hold POSIX locks. A process loses them if it opens and closes a file of the database by other means, so no code may do
+    that. A copy of a process has none, but SQLite in it would believe to have its parent's, so all connections are closed before
+    a process copies itself.
+    """
 
     def __init__(self) -> None:
         self.guard = threading.RLock()
         #: By the file's device and inode: a deleted and recreated file is another one.
-        self.open: dict[tuple[int, int], sqlite3.Connection] = {}
-        #: Those of the parent of a forked process, which must neither use nor close them.
-        self._inherited: list[sqlite3.Connection] = []
-        os.register_at_fork(after_in_child=self._begin)
+        self._open: dict[tuple[int, int], tuple[Path, sqlite3.Connection]] = {}
+        #: Those of deleted files: at its end, SQLite would delete files of the new one.
+        self._left: list[sqlite3.Connection] = []
+        os.register_at_fork(
+            before=self._close_all, after_in_parent=self.guard.release, after_in_child=self.guard.release
+        )
 
-    def _begin(self) -> None:
-        self.guard = threading.RLock()
-        self._inherited += self.open.values()
-        self.open = {}
+    def find(self, status: os.stat_result) -> sqlite3.Connection | None:
+        known = self._open.get((status.st_dev, status.st_ino))
+        return known[1] if known else None
+
+    def add(self, file: Path, status: os.stat_result, connection: sqlite3.Connection) -> None:
+        while len(self._open) >= _KEPT_OPEN:
+            self._close(next(iter(self._open)))
+        self._open[status.st_dev, status.st_ino] = (file, connection)
+
+    def _close_all(self) -> None:
+        self.guard.acquire()
+        for place in list(self._open):
+            self._close(place)
+
+    def _close(self, place: tuple[int, int]) -> None:
+        file, connection = self._open.pop(place)
+        try:
+            status = file.stat()
+            is_same = (status.st_dev, status.st_ino) == place
+        except OSError:
+            is_same = False
+        if is_same:
+            connection.close()
+        else:
+            self._left.append(connection)
 
 
 _connections: Final = _Connections()
@@ -152,11 +180,11 @@ def _connect(home: Path, *, creates: bool) -> sqlite3.Connection | None:
         readable = False
     if not creates and not readable:
         return None
-    if known is not None and (connection := _connections.open.get((known.st_dev, known.st_ino))):
+    if known is not None and (connection := _connections.find(known)):
         return connection
     try:
-        if not (home / "sites").is_dir():
-            own_folder(home / "sites")
+        if not home.is_dir():
+            own_folder(home)
         # Before SQLite opens it: a second descriptor's end would free the locks of this process.
         with open_private(file) as opened:
             known = os.fstat(opened.fileno())
@@ -168,9 +196,7 @@ def _connect(home: Path, *, creates: bool) -> sqlite3.Connection | None:
     except BaseException:
         connection.close()
         raise
-    while len(_connections.open) >= _KEPT_OPEN:
-        _connections.open.pop(next(iter(_connections.open))).close()
-    _connections.open[known.st_dev, known.st_ino] = connection
+    _connections.add(file.resolve(), known, connection)
     return connection
 
 

@@ -90,9 +90,10 @@ def test_other_users_read_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert paused(tmp_path) == []
 
 
-#: A parent with an open connection forks; both change, the child first.
+#: A parent with an open connection forks. The child holds a lock of the database, so that it must hold it in the kernel too:
+#: the parent and a new process see that it is taken.
 _FORKING = """
-import os, sys
+import os, sqlite3, subprocess, sys
 from pathlib import Path
 from sr_assets.adapters import control
 
@@ -100,7 +101,11 @@ home = Path(sys.argv[1])
 control.change(home, "INSERT INTO paused VALUES ('LONDON', 'parent')")
 child = os.fork()
 if child == 0:
-    control.change(home, "INSERT INTO paused VALUES ('LONDON', 'child')")
+    with control.transaction(home) as connection:
+        connection.execute("INSERT INTO paused VALUES ('LONDON', 'child')")
+        locks = [line.split() for line in open("/proc/locks") if line.split()[4] == str(os.getpid())]
+        inodes = {line[5].rpartition(":")[2] for line in locks}
+        assert {str((home / name).stat().st_ino) for name in ("control.db", "control.db-shm")} <= inodes, locks
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 control.change(home, "INSERT INTO paused VALUES ('LONDON', 'parent again')")
@@ -108,9 +113,22 @@ control.change(home, "INSERT INTO paused VALUES ('LONDON', 'parent again')")
 
 
 @pytest.mark.process
-def test_forked_process_has_a_connection_of_its_own(tmp_path: Path) -> None:
+def test_forked_process_holds_locks_of_its_own(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _FORKING, str(tmp_path)], check=True)
     assert paused(tmp_path) == [("child",), ("parent",), ("parent again",)]
+
+
+def test_connection_of_a_deleted_store_deletes_no_file_of_the_next(tmp_path: Path) -> None:
+    control.change(tmp_path / "first", ADD, "LONDON", "S")
+    for file in (tmp_path / "first").iterdir():
+        file.unlink()
+    control.change(tmp_path / "first", ADD, "LONDON", "T")
+    # The connections that were opened first are closed first.
+    for name in range(10):
+        control.change(tmp_path / str(name), ADD, "LONDON", "U")
+        assert paused(tmp_path / "first") == [("T",)]
+        files = {file.name for file in (tmp_path / "first").iterdir()}
+        assert files == {"control.db", "control.db-shm", "control.db-wal"}
 
 
 def write_earlier(home: Path) -> Path:

@@ -17,7 +17,7 @@ from sr_assets.cli import run_command
 from sr_assets.settings import load_settings
 from sr_assets_tests.choria_broker import Issuer, broker
 from sr_assets_tests.forks import run_forked
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.rig import Rig, Sent, files_with
 from sr_assets_tests.secured import Authority, Operator, creds, new_key
 from sr_assets_tests.servers import NatsServer
 
@@ -147,9 +147,7 @@ def test_choria_site_runs_without_leaking_its_secrets(
             stop_engine(home.resolve())
         with Cluster(load_settings(file, {}).streams[0].target) as opened:
             assert opened.stream_info(f"{stream}_COPY").messages == len(nodes)
-    files = [path for folder in (home, events) for path in folder.rglob("*") if path.is_file()]
-    plans = b"".join(path.read_bytes() for path in files if events in path.parents)
-    assert str(home.resolve()).encode() in plans, "Spark's plans do not name the connection files"
+    assert files_with(str(home.resolve()), events), "Spark's plans do not name the connection files"
     for secret in issuer.secrets:
         assert not any(secret in text for text in output)
-        assert not [path for path in files if secret.encode() in path.read_bytes()]
+        assert files_with(secret, home, events) == []

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from sr_assets.settings import ClusterSettings
 from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets_tests.axes import every_pair
 from sr_assets_tests.faults.copying import copy_plan
-from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent, address, cluster, wait_until
+from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent, address, cluster, files_with, wait_until
 from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
@@ -324,10 +324,6 @@ def test_writer_raises_when_target_is_unreachable(rig: Rig, stream: str, write: 
     assert not rig.copies(stream)
 
 
-def files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
-
-
 def test_run_leaves_no_secret_in_files_or_errors(rig: Rig, tmp_path: Path) -> None:
     users = '{user: me, password: "hunter2secret"}'
     with NatsServer(tmp_path, "guarded", config=f"authorization {{ users: [{users}] }}") as guarded:
@@ -338,5 +334,4 @@ def test_run_leaves_no_secret_in_files_or_errors(rig: Rig, tmp_path: Path) -> No
         rig.publish(stream, numbered(3, first=4))
         guarded.stop()
         assert "hunter2secret" not in rig.failure()
-    leaks = [path for path in files(rig.home) if b"hunter2secret" in path.read_bytes()]
-    assert [path.name for path in leaks] == ["replication.yaml"], "only the configuration may hold it"
+    assert files_with("hunter2secret", rig.home) == ["replication.yaml"], "only the configuration may hold it"

@@ -67,7 +67,7 @@ def test_unusable_store_is_an_error_that_names_it(settings: Settings) -> None:
             attempt()
 
 
-def test_unwritable_folder_is_an_error_that_names_the_store(settings: Settings) -> None:
-    (settings.home / "sites").write_text("a file instead of the folder")
+def test_unwritable_store_is_an_error_that_names_it(settings: Settings) -> None:
+    (settings.home / "control.db").mkdir()
     with pytest.raises(RunError, match=r"control\.db cannot be written"):
         set_paused(settings, settings.streams[0], paused=True)
