@@ -33,7 +33,7 @@ RINGS = (
 BUDGETS = {
     "domain": (40, 5_400),
     "settings": (21, 5_100),
-    "adapters": (100, 19_300),
+    "adapters": (100, 19_450),
     "stages": (50, 11_900),
     "assets": (11, 2_150),
     "automation": (10, 1_400),

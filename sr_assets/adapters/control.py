@@ -144,6 +144,16 @@ def transaction(home: Path, *, durable: bool = True) -> Iterator[sqlite3.Connect
             yield connection
 
 
+def end_upgrade(folder: Path) -> None:
+    """Remove the files that an earlier version left in a site's folder, whose lock this process holds, and in the home.
+
+    Until then a process of that version may still need them: without them, it would copy a paused stream.
+    """
+    home, site = place_of(folder)
+    query(home, "SELECT 1")  # reads them, unless that was done
+    remove_earlier_files(home, site)
+
+
 def forget(home: Path, site: str, stream: str | None = None) -> None:
     """Delete the rows of a site, or of one of its streams. Raises as `transaction`."""
     of = {"site": site} if stream is None else {"site": site, "stream": stream}
@@ -213,9 +223,7 @@ def _prepare(connection: sqlite3.Connection, home: Path) -> None:
         for statement in _SCHEMA.split(";\n"):
             connection.execute(statement)
         import_earlier_files(connection, home)
-    # The version is last: after a crash, the import is repeated with the remaining files.
-    remove_earlier_files(home)
-    connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -1,4 +1,4 @@
-"""The files in which earlier versions kept what `control.db` has: read once, then removed."""
+"""The files in which earlier versions kept what `control.db` has: read when it is created, removed by the next run."""
 
 import contextlib
 import json
@@ -22,8 +22,8 @@ _SITE_FILES: Final = (
     *_OF_OPERATORS,
 )
 #: Not imported: requests of commands, and waiting sites, have ended with their processes.
-_ENDED: Final = ("closed", "step-down", ".*.json.*")
-_HOME_FILES: Final = ("due_work.json", "run_failures.json")
+_ENDED: Final = ("closed", "step-down")
+_HOME_FILES: Final = ("due_work.json", "run_failures.json", ".run_failures.json.lock")
 
 Row = tuple[str, dict[str, Any]]
 
@@ -41,25 +41,23 @@ def import_earlier_files(connection: sqlite3.Connection, home: Path) -> None:
                 )
 
 
-def remove_earlier_files(home: Path) -> None:
-    """Remove the files."""
-    for file in _files(home):
+def remove_earlier_files(home: Path, site: str) -> None:
+    """Remove the files of a site and those of the home."""
+    folder = home / "sites" / site
+    for name in (*_SITE_FILES, *_ENDED):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("refill", "requests"):
+        remove_files(folder / name, "*")
+    for file in (*(home / name for name in _HOME_FILES), *(home / "notify").glob("*.json")):
         file.unlink(missing_ok=True)
-    for folder in _site_folders(home):
-        for name in _ENDED:
-            for file in folder.glob(name):
-                file.unlink(missing_ok=True)
-        for name in ("refill", "requests"):
-            remove_files(folder / name, "*")
     remove_files(home / "waiting", "*")
-    (home / ".run_failures.json.lock").unlink(missing_ok=True)
 
 
 def _files(home: Path) -> Iterator[Path]:
     for folder in _site_folders(home):
         yield from (folder / name for name in _SITE_FILES if (folder / name).exists())
         yield from (folder / "refill").glob("*.json")
-    yield from (home / name for name in _HOME_FILES if (home / name).exists())
+    yield from (home / name for name in _HOME_FILES[:2] if (home / name).exists())
     yield from (home / "notify").glob("*.json")
 
 

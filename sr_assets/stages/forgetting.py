@@ -99,6 +99,7 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
         if not left:
             for name in SCRATCH:
                 shutil.rmtree(folder / name, ignore_errors=True)
+            control.end_upgrade(folder)
             control.forget(settings.home, site)
             for file in folder.iterdir():
                 if not file.is_dir() and any(fnmatch(file.name, pattern) for pattern in _FILES):

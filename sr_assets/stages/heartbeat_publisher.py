@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final, Self
 
-from sr_assets.adapters import times
+from sr_assets.adapters import control, times
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.state.heartbeat_counts import HeartbeatCounts, write_counts
 from sr_assets.adapters.threads import BackgroundThread
@@ -52,6 +52,8 @@ class HeartbeatPublisher:
         if self._settings is not None:
             if self._leadership is not None:
                 self._leadership.begin()
+            if self._folder is not None:
+                control.end_upgrade(self._folder)
             block = self._settings
             self._thread = BackgroundThread("heartbeats", lambda: self._beat(block))
             self._thread.start()

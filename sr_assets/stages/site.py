@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
-from sr_assets.adapters import times
+from sr_assets.adapters import control, times
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
@@ -128,6 +128,7 @@ class Site:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._lock)
             stack.enter_context(self.leadership).require()
+            control.end_upgrade(self.folder)
             self.leadership.locks = stack.enter_context(self._locks).acquired()
             stack.callback(self.files.remove)
             restore_newer(self.settings, self.name)

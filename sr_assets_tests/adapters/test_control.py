@@ -156,7 +156,7 @@ def write_earlier(home: Path) -> Path:
     for file, content in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content))
-    for name in ("checkpoint-now", "closed", "step-down", "lock", ".paused.json.abc"):
+    for name in ("checkpoint-now", "closed", "step-down", "lock"):
         (folder / name).touch()
     (home / "waiting").mkdir()
     (home / "waiting" / "LONDON").write_text("1 2")
@@ -182,8 +182,23 @@ def test_files_of_an_earlier_version_are_read_and_removed(tmp_path: Path) -> Non
         "due_work": [("checked_at", "1.5")],
         "notified": [("0123", '{"since": {}}')],
     }
+    control.end_upgrade(folder)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {"control.db", "control.db-shm", "control.db-wal", "sites/LONDON/lock"}
+
+
+def test_files_of_an_earlier_version_are_read_before_they_are_removed(tmp_path: Path) -> None:
+    folder = write_earlier(tmp_path)
+    control.end_upgrade(folder)
+    assert not (folder / "paused.json").exists()
+    assert paused_streams(folder) == {"S"}
+
+
+def test_file_of_an_earlier_version_is_read_once(tmp_path: Path) -> None:
+    folder = write_earlier(tmp_path)
+    assert control.change(tmp_path, "DELETE FROM paused") == 1
+    control.end_upgrade(folder)
+    assert paused_streams(folder) == frozenset()
 
 
 @pytest.mark.parametrize("text", ("", "[]", '{"streams": 1}', "{"))
@@ -207,4 +222,3 @@ def test_other_damaged_file_is_left_out(tmp_path: Path, name: str, text: str) ->
     folder = write_earlier(tmp_path)
     (folder / name).write_text(text)
     assert paused_streams(folder) == {"S"}
-    assert not (folder / name).exists()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sr_assets.adapters import control
 from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS
@@ -99,6 +100,7 @@ def topology_lock(settings: Settings, owner: str, wait_seconds: float) -> Iterat
         except SiteBusyError:
             holder = lock_owner(folder) or "another process"
             raise SiteBusyError(f"the native streams are locked by {holder}; try again after it has ended") from None
+        control.end_upgrade(folder)
         yield folder
 
 
