@@ -103,11 +103,17 @@ class Rig:
                 shutil.rmtree(path, ignore_errors=True)
         for name in _OWN_FILES:
             (self.home / name).unlink(missing_ok=True)
+        self.lose()
+        # Tests of runs measure and kill the sites' work; the tests of due work start without this.
+        note_checked(self.home)
+
+    def lose(self, *folders: str) -> None:
+        """Lose folders of the home and all that its processes have told each other."""
+        for folder in folders:
+            shutil.rmtree(self.home / folder, ignore_errors=True)
         with control.transaction(self.home) as connection:
             for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
                 connection.execute(f"DELETE FROM {table}")
-        # Tests of runs measure and kill the sites' work; the tests of due work start without this.
-        note_checked(self.home)
 
     # ------------------------------------------------------------------------------------------------ the servers
 

@@ -33,8 +33,8 @@ RINGS = (
 BUDGETS = {
     "domain": (40, 5_400),
     "settings": (21, 5_100),
-    "adapters": (100, 19_450),
-    "stages": (50, 11_900),
+    "adapters": (100, 19_300),
+    "stages": (51, 11_950),
     "assets": (11, 2_150),
     "automation": (10, 1_400),
     "operate": (26, 5_000),

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import shutil
 import time
 import zipfile
 from pathlib import Path
@@ -66,8 +65,7 @@ def state_rows(rig: Rig) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def lose_home(rig: Rig) -> None:
-    for folder in ("sites", "snapshots"):
-        shutil.rmtree(rig.home / folder, ignore_errors=True)
+    rig.lose("sites", "snapshots")
 
 
 @pytest.fixture

@@ -45,8 +45,9 @@ from sr_assets.domain.tracking.rules import NodeState, Sighting, Status, Transit
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.replication.batch import settle_fence
 from sr_assets.stages.replication.context import CopyContext, writers_folder
+from sr_assets.stages.replication.found_copies import Copy
 from sr_assets.stages.replication.lost import last_announced, stage_open_batch
-from sr_assets.stages.replication.target_copies import Copies, Copy, compare_with_original, find_copies, read_stream
+from sr_assets.stages.replication.target_copies import Copies, compare_with_original, find_copies, read_stream
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import find_holes, gap_rows
@@ -95,10 +96,9 @@ def classify_pending(
     again = [resend.covered for resend in store.copy_log(name).resends()]
     if stream.tracked:
         # Resends name single sequences; a batch's own sequences are in the queue.
-        sequences = (sequence for covered in again for sequence in range(covered.first, covered.next))
-        pending.due |= {
-            n: None for n in sequences if copies.is_covered(n) and n not in copies.here and n not in pending.due
-        }
+        sequences = [sequence for covered in again for sequence in range(covered.first, covered.next)]
+        made = {copy.sequence for copy in copies.here.of_sequences(sequences)}
+        pending.due |= {n: None for n in sequences if copies.is_covered(n) and n not in made and n not in pending.due}
         return pending
     if intent is not None and not intent.folded and intent.created_ns == source.created_ns:
         again.append(SequenceRange(intent.first, intent.next))
@@ -140,20 +140,20 @@ def _read_again(
     end = (copies.last or 0) + 1
     for covered in merge_ranges(SequenceRange(min(part.first, end), min(part.next, end)) for part in ranges):
         available = first_available(source, covered)
+        made = {copy.sequence for copy in copies.here.of_range(covered)}
         held: set[int] = set()
         if available < covered.next:
             for message in read_stream(stream.source, source, stream.filter_subject, since=available, until=end - 1):
                 if message.sequence >= covered.next:
                     break
                 held.add(message.sequence)
-                if message.sequence in copies.here:
+                if message.sequence in made:
                     continue
                 if cutoff_ns is not None and message.stored_ns < cutoff_ns:
                     pending.too_old += 1
                 else:
                     pending.due[message.sequence] = None
-        first, after = map(copies.here.before, (covered.first, covered.next))
-        known = sorted({*held, *(copy.sequence for copy in copies.here.part(first, after))})
+        known = sorted(held | made)
         holes = missing(SequenceRange(available, covered.next), known)
         lacking = [hole for hole in missing(SequenceRange(covered.first, available), known) if len(hole)]
         now_ns = site.clock.now_ns()

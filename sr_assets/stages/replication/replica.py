@@ -23,8 +23,8 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.progress_lines import Progress
 from sr_assets.stages.replication.batch import CopyBatch, begin_again, is_suspect
 from sr_assets.stages.replication.context import CopyContext
+from sr_assets.stages.replication.found_copies import FoundCopies
 from sr_assets.stages.replication.lost import refuse_lost_copies, settle_abandoned_batch, settle_lost_source
-from sr_assets.stages.replication.target_copies import FoundCopies
 from sr_assets.stages.replication.target_review import TargetReview, adopt_copies
 from sr_assets.stages.replication.target_setup import prepare_target, target_drift
 from sr_assets.stages.source.holes import without_hole

@@ -24,7 +24,6 @@ from typing import Final
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
-from sr_assets.adapters.state.copy_comparison import PORTION, CopyComparison
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.stream_tables import Counter, gap_row
 from sr_assets.domain.errors import RunError
@@ -33,7 +32,8 @@ from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import CopyOf, find_copy, forged_text, other_writer_text
 from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.context import CopyContext
-from sr_assets.stages.replication.target_copies import Copy, FoundCopies, claimed_copies, first_genuine
+from sr_assets.stages.replication.found_copies import Copy, FoundCopies
+from sr_assets.stages.replication.target_copies import claimed_copies, first_genuine
 from sr_assets.stages.replication.target_setup import copies_pattern, create_target, prepare_target
 from sr_assets.stages.source.source_reading import save_gaps
 
@@ -225,21 +225,19 @@ class TargetReview:
         memory, and one transaction commits its result, so an interruption repeats it.
         """
         held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
-        with CopyComparison(self._store.connection, self._stream.stream, self._context.folder) as comparison:
-            copies = ((message.sequence, copy.sequence) for message, copy in self._read_claims(held))
-            while portion := list(itertools.islice(copies, PORTION)):
-                comparison.add_held(portion)
-            self._follow_rollback(target, held, comparison)
-
-    def _follow_rollback(self, target: StreamInfo, held: SequenceRange, comparison: CopyComparison) -> None:
         stream, copying, before = self._stream, self._copying, self._copying.target_sequence
-        kept = comparison.last_kept()
+        copies = FoundCopies(self._context.folder)
+        for message, claim in self._read_claims(held):
+            copies.add(_copy(message, claim))
+        copies.read_log(self._store.connection, stream.stream)
+        kept = copies.last_logged()
         # Without such a copy of the last hour, use the last copy of any age that the target holds.
-        at, sequence = kept or comparison.last_held() or (target.first_sequence - 1, 0)
-        known_at, known_from = comparison.first_after(at) or (before + 1, copying.target_holds + 1)
+        last = kept or (copies.latest if len(copies) else None)
+        at, sequence = (last.target_sequence, last.sequence) if last else (target.first_sequence - 1, 0)
+        known_at, known_from = copies.first_logged_after(at) or (before + 1, copying.target_holds + 1)
         unknown = 0 if kept or known_from <= sequence + 1 else max(0, known_at - at - 1)
         intent = self._store.open_intent(stream.stream)
-        waits = intent is not None and not comparison.holds_any(intent.first, intent.next)
+        waits = intent is not None and not copies.before(intent.next) - copies.before(intent.first)
         copying.target_sequence, copying.target_holds = max(0, at), sequence
         copying.target_checked = target.last_sequence
         copying.lost_messages += unknown
@@ -253,7 +251,7 @@ class TargetReview:
                 gap = gap_row(stream.stream, hole, unknown, "lost", self._context.clock.now_ns())
                 save_gaps(self._store, stream, [gap], self._context.report)
             self._log.keep_until(at)
-            for lost in comparison.lost(max(at + 1, held.first)):
+            for lost in copies.lost(max(at + 1, held.first)):
                 self._log.add_resends(merge_ranges(SequenceRange(n, n + 1) for n in lost.tolist()), was_copied=True)
                 count += len(lost)
             since = target.last_sequence if waits else min(at, target.last_sequence)
@@ -326,6 +324,10 @@ def _waiting(context: CopyContext) -> list[int]:
     return [*([front.covered.first] if front else []), *(resend.covered.first for resend in resends)]
 
 
+def _copy(message: Message, claim: CopyOf) -> Copy:
+    return Copy(message.sequence, claim.sequence, claim.stored_ms * 1_000_000, 0, None)
+
+
 def _read_copies(context: CopyContext, copying: CopyState, target: StreamInfo, held: SequenceRange) -> Iterator[Copy]:
     stream = context.stream
     if not len(held):
@@ -336,5 +338,5 @@ def _read_copies(context: CopyContext, copying: CopyState, target: StreamInfo, h
         for message, copy in claimed_copies(connection, stream, held, pattern, copying.created_ns):
             # A restart copies messages again that an earlier one has copied.
             if not copy.is_before(copying.starts):
-                yield Copy(message.sequence, copy.sequence, copy.stored_ms * 1_000_000, 0, None)
+                yield _copy(message, copy)
             progress.reached(message.sequence + 1 - held.first)

@@ -1,20 +1,15 @@
 """The copy log: the target sequence of each copy for an hour, and the resend requests."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.state import copy_comparison
 from sr_assets.adapters.state.cached_connection import AttachedFile, StateConnection
-from sr_assets.adapters.state.copy_comparison import CopyComparison
 from sr_assets.adapters.state.copy_tables import RETENTION_NS, CopyLog, Resend
 from sr_assets.adapters.state.schema import TABLES
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.positions import SequenceRange
-from sr_assets_tests.examples import one_in
 
 
 def copies(state: SiteState, stream: str) -> list[tuple[int, int]]:
@@ -49,34 +44,6 @@ def test_keep_until_drops_copies_that_the_target_lost(tmp_path: Path) -> None:
         copy_log.add([(9, 30, 1)], now_ns=1)
         copy_log.keep_until(6)
         assert copies(state, "S") == [(1, 11), (2, 12), (3, 13), (5, 20), (6, 21)]
-
-
-@one_in(10)
-@given(
-    logged=st.dictionaries(st.integers(1, 40), st.integers(1, 60), max_size=30),
-    changed=st.dictionaries(st.integers(1, 40), st.integers(1, 60), max_size=8),
-    end=st.integers(0, 40),
-)
-def test_comparison_finds_the_last_kept_and_all_lost_copies(
-    logged: dict[int, int], changed: dict[int, int], end: int
-) -> None:
-    """The target holds the logged copies up to its end, except some that are other messages now."""
-    held = {at: sequence for at, sequence in (logged | changed).items() if at <= end}
-    with TemporaryDirectory() as folder, SiteState(Path(folder)) as state, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copy_comparison, "PORTION", 3)
-        state.copy_log("S").add([(at, sequence, 1) for at, sequence in logged.items()], now_ns=0)
-        with CopyComparison(state.connection, "S", Path(folder)) as comparison:
-            if held:
-                comparison.add_held(list(held.items()))
-            kept = [(at, sequence) for at, sequence in sorted(logged.items()) if held.get(at) == sequence]
-            assert comparison.last_kept() == (kept[-1] if kept else None)
-            assert comparison.last_held() == (max(held.items()) if held else None)
-            after = [copy for copy in sorted(logged.items()) if copy[0] > end]
-            assert comparison.first_after(end) == (after[0] if after else None)
-            portions = [part.tolist() for part in comparison.lost(end + 1)]
-        lost = {sequence for at, sequence in logged.items() if at > end} - set(held.values())
-        assert {sequence for part in portions for sequence in part} == lost
-        assert all(len(part) <= 3 for part in portions)
 
 
 @given(

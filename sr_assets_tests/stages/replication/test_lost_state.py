@@ -161,6 +161,10 @@ def test_recovery_announces_no_event_after_the_last_copy_again(rig: Rig) -> None
     assert sorted(before) == [("new", "n1"), ("new", "n2"), ("recover", "n1"), ("timeout", "n1")]
     lose_state(rig)
     assert "continues at 2; 1 copies found" in recover(rig, stream, force=False)
+    # It stays paused without its state.
+    rig.drain()
+    assert numbers(rig, stream) == [1]
+    set_paused(settings, settings.streams[0], False)
     rig.drain()
     assert numbers(rig, stream) == [1, 2]
     assert announced(rig, advisories) == before

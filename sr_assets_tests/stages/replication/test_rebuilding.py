@@ -10,8 +10,9 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.received import LIFE_CYCLE, Advisory
 from sr_assets.domain.tracking.rules import NodeState, Sighting, Transition, sight, splay_ns
 from sr_assets.settings import StreamSettings, load_settings
+from sr_assets.stages.replication.found_copies import Copy
 from sr_assets.stages.replication.recover import Rebuilt, continue_announced, rebuild_nodes
-from sr_assets.stages.replication.target_copies import Copies, Copy
+from sr_assets.stages.replication.target_copies import Copies
 
 BEGIN_NS = 1_700_000_000_000_000_000
 STEP_NS = 100_000_000

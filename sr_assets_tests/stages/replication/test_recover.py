@@ -15,8 +15,9 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
 from sr_assets.stages.replication.batch import CopyBatch
+from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 from sr_assets.stages.replication.recover import recover_stream
-from sr_assets.stages.replication.target_copies import Copy, FoundCopies, last_matching
+from sr_assets.stages.replication.target_copies import last_matching
 from sr_assets.stages.report import Stage
 from sr_assets_tests.forks import run_forked
 from sr_assets_tests.rig import SITE, Rig, Sent

@@ -1,7 +1,6 @@
 """The refill of the history on a home that lost it: the same rows as without the loss, each once."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +57,11 @@ def history(rig: Rig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return rig.rows(HISTORY.format("node_snapshots")), rig.rows(HISTORY.format("node_snapshot_history"))
 
 
-def lose(rig: Rig, *folders: str) -> None:
-    for folder in folders:
-        shutil.rmtree(rig.home / folder)
-
-
 def test_empty_home_refills_the_history(rig: Rig, stream: str, store: dict[str, Any]) -> None:
     before = history(rig)
     assert len(before[0]) == 8
     assert len(before[1]) > 20
-    lose(rig, "sites", "snapshots")
+    rig.lose("sites", "snapshots")
     # Work that the checkpoint does not know writes its own rows.
     rig.publish(stream, reports(45, 50))
     rig.drain(**store)
@@ -81,7 +75,7 @@ def test_home_without_history_refills_from_the_target_alone(rig: Rig, stream: st
     """The source no longer holds the messages: only the nodes' newest rows are exact to the microsecond."""
     before = history(rig)
     rig.api(f"STREAM.PURGE.{stream}")
-    lose(rig, "snapshots")
+    rig.lose("snapshots")
     rig.drain()
     newest, rows = history(rig)
     assert newest == before[0]
@@ -94,7 +88,7 @@ def in_ms(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_remaining_files_are_kept_and_not_doubled(rig: Rig, stream: str, store: dict[str, Any]) -> None:
     before = history(rig)
-    lose(rig, "sites")
+    rig.lose("sites")
     files = sorted((rig.home / "snapshots").rglob("*.parquet"))
     files[1].unlink()
     rig.drain(**store)
@@ -104,7 +98,7 @@ def test_remaining_files_are_kept_and_not_doubled(rig: Rig, stream: str, store: 
 def test_killed_refill_doubles_no_row(rig: Rig, stream: str, store: dict[str, Any], tmp_path: Path) -> None:
     """The files of the first part are in place, and the index does not list them."""
     before, marker = history(rig), tmp_path / "held"
-    lose(rig, "sites", "snapshots")
+    rig.lose("sites", "snapshots")
     with pytest.MonkeyPatch.context() as environment:
         for name, text in hold_at(Point.REFILLING, marker).items():
             environment.setenv(name, text)
