@@ -33,6 +33,7 @@ SCRATCH = (
     ".restoring",
     "compaction",
     "connections",
+    "found",
     "staging",
     "standby",
     "writers",

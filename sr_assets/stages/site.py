@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -37,6 +38,8 @@ from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnect
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.locks import Locks
 
+#: The folder in a site's for found copies that exceed the memory; a killed process may leave content.
+SPILLED: Final = "found"
 #: Publishing may use this share of a core, so that its cost stays bounded with any number of nodes.
 _PUBLISHING_SHARE: Final = 0.06
 #: Minimum interval between a run's publications, so that folding and copying share one.
@@ -129,6 +132,7 @@ class Site:
             stack.enter_context(self._lock)
             stack.enter_context(self.leadership).require()
             control.end_upgrade(self.folder)
+            shutil.rmtree(self.folder / SPILLED, ignore_errors=True)
             self.leadership.locks = stack.enter_context(self._locks).acquired()
             stack.callback(self.files.remove)
             restore_newer(self.settings, self.name)

@@ -6,9 +6,8 @@ They are in a database of their own, in memory up to a limit, above which DuckDB
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
-import weakref
+import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.stages.site import SPILLED
 
 if TYPE_CHECKING:
     from sr_assets.adapters.state.cached_connection import StateConnection
@@ -64,15 +64,16 @@ class Copy:
 class _Database:
     """The table `found`, created with its first row: most runs find no copy, and the database costs 35 ms."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
         if self._connection is None:
-            spilled = tempfile.mkdtemp(dir=self._folder)
-            weakref.finalize(self, shutil.rmtree, spilled, ignore_errors=True)
+            self._folder.mkdir(exist_ok=True)
+            # Of this database alone; DuckDB deletes it.
+            spilled = str(self._folder / uuid.uuid4().hex)
             limits: dict[str, Any] = {"memory_limit": _MEMORY, "temp_directory": spilled, "threads": 1}
             self._connection = duckdb.connect(config=limits)
             self.insert("found", _ROW.empty_table())
@@ -90,8 +91,8 @@ class FoundCopies:
     """Copies in the order of their addition or last sort; indexes count in that order."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Start empty; copies that exceed the memory are moved to `folder`, or to the system's temporary directory."""
-        self._database = _Database(folder)
+        """Start empty; of many copies, most are in the folder `SPILLED` of `folder`, a site's, or of the temporary directory."""
+        self._database = _Database((folder or Path(tempfile.gettempdir())) / SPILLED)
         self._added: list[tuple[Any, ...]] = []
         self._first = self._after = 0
 
