@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sr_assets.adapters.earlier_files import import_earlier_files, remove_earlier_files
-from sr_assets.adapters.private import open_private, own_folder
+from sr_assets.adapters.private import open_private, own_folder, refuse_foreign
 from sr_assets.domain.errors import RunError, cannot_write
 
 FILE: Final = "control.db"
@@ -179,27 +179,30 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _connect(home: Path, *, creates: bool) -> sqlite3.Connection | None:
-    """Return this process's connection; None if there is no database, or another user's, and it is only read."""
+    """Return this process's connection; None if it only reads, and there is no database or this user cannot read it."""
     file = home / FILE
     try:
         known = file.stat()
+        if creates:
+            refuse_foreign(file, known)
+        if connection := _connections.find(known):
+            return connection
         readable = os.access(file, os.R_OK | os.W_OK)
-    except FileNotFoundError:
-        known, readable = None, (home / "sites").is_dir()
-    except (PermissionError, NotADirectoryError):
-        readable = False
+        is_ours = file.lstat().st_uid == os.geteuid()
+    except OSError:
+        # For a reader, an owner's process alone may create the file, so that it belongs to the owner.
+        readable = is_ours = (home / "sites").is_dir() and home.stat().st_uid == os.geteuid()
     if not creates and not readable:
         return None
-    if known is not None and (connection := _connections.find(known)):
-        return connection
-    try:
-        if not home.is_dir():
-            own_folder(home)
-        # Before SQLite opens it: a second descriptor's end would free the locks of this process.
-        with open_private(file) as opened:
-            known = os.fstat(opened.fileno())
-    except OSError as error:
-        raise RunError(cannot_write(file, error)) from None
+    if creates or is_ours or file.is_symlink():
+        try:
+            if not home.is_dir():
+                own_folder(home)
+            # Before SQLite opens it: a second descriptor's end would free the locks of this process.
+            with open_private(file) as opened:
+                known = os.fstat(opened.fileno())
+        except OSError as error:
+            raise RunError(cannot_write(file, error)) from None
     connection = sqlite3.connect(file, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         _prepare(connection, home)

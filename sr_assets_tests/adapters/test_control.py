@@ -84,8 +84,38 @@ def test_planted_link_is_refused(tmp_path: Path) -> None:
     assert precious.read_text() == "mine"
 
 
+def elsewhere(home: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Run lines with `control` and `home` in another process."""
+    script = f"from pathlib import Path; from sr_assets.adapters import control; home = Path({str(home)!r})"
+    command = [sys.executable, "-c", "\n".join((script, *lines))]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+CHANGE = f"control.change(home, {ADD!r}, 'LONDON', 'S')"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_reads_the_store_of_a_user_but_changes_nothing(tmp_path: Path) -> None:
+    user = 65_534
+    (tmp_path / "sites").mkdir()
+    for path in (tmp_path, tmp_path / "sites"):
+        os.chown(path, user, user)
+    # Only a process of the owner creates it.
+    assert paused(tmp_path) == []
+    assert not (tmp_path / "control.db").exists()
+    assert elsewhere(tmp_path, CHANGE).returncode == 0
+    for file in tmp_path.glob("control.db*"):
+        os.chown(file, user, user)
+    ended = elsewhere(tmp_path, "print(control.query(home, 'SELECT stream FROM paused'))", CHANGE)
+    assert ended.stdout == "[('S',)]\n"
+    assert "control.db belongs to user" in ended.stderr
+    assert {file.stat().st_uid for file in tmp_path.glob("control.db*")} == {user}
+
+
+@pytest.mark.process
 def test_other_users_read_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    control.change(tmp_path, ADD, "LONDON", "S")
+    assert elsewhere(tmp_path, CHANGE).returncode == 0
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert paused(tmp_path) == []
 
