@@ -48,7 +48,7 @@ def test_added_window_is_listed_and_recorded_until_it_is_ended(run: Run, home: P
         "id": window_id, "state": "active", "match": "web*", "site": "london", "cron": None, "reason": "new switches",
         "added": True,
     }  # fmt: skip
-    (home / "sites" / "london").mkdir(exist_ok=True)
+    (home / "sites" / "london").mkdir(parents=True)
     write_status(home / "sites" / "london", SiteStatus())
     assert run("maintenance", "end", window_id)[0] == 0
     assert read_status(home / "sites" / "london").is_outdated
