@@ -189,6 +189,8 @@ def _connect(home: Path, *, creates: bool) -> sqlite3.Connection | None:
             return connection
         readable = os.access(file, os.R_OK | os.W_OK)
         is_ours = file.lstat().st_uid == os.geteuid()
+    except PermissionError:
+        readable = is_ours = False
     except OSError:
         # For a reader, an owner's process alone may create the file, so that it belongs to the owner.
         readable = is_ours = (home / "sites").is_dir() and home.stat().st_uid == os.geteuid()

@@ -165,7 +165,11 @@ def write_earlier(home: Path) -> Path:
     """Write the files of an earlier version; return the site's folder."""
     folder = home / "sites" / "LONDON"
     files = {
-        folder / "status.json": {"site": "LONDON", "configuration": "c", "streams": {"S": {"next_sequence": 7}}},
+        folder / "status.json": {
+            "site": "LONDON",
+            "configuration": "c",
+            "streams": {"S": {"next_sequence": 7}, "S-1": {}},
+        },
         folder / "paused.json": {"streams": ["S"]},
         folder / "maintenance.json": {
             "windows": [
@@ -176,7 +180,7 @@ def write_earlier(home: Path) -> Path:
         folder / "checkpoint.json": {"at_ns": 1, "positions": {"S": 7}},
         folder / "checkpoint.seen": 12,
         folder / "heartbeats.json": {"s": {"published": 3, "errors": 1, "seconds": 0.5}},
-        folder / "refill" / "S.json": {"below": 4, "again": True},
+        folder / "refill" / "S_1.json": {"below": 4, "again": True},
         home / "run_failures.json": [
             {"job": "j", "run_id": "r", "name": "LONDON", "streams": ["S"], "reason": "lost", "since_ns": 5}
         ],
@@ -208,7 +212,7 @@ def test_files_of_an_earlier_version_are_read_and_removed(tmp_path: Path) -> Non
     assert read_run_failures(tmp_path) == {"j": RunFailure("j", "r", "LONDON", ("S",), "lost", 5)}
     rows = {table: control.query(tmp_path, f"SELECT * FROM {table}") for table in ("refills", "due_work", "notified")}
     assert rows == {
-        "refills": [("LONDON", "S", '{"below": 4}', 1)],
+        "refills": [("LONDON", "S-1", '{"below": 4}', 1)],
         "due_work": [("checked_at", "1.5")],
         "notified": [("0123", '{"since": {}}')],
     }
@@ -243,10 +247,10 @@ def test_damaged_file_of_an_operator_is_an_error(tmp_path: Path, name: str, text
     assert len(paused_streams(folder)) + len(added_windows(folder)) > 0
 
 
-@pytest.mark.parametrize("text", ("", "[]", "{"))
+@pytest.mark.parametrize("text", ("", "[]", "{", '{"x": 1}', '[{"job": [1]}]'))
 @pytest.mark.parametrize(
     "name",
-    ("status.json", "checkpoint.json", "checkpoint.seen", "heartbeats.json", "refill/S.json", "../../due_work.json"),
+    ("status.json", "checkpoint.json", "checkpoint.seen", "heartbeats.json", "refill/S_1.json", "../../due_work.json"),
 )
 def test_other_damaged_file_is_left_out(tmp_path: Path, name: str, text: str) -> None:
     folder = write_earlier(tmp_path)
