@@ -154,6 +154,28 @@ def test_no_module_is_imported_by_its_name_in_a_text() -> None:
     assert users == {"adapters.spark.remote", "automation.fork_server", "operate.forking"}
 
 
+def test_no_class_is_a_function_in_disguise() -> None:
+    """Constructing an object only to call its single method is a function with its arguments in two places."""
+    trees = [ast.parse(path.read_text()) for path in MODULES.values()]
+    single: dict[str, str] = {}
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.ClassDef) and not node.bases:
+            names = [part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+            public = [name for name in names if name != "__init__" and (not name.startswith("_") or name[:2] == "__")]
+            if len(public) == 1:
+                single[node.name] = public[0]
+    assert single
+    uses: dict[str, set[bool]] = {}
+    for tree in trees:
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        at_once = {id(call.func.value) for call in calls if isinstance(call.func, ast.Attribute)}
+        for call in calls:
+            name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+            if name in single:
+                uses.setdefault(name, set()).add(id(call) in at_once)
+    assert [name for name, at_once_only in uses.items() if at_once_only == {True}] == []
+
+
 def test_results_are_fetched_to_their_end() -> None:
     """Registering a table fails on a connection with an unfinished result, but only if the machine is busy."""
     assert [module for module, path in ALL_SOURCES.items() if ".fetchone(" in path.read_text()] == []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sr_assets.adapters import times
@@ -124,94 +125,86 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
         return Decision("the state was changed")
     if needs_publishing(settings.home, folder):
         return Decision("fleet.duckdb lacks this site")
+    paused = paused_entries(folder, settings.sites[site])
     with ExitStack() as connections:
-        return _Tick(
-            settings, site, status, paused_entries(folder, settings.sites[site]), connections, stream_infos
-        ).decide()
+
+        @functools.cache
+        def connect(cluster: ClusterSettings) -> Cluster:
+            return connections.enter_context(Cluster(cluster, f"sr-assets sensor {site}"))
+
+        return _decide(_Tick(settings, site, status, paused, stream_infos, connect))
 
 
+@dataclass(frozen=True, slots=True)
 class _Tick:
-    """One tick of a site: checks its entries until one needs a run; other queries share one connection per cluster."""
+    """What a tick of a site knows, and its connections, one per cluster."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        site: str,
-        status: SiteStatus,
-        paused: frozenset[str],
-        connections: ExitStack,
-        stream_infos: StreamInfoCache,
-    ) -> None:
-        self._settings = settings
-        self._entries = settings.sites[site]
-        self._folder = settings.home / "sites" / site
-        self._status = status
-        self._age_seconds = status.age_seconds
-        # A response from before the status was written is older than the status.
-        self._since = times.monotonic() - (math.inf if self._age_seconds is None else self._age_seconds)
-        self._stream_infos = stream_infos
-        self._paused = paused
-        self._connections = connections
-        self._name = f"sr-assets sensor {site}"
-        self._clusters: dict[ClusterSettings, Cluster] = {}
+    settings: Settings
+    site: str
+    status: SiteStatus
+    paused: frozenset[str]
+    stream_infos: StreamInfoCache
+    connect: Callable[[ClusterSettings], Cluster]
 
-    def decide(self) -> Decision:
-        """Decide on the site; raises RunError if no source responds."""
-        notes, unreachable, is_idle = [], [], True
-        for entry in self._entries:
-            try:
-                reason, skip = self._decide_entry(entry)
-            except RunError as error:
-                unreachable.append(f"{entry.label}: {error}")
-                continue
-            if reason is not None:
-                return Decision(f"{entry.label}: {reason}")
-            if skip:
-                notes.append(f"{entry.label}: {skip}")
-                # A paused stream has no work, unlike a stream that waits after an error.
-                is_idle &= entry.stream in self._paused
-        if len(unreachable) == len(self._entries):
-            raise RunError("; ".join(unreachable))
-        if is_idle and not unreachable:
-            record_idle_poll(self._folder)
-        return Decision(None, "; ".join([*notes, *unreachable])) if notes or unreachable else CAUGHT_UP
 
-    def _decide_entry(self, entry: Entry) -> Decision:
-        """Decide on one entry; raises RunError if its source does not respond."""
-        observed = self._observe(entry)
-        decision = decide(observed, self._settings.sensor)
-        if isinstance(entry, FeedSettings) or entry.advisory is None:
-            return decision
-        if decision.reason is not None or not observed.status.unpublished:
-            return decision
-        cluster = entry.source if entry.advisory.cluster == "source" else entry.target
-        subject = advisory_subject(entry.advisory.subject, "new", "node")
+def _decide(tick: _Tick) -> Decision:
+    """Check the entries of a site until one needs a run; raises RunError if no source responds."""
+    notes, unreachable, is_idle = [], [], True
+    entries = tick.settings.sites[tick.site]
+    for entry in entries:
         try:
-            deliverable = bool(self._cluster(cluster).stream_names(subject))
+            reason, skip = _decide_entry(tick, entry)
         except RunError as error:
-            return Decision(None, "; ".join(filter(None, [decision.skip, str(error)])))
-        return decide(replace(observed, deliverable=deliverable), self._settings.sensor)
+            unreachable.append(f"{entry.label}: {error}")
+            continue
+        if reason is not None:
+            return Decision(f"{entry.label}: {reason}")
+        if skip:
+            notes.append(f"{entry.label}: {skip}")
+            # A paused stream has no work, unlike a stream that waits after an error.
+            is_idle &= entry.stream in tick.paused
+    if len(unreachable) == len(entries):
+        raise RunError("; ".join(unreachable))
+    if is_idle and not unreachable:
+        record_idle_poll(tick.settings.home / "sites" / tick.site)
+    return Decision(None, "; ".join([*notes, *unreachable])) if notes or unreachable else CAUGHT_UP
 
-    def _observe(self, entry: Entry) -> Observed:
-        info = self._stream_infos.stream_info(entry, self._since)
-        status = self._status.of(entry.stream)
-        source = SourceNow(info.created_ns, info.first_sequence, info.last_sequence, _watermark(entry, status, info))
-        if self._settings.sensor.lag_ns and status.begun and unread_messages(status, source) > 0:
-            unread_seconds = _unread_seconds(entry, status, info, self._cluster(entry.source))
-            source = replace(source, unread_seconds=unread_seconds)
-        return Observed(
-            status,
-            source,
-            _rules(entry),
-            paused=entry.stream in self._paused,
-            committed_at_ns=self._status.committed_at_ns,
-            age_seconds=self._age_seconds,
-        )
 
-    def _cluster(self, settings: ClusterSettings) -> Cluster:
-        if settings not in self._clusters:
-            self._clusters[settings] = self._connections.enter_context(Cluster(settings, self._name))
-        return self._clusters[settings]
+def _decide_entry(tick: _Tick, entry: Entry) -> Decision:
+    """Decide on one entry; raises RunError if its source does not respond."""
+    observed = _observe(tick, entry)
+    decision = decide(observed, tick.settings.sensor)
+    if isinstance(entry, FeedSettings) or entry.advisory is None:
+        return decision
+    if decision.reason is not None or not observed.status.unpublished:
+        return decision
+    cluster = entry.source if entry.advisory.cluster == "source" else entry.target
+    subject = advisory_subject(entry.advisory.subject, "new", "node")
+    try:
+        deliverable = bool(tick.connect(cluster).stream_names(subject))
+    except RunError as error:
+        return Decision(None, "; ".join(filter(None, [decision.skip, str(error)])))
+    return decide(replace(observed, deliverable=deliverable), tick.settings.sensor)
+
+
+def _observe(tick: _Tick, entry: Entry) -> Observed:
+    age_seconds = tick.status.age_seconds
+    # A response from before the status was written is older than the status.
+    since = times.monotonic() - (math.inf if age_seconds is None else age_seconds)
+    info = tick.stream_infos.stream_info(entry, since)
+    status = tick.status.of(entry.stream)
+    source = SourceNow(info.created_ns, info.first_sequence, info.last_sequence, _watermark(entry, status, info))
+    if tick.settings.sensor.lag_ns and status.begun and unread_messages(status, source) > 0:
+        unread_seconds = _unread_seconds(entry, status, info, tick.connect(entry.source))
+        source = replace(source, unread_seconds=unread_seconds)
+    return Observed(
+        status,
+        source,
+        _rules(entry),
+        paused=entry.stream in tick.paused,
+        committed_at_ns=tick.status.committed_at_ns,
+        age_seconds=age_seconds,
+    )
 
 
 def _unread_seconds(entry: Entry, status: StreamStatus, info: StreamInfo, cluster: Cluster) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sr_assets.settings import Settings
     from sr_assets.settings.document import Location
-    from sr_assets.settings.references import Loaded, Origin
+    from sr_assets.settings.references import Origin
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -36,7 +36,9 @@ def explain(settings: Settings, wanted: str) -> list[Explained]:
 
     Raises ConfigurationError if no key matches.
     """
-    rows = list(_Explainer(settings.loaded).keys_of(settings, (), ""))
+    loaded = settings.loaded
+    trees = _Trees(loaded.origins, _lower(loaded.written), _lower(loaded.tree)) if loaded else _Trees({}, {}, {})
+    rows = list(_keys_of(trees, settings, (), ""))
     pattern = wanted.lower()
     chosen = [row for row in rows if _matches(row.key.lower(), pattern)]
     if not chosen:
@@ -51,40 +53,41 @@ def _matches(key: str, pattern: str) -> bool:
     return key == pattern or key.endswith(f".{pattern}") or fnmatchcase(key, pattern)
 
 
-class _Explainer:
-    """Finds the values of keys in the file, before (`written`) and after (`tree`) the environment, and in the sources."""
+class _Trees(NamedTuple):
+    """The keys in the file, before (`written`) and after (`read`) the environment, and the origins of those from sources."""
 
-    def __init__(self, loaded: Loaded | None) -> None:
-        self._origins = loaded.origins if loaded else {}
-        self._written = _lower(loaded.written) if loaded else {}
-        self._tree = _lower(loaded.tree) if loaded else {}
+    origins: Mapping[Location, Origin]
+    written: object
+    read: object
 
-    def keys_of(self, block: Block, loc: Location, path: str) -> Iterator[Explained]:
-        """Yield the keys of a block at a location; `path` is the prefix of their paths."""
-        for key, name in block.keys().items():
-            at = (*loc, key)
-            parts = [] if at in self._origins else _parts(getattr(block, name))
-            for index, part in parts:
-                inner = at if index is None else (*at, index)
-                label = f"{getattr(part, 'name', index)}/{part.stream}" if hasattr(part, "stream") else index
-                yield from self.keys_of(part, inner, f"{path}{key}." if index is None else f"{path}{key}.{label}.")
-            if not parts:
-                yield self._explained(type(block).model_fields[name], at, f"{path}{key}")
 
-    def _explained(self, field: FieldInfo, loc: Location, path: str) -> Explained:
-        secret, origin = not field.repr, self._origins.get(loc)
-        if origin is not None:
-            age_seconds = max(0.0, times.time() - origin.at_ns / 1e9) if origin.at_ns else None
-            value = MASK if secret or origin.secret else masked(origin.reference.label, origin.value)
-            return Explained(path, value, _of_source(origin), age_seconds)
-        written = _at(self._written, loc)
-        if written is not None and written != "":
-            variables = ", ".join(f"${{{each}}}" for each in _VARIABLE.findall(str(written)))
-            where = f"the file, with {variables}" if variables else "the file"
-            return Explained(path, MASK if secret else masked(path, _at(self._tree, loc)), where)
-        extra = field.json_schema_extra
-        text = str(extra["default_text"]) if isinstance(extra, dict) and extra["default_text"] else None
-        return Explained(path, text or _default(field.default), "the default")
+def _keys_of(trees: _Trees, block: Block, loc: Location, path: str) -> Iterator[Explained]:
+    """Yield the keys of a block at a location; `path` is the prefix of their paths."""
+    for key, name in block.keys().items():
+        at = (*loc, key)
+        parts = [] if at in trees.origins else _parts(getattr(block, name))
+        for index, part in parts:
+            inner = at if index is None else (*at, index)
+            label = f"{getattr(part, 'name', index)}/{part.stream}" if hasattr(part, "stream") else index
+            yield from _keys_of(trees, part, inner, f"{path}{key}." if index is None else f"{path}{key}.{label}.")
+        if not parts:
+            yield _explained(trees, type(block).model_fields[name], at, f"{path}{key}")
+
+
+def _explained(trees: _Trees, field: FieldInfo, loc: Location, path: str) -> Explained:
+    secret, origin = not field.repr, trees.origins.get(loc)
+    if origin is not None:
+        age_seconds = max(0.0, times.time() - origin.at_ns / 1e9) if origin.at_ns else None
+        value = MASK if secret or origin.secret else masked(origin.reference.label, origin.value)
+        return Explained(path, value, _of_source(origin), age_seconds)
+    written = _at(trees.written, loc)
+    if written is not None and written != "":
+        variables = ", ".join(f"${{{each}}}" for each in _VARIABLE.findall(str(written)))
+        where = f"the file, with {variables}" if variables else "the file"
+        return Explained(path, MASK if secret else masked(path, _at(trees.read, loc)), where)
+    extra = field.json_schema_extra
+    text = str(extra["default_text"]) if isinstance(extra, dict) and extra["default_text"] else None
+    return Explained(path, text or _default(field.default), "the default")
 
 
 def _default(value: object) -> str | None:

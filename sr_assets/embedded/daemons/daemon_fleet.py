@@ -34,6 +34,10 @@ class DaemonFleet:
             raise ConfigurationError(f"--subject {job.subject}: the adapter reads it; store under another subject")
         self.job = job
         self._parts: dict[int, Counters] = {}
+        # Of several processes, those that still run, and those that are not ready.
+        self._pipes: dict[int, Connection] = {}
+        self._waiting: set[int] = set()
+        self._error: str | None = None
 
     def counters(self) -> Counters:
         """Return what the fleet has done so far."""
@@ -46,61 +50,9 @@ class DaemonFleet:
             counters = self._parts[0] = Counters()
             asyncio.run(_run_alone(self.job, counters))
         else:
-            _Processes(self.job, self._parts).run()
+            self._run_processes()
 
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Keep processes that start here from searching the current folder for modules, which multiprocessing does first."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
-
-
-class _OwnGate:
-    """The gate of a fleet in one process."""
-
-    def __init__(self) -> None:
-        self.stopped = asyncio.Event()
-
-    async def start(self) -> float:
-        """Start immediately."""
-        return times.monotonic()
-
-
-async def _run_alone(job: Job, counters: Counters) -> None:
-    async with AsyncExitStack() as stack:
-        adapter = await stack.enter_async_context(Adapter(job, counters)) if job.adapter else None
-        await Part(job, 0, counters, _OwnGate()).run()
-        if adapter is not None:
-            await _settle(adapter, counters, counters.published)
-
-
-async def _settle(adapter: Adapter, counters: Counters, published: int) -> None:
-    """Wait until the adapter has received and stored all messages, as long as more arrive."""
-    received, deadline = -1, times.monotonic() + _SETTLE_SECONDS
-    while times.monotonic() < deadline and (counters.adapter_received < published or not adapter.is_idle):
-        if counters.adapter_received != received:
-            received, deadline = counters.adapter_received, times.monotonic() + _SETTLE_SECONDS
-        await asyncio.sleep(_POLL_SECONDS)
-
-
-class _Processes:
-    """The processes of a fleet, as their parent sees them."""
-
-    def __init__(self, job: Job, parts: dict[int, Counters]) -> None:
-        self._job, self._parts = job, parts
-        self._pipes: dict[int, Connection] = {}
-        self._waiting: set[int] = set()
-        self._error: str | None = None
-
-    def run(self) -> None:
+    def _run_processes(self) -> None:
         with self._children():
             try:
                 self._waiting = set(self._pipes)
@@ -122,9 +74,9 @@ class _Processes:
         children: list[SpawnProcess] = []
         try:
             with _safe_path():
-                for index in [*range(self._job.processes), *([_ADAPTER] if self._job.adapter else [])]:
+                for index in [*range(self.job.processes), *([_ADAPTER] if self.job.adapter else [])]:
                     ours, theirs = context.Pipe()
-                    child = context.Process(target=run_child, args=(self._job, index, theirs), daemon=True)
+                    child = context.Process(target=run_child, args=(self.job, index, theirs), daemon=True)
                     child.start()
                     theirs.close()
                     children.append(child)
@@ -167,6 +119,48 @@ class _Processes:
         deadline = times.monotonic() + limit_seconds
         while self._pipes and times.monotonic() < deadline:
             self._take()
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep processes that start here from searching the current folder for modules, which multiprocessing does first."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+class _OwnGate:
+    """The gate of a fleet in one process."""
+
+    def __init__(self) -> None:
+        self.stopped = asyncio.Event()
+
+    async def start(self) -> float:
+        """Start immediately."""
+        return times.monotonic()
+
+
+async def _run_alone(job: Job, counters: Counters) -> None:
+    async with AsyncExitStack() as stack:
+        adapter = await stack.enter_async_context(Adapter(job, counters)) if job.adapter else None
+        await Part(job, 0, counters, _OwnGate()).run()
+        if adapter is not None:
+            await _settle(adapter, counters, counters.published)
+
+
+async def _settle(adapter: Adapter, counters: Counters, published: int) -> None:
+    """Wait until the adapter has received and stored all messages, as long as more arrive."""
+    received, deadline = -1, times.monotonic() + _SETTLE_SECONDS
+    while times.monotonic() < deadline and (counters.adapter_received < published or not adapter.is_idle):
+        if counters.adapter_received != received:
+            received, deadline = counters.adapter_received, times.monotonic() + _SETTLE_SECONDS
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 def run_child(job: Job, index: int, pipe: Connection) -> None:
