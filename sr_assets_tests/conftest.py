@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import dagster  # noqa: F401  its first import starts a process, which no fast test may do
 import pytest
@@ -33,6 +33,7 @@ _numbers = itertools.count(1)
 #: The fixtures that start servers and Spark.
 _PROCESS_FIXTURES = {"nats_pair", "engine_home"}
 _PROCESS_EVENTS = {"subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "os.system"}
+_CRASHED: Final = pytest.StashKey[bool]()
 #: The id of the fast test that is being set up or run.
 _fast: list[str] = []
 
@@ -80,6 +81,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "faults" in item.path.parts or _PROCESS_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("process")
     costs.longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Note a crashed worker: the tests that it had not run do not count as failed."""
+    if error:
+        node.config.stash[_CRASHED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let no crash of a worker pass for a failed test."""
+    if session.config.stash.get(_CRASHED, False):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def pytest_collection_finish() -> None:
