@@ -108,7 +108,7 @@ class Rig:
         note_checked(self.home)
 
     def lose(self, *folders: str) -> None:
-        """Lose folders of the home and all that its processes have told each other."""
+        """Lose folders of the home, and its control store."""
         for folder in folders:
             shutil.rmtree(self.home / folder, ignore_errors=True)
         with control.transaction(self.home) as connection:

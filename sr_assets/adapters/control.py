@@ -1,8 +1,8 @@
-"""`control.db`: what the processes of a home tell each other, in SQLite.
+"""`control.db`: the state that the processes of a home share, in SQLite.
 
-Only the run that holds a site's lock can open the site's `state.duckdb`; every process opens this database, also beside a run.
-What a process says even on a full disk stays a file: kernel locks, leases, and marks whose time is their content. So do
-secrets, and what others read.
+Only the run that holds a site's lock can open the site's `state.duckdb`; every process can open this database, also during a run.
+Files remain for what must be written even on a full disk (kernel locks, leases, marks whose time is their content), for
+secrets, and for what others read.
 """
 
 import os
@@ -50,9 +50,9 @@ CREATE TABLE IF NOT EXISTS run_failures (
 ) STRICT;
 -- The sites that wait for a run, in seconds of the monotonic clock; `taken` is the time at which its run was started.
 CREATE TABLE IF NOT EXISTS site_queue (site TEXT PRIMARY KEY, since REAL, renewed REAL, taken REAL) STRICT;
--- What the process of the hourly and nightly jobs remembers.
+-- The memory of the process that does the hourly and nightly jobs.
 CREATE TABLE IF NOT EXISTS due_work (name TEXT PRIMARY KEY, value TEXT) STRICT;
--- What each target of `notify` has been told.
+-- The progress of the notifications to each target of `notify`.
 CREATE TABLE IF NOT EXISTS notified (target TEXT PRIMARY KEY, progress TEXT) STRICT;
 """
 _BUSY_SECONDS: Final = 30.0
@@ -65,16 +65,16 @@ Rows = list[tuple[Any, ...]]
 class _Connections:
     """The open connections of this process; hold its `guard` while you use one.
 
-    They hold POSIX locks. A process loses them if it opens and closes a file of the database by other means, so no code may do
-    that. A copy of a process has none, but SQLite in it would believe to have its parent's, so all connections are closed before
-    a process copies itself.
+    They hold POSIX locks. The kernel drops these if the process opens and closes a file of the database by other means, so no
+    code may do that. A forked process inherits no lock, but SQLite in it would act as if it held its parent's, so all connections
+    are closed before a fork.
     """
 
     def __init__(self) -> None:
         self.guard = threading.RLock()
         #: By the file's device and inode: a deleted and recreated file is another one.
         self._open: dict[tuple[int, int], tuple[Path, sqlite3.Connection]] = {}
-        #: Those of deleted files: at its end, SQLite would delete files of the new one.
+        #: Those of deleted files: closing one would delete files of the new database.
         self._left: list[sqlite3.Connection] = []
         os.register_at_fork(
             before=self._close_all, after_in_parent=self.guard.release, after_in_child=self.guard.release
@@ -192,7 +192,7 @@ def _connect(home: Path, *, creates: bool) -> sqlite3.Connection | None:
     except PermissionError:
         readable = is_ours = False
     except OSError:
-        # For a reader, an owner's process alone may create the file, so that it belongs to the owner.
+        # Only a process of the home's owner creates the file for a reader, so that it belongs to the owner.
         readable = is_ours = (home / "sites").is_dir() and home.stat().st_uid == os.geteuid()
     if not creates and not readable:
         return None
@@ -200,7 +200,7 @@ def _connect(home: Path, *, creates: bool) -> sqlite3.Connection | None:
         try:
             if not home.is_dir():
                 own_folder(home)
-            # Before SQLite opens it: a second descriptor's end would free the locks of this process.
+            # Before SQLite opens it: closing a descriptor later would drop the locks of this process.
             with open_private(file) as opened:
                 known = os.fstat(opened.fileno())
         except OSError as error:
@@ -243,7 +243,7 @@ def _one_line_errors(file: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise RunError(
-                f"{file} is locked by another process for {_BUSY_SECONDS:g} s; end it, then try again"
+                f"{file} has been locked by another process for {_BUSY_SECONDS:g} s; stop that process, then retry"
             ) from None
         raise RunError(cannot_write(file, OSError(str(error)))) from None
     except sqlite3.DatabaseError as error:

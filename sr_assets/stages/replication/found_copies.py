@@ -210,7 +210,7 @@ class FoundCopies:
             while rows := reading.fetchmany(PORTION):
                 yield from (Copy(*row) for row in rows)
 
-    # -------------------------------------------------------------------------------------------- beside the copy log
+    # --------------------------------------------------------------------------------------- compared with the copy log
 
     def read_log(self, state: StateConnection, stream: str) -> None:
         """Read the copy log of a stream from the site's state; the methods below compare it with these copies."""
