@@ -1,4 +1,4 @@
-"""The queue of sites that wait for a run, by the system's monotonic clock, which all processes share and nobody can set."""
+"""The queue of sites that wait for a run; its times are of the monotonic clock, which all processes share and nobody sets."""
 
 from __future__ import annotations
 

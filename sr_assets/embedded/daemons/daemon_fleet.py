@@ -34,7 +34,7 @@ class DaemonFleet:
             raise ConfigurationError(f"--subject {job.subject}: the adapter reads it; store under another subject")
         self.job = job
         self._parts: dict[int, Counters] = {}
-        # Of several processes, those that still run, and those that are not ready.
+        # The pipes of the running processes, and the indexes of those that are not ready yet.
         self._pipes: dict[int, Connection] = {}
         self._waiting: set[int] = set()
         self._error: str | None = None

@@ -1,4 +1,4 @@
-"""Copies that a target holds, which may be more than memory: their order, their parts, and those that the copy log lacks.
+"""Copies that a target holds, which may exceed the memory: their order, their parts, and the logged ones that are missing.
 
 They are in a database of their own, in memory up to a limit, above which DuckDB moves them to a temporary folder.
 """
