@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter as Counts
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -63,8 +64,8 @@ class WorkLoop:
     """Runs the steps of one kind of work and handles their errors.
 
     `stages` are the loop's, `folder` is the site's. `on_error` records an error, or None after recovery; `on_lost` drops
-    the loop's connections. `guard` raises LeadershipLostError if another member may lead: the loop then ends without a
-    failure.
+    the loop's connections. `final` decides whether a TransientError is a failure instead of retried. `guard` raises
+    LeadershipLostError if another member may lead: the loop then ends without a failure.
 
     `reached`: a step has succeeded in this run, so a later error may be temporary. `failure` is one line after the loop
     gave up, `error` one line while it retries. `due_at` (monotonic seconds) is the time of the next step: later after
@@ -79,10 +80,11 @@ class WorkLoop:
         *,
         on_error: Callable[[str | None], None],
         on_lost: Callable[[], None],
+        final: Callable[["WorkLoop"], bool] = lambda _: False,
         guard: Callable[[], None] = lambda: None,
     ) -> None:
         self._report, self._folder, self._stages = report, folder, stages
-        self._on_error, self._on_lost, self._guard = on_error, on_lost, guard
+        self._on_error, self._on_lost, self._final, self._guard = on_error, on_lost, final, guard
         self.reached = False
         self.error: str | None = None
         self.failure: str | None = None
@@ -107,46 +109,22 @@ class WorkLoop:
         counts, self._counts = self._counts, Counts()
         return counts
 
-    def attempt(self, step: Callable[[], bool], *, final: Callable[[], bool]) -> bool:
-        """Do one step; return whether there was work. A TransientError is a failure if `final` returns true."""
+    def attempt(self, step: Callable[[], bool]) -> bool:
+        """Do one step; return whether there was work."""
         try:
-            return self._attempt(step, final)
+            try:
+                busy = step()
+            except (LeadershipLostError, MemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001  a defect that one stream's data reveals must not fail other streams
+                self._retry_or_fail(error)
+                return False
+            self._note_success()
+            return busy
         except LeadershipLostError as error:
             self.failure, self.error = str(error), None
             logger.warning("%s", error)
             return False
-
-    def _attempt(self, step: Callable[[], bool], final: Callable[[], bool]) -> bool:
-        try:
-            busy = step()
-        except LeadershipLostError:
-            raise
-        except TransientError as error:
-            self._guard()
-            # A lost engine is restarted and a lost executor replaced, regardless of the servers' responses.
-            if isinstance(error, (EngineLostError, ExecutorLostError)):
-                self.reached = True
-            else:
-                self._note_disconnected()
-            self._retry_or_fail(_line(self._report.stream.label, error), final=final())
-            return False
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001  a defect that one stream's data reveals must not fail other streams
-            if isinstance(error, SrAssetsError):
-                self._guard()  # Spark hides that a task was not allowed to write
-            self._fail_by(error)
-            return False
-        if self.retries:
-            logger.info("%s: recovered after %d failed attempts", self._report.stream.label, self.retries)
-        self._counts[Counter.RECONNECTIONS] += self._disconnected
-        self._disconnected = False
-        if self.retries or not self.reached:
-            # Clear the previous run's error now, not when this run ends.
-            self._on_error(None)
-        self.reached = True
-        self.retries, self.error = 0, None
-        return busy
 
     def finish(self, step: Callable[[], None]) -> None:
         """Do the final work of a run, the compaction of the history; an error is a failure."""
@@ -161,18 +139,43 @@ class WorkLoop:
         """Return the error to record at the end of a run; the recorded one, `before`, holds until a step succeeds."""
         return self.failure or self.error or (None if self.reached else before)
 
+    def _note_success(self) -> None:
+        if self.retries:
+            logger.info("%s: recovered after %d failed attempts", self._report.stream.label, self.retries)
+        self._counts[Counter.RECONNECTIONS] += self._disconnected
+        self._disconnected = False
+        if self.retries or not self.reached:
+            # Clear the previous run's error now, not when this run ends.
+            self._on_error(None)
+        self.reached = True
+        self.retries, self.error = 0, None
+
+    def _retry_or_fail(self, error: Exception) -> None:
+        if isinstance(error, SrAssetsError):
+            self._guard()  # Spark hides that a task was not allowed to write
+        if not isinstance(error, TransientError):
+            self._fail_by(error)
+            return
+        # A lost engine is restarted and a lost executor replaced, regardless of the servers' responses.
+        if isinstance(error, (EngineLostError, ExecutorLostError)):
+            self.reached = True
+        else:
+            self._note_disconnected()
+        # A connection that a server has dropped may look alive, so all are reopened.
+        self._on_lost()
+        line = _line(self._report.stream.label, error)
+        if self._final(self):
+            self._fail(line)
+        else:
+            self._retry_later(line)
+
     def _note_disconnected(self) -> None:
         """Count an error of a connection, and the connections that it closes unless an earlier error did."""
         self._counts[Counter.CONNECTION_ERRORS] += 1
         self._counts[Counter.CONNECTIONS_CLOSED] += not self._disconnected
         self._disconnected = True
 
-    def _retry_or_fail(self, line: str, *, final: bool) -> None:
-        # A connection that a server has dropped may look alive, so all are reopened.
-        self._on_lost()
-        if final:
-            self._fail(line)
-            return
+    def _retry_later(self, line: str) -> None:
         self._counts[Counter.ERRORS] += 1
         self.error = line
         self.retries += 1
@@ -209,71 +212,38 @@ def _line(label: str, error: SrAssetsError) -> str:
     return str(error) if label in str(error) else f"{label}: {error}"
 
 
-class BackgroundSteps:
-    """Runs steps in a background thread, one at a time; polling it never blocks. `woken` is set whenever a step ends.
+def _in_background(name: str, step: Callable[[], bool], woken: threading.Event) -> Future[bool]:
+    """Run a step in a thread, and set `woken` when it ends.
 
     The thread is a daemon: a step that waits for a frozen process must not keep this process alive.
     """
+    future: Future[bool] = Future()
 
-    def __init__(self, name: str, woken: threading.Event) -> None:
-        self._name, self._woken = name, woken
-        self._thread: threading.Thread | None = None
-        self._busy = False
-        self._error: BaseException | None = None
+    def run() -> None:
+        try:
+            future.set_result(step())
+        except BaseException as error:  # noqa: BLE001  raised by the future's `result`
+            future.set_exception(error)
+        finally:
+            woken.set()
 
-    @property
-    def running(self) -> bool:
-        """Whether a step is active."""
-        return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def has_result(self) -> bool:
-        """Whether a step is active, or its result has not been taken yet."""
-        return self._thread is not None
-
-    def start(self, step: Callable[[], bool]) -> None:
-        """Start a step; the previous one must have ended and its result have been taken."""
-
-        def run() -> None:
-            try:
-                self._busy = step()
-            except BaseException as error:  # noqa: BLE001  re-raised by `take`
-                self._error = error
-            finally:
-                self._woken.set()
-
-        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._thread.start()
-
-    def take(self) -> bool | None:
-        """Return the result of the finished step, or None; raises the step's exception."""
-        if self._thread is None or self._thread.is_alive():
-            return None
-        self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        return self._busy
-
-    def join(self, seconds: float) -> bool:
-        """Wait for the active step, at most `seconds`; return whether it has ended."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return not self.running
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 class EntryWork(ABC):
-    """The work on one entry; `final` decides whether a work loop's error is final or retried."""
+    """The work on one entry."""
 
     def __init__(self, site: Site, entry: Entry, stages: frozenset[Stage], final: Callable[[WorkLoop], bool]) -> None:
         self.report = StreamReport(entry)
-        self._site, self._entry, self._stages, self._final = site, entry, stages, final
+        self._site, self._entry, self._stages = site, entry, stages
         self.watching = WorkLoop(
             self.report,
             site.folder,
             self._watched_stages(),
             on_error=self._note_error,
             on_lost=site.clusters.close,
+            final=final,
             guard=site.leadership.ensure,
         )
 
@@ -438,7 +408,7 @@ class FeedWork(EntryWork):
         """Fold the next batch."""
         if Stage.ADVISORY_FEED not in self._stages or not self.watching.due:
             return False
-        busy = self.watching.attempt(lambda: self._feed.fold_next(ends), final=lambda: self._final(self.watching))
+        busy = self.watching.attempt(lambda: self._feed.fold_next(ends))
         if not busy or (ends is None and self._feed.caught_up):
             self.watching.rest(self._site.pace.next_poll_at)
         return busy
@@ -478,9 +448,11 @@ class StreamWork(EntryWork):
             copied,
             on_error=self._note_copy_error,
             on_lost=self._context.clusters.close,
+            final=final,
             guard=site.leadership.ensure,
         )
-        self._background = BackgroundSteps(f"copying {stream.label}", site.woken)
+        # The last copy step, until its result is taken.
+        self._copy_step: Future[bool] | None = None
         self._replica, self._lanes = ReplicaStage(self._context), LaneRows(stream)
         self._snapshots = SnapshotStage(stream, self._context.store, site, self.report)
         self._refill = HistoryRefill(self._context, self._snapshots, site.settings.run_budget_ns / 1e9)
@@ -512,7 +484,7 @@ class StreamWork(EntryWork):
     def pending(self) -> bool:
         """Whether copying is active, or new copies have become due."""
         # A finished batch may leave copies in the queue; its result decides whether to poll again.
-        return self._copies and self.copying.failure is None and (self._background.has_result or self._may_have_work)
+        return self._copies and self.copying.failure is None and (self.copying_active or self._may_have_work)
 
     @property
     def due_at(self) -> float:
@@ -523,7 +495,7 @@ class StreamWork(EntryWork):
     @property
     def _copying_due_at(self) -> float:
         """When the next copy step is due; infinite while one is active, and without a sign of work in a draining run."""
-        if not self._copies or self.copying.failure is not None or self._background.has_result:
+        if not self._copies or self.copying.failure is not None or self.copying_active:
             return math.inf
         soon = self._may_have_work or self.copying.error
         return self.copying.due_at if soon else max(self.copying.due_at, self._poll_at)
@@ -536,7 +508,11 @@ class StreamWork(EntryWork):
     @property
     def copying_active(self) -> bool:
         """Whether a copy step is active, or its result has not been taken yet."""
-        return self._background.has_result
+        return self._copy_step is not None
+
+    @property
+    def _copying_runs(self) -> bool:
+        return self._copy_step is not None and not self._copy_step.done()
 
     @property
     def _copies(self) -> bool:
@@ -546,7 +522,7 @@ class StreamWork(EntryWork):
         """Do one watch step, and start the next copies after the previous ones."""
         busy = False
         if self._stream.tracked and self.watching.due:
-            busy = self.watching.attempt(lambda: self._watch(ends), final=lambda: self._final(self.watching))
+            busy = self.watching.attempt(lambda: self._watch(ends))
             if not busy or (ends is None and self._caught_up):
                 self.watching.rest(self._site.pace.next_poll_at)
             self._may_have_work |= busy
@@ -558,12 +534,19 @@ class StreamWork(EntryWork):
 
     def _continue_copying(self, ends: Ends) -> bool:
         """Start the next copy step if one is due; return whether the previous one made copies."""
-        busy = self._background.take() or False
+        busy = False
+        if self._copy_step is not None and self._copy_step.done():
+            step, self._copy_step = self._copy_step, None
+            busy = step.result()
         self._may_have_work |= busy and not (ends is None and self._replica.caught_up)
         if times.monotonic() >= self._copying_due_at:
             # Only a lingering run also polls without a sign of new work.
             self._may_have_work, self._poll_at = False, self._site.pace.next_poll_at if ends is None else math.inf
-            self._background.start(lambda: self._copy(ends))
+            self._copy_step = _in_background(
+                f"copying {self._stream.label}",
+                lambda: self.copying.attempt(lambda: self._copy(ends)),
+                self._site.woken,
+            )
         return busy
 
     def _watch(self, ends: Ends) -> bool:
@@ -600,9 +583,6 @@ class StreamWork(EntryWork):
 
     def _copy(self, ends: Ends) -> bool:
         """Do one copy step, in the copying thread."""
-        return self.copying.attempt(lambda: self._copy_step(ends), final=lambda: self._final(self.copying))
-
-    def _copy_step(self, ends: Ends) -> bool:
         busy = False
         keeps_history = Stage.NODE_SNAPSHOTS in self._stages and self._stream.tracked
         if keeps_history:
@@ -636,7 +616,7 @@ class StreamWork(EntryWork):
                 self._heartbeat.send(self._site.clusters.connect(where))
         # A plain stream has no stage for a history from an earlier tracked period.
         stage = Stage.NODE_SNAPSHOTS if self._stream.tracked else Stage.REPLICA
-        if stage in self._stages and self._snapshots.has_history and not self._background.running:
+        if stage in self._stages and self._snapshots.has_history and not self._copying_runs:
             state = self._site.state.load_stream(self._stream.stream)
             now_ns = self._retention_clock_ns(state) if state else None
             if now_ns is not None:
@@ -644,42 +624,44 @@ class StreamWork(EntryWork):
 
     def join(self, deadline: float) -> None:
         """Wait for active copies, then interrupt them and log a line."""
-        if self._abandoned:
+        step = self._copy_step
+        if step is None or self._abandoned:
             return
-        if self._background.running:
+        if not step.done():
             # A kill while the run ends tells nothing about the messages.
             with contextlib.suppress(SrAssetsError):
                 self._site.state.note_attempt_ended(self._stream.stream)
-        if not self._background.join(max(0.0, deadline - times.monotonic())):
+        wait([step], max(0.0, deadline - times.monotonic()))
+        if not step.done():
             self._site.spark.interrupt()
-            if not self._background.join(_INTERRUPTED_SECONDS):
-                self._abandoned = True
-                self.report.failures.append(
-                    f"{self._stream.label}: copying did not end in time; the next run continues it"
-                )
-                self.report.failed.add(Stage.REPLICA)
-                return
-        self._background.take()
+            wait([step], _INTERRUPTED_SECONDS)
+        if not step.done():
+            self._abandoned = True
+            self.report.failures.append(f"{self._stream.label}: copying did not end in time; the next run continues it")
+            self.report.failed.add(Stage.REPLICA)
+            return
+        self._copy_step = None
+        step.result()
 
     def tidy(self) -> None:
         """Delete history files that the last publication no longer names."""
-        if not self._background.running:
+        if not self._copying_runs:
             with contextlib.suppress(LeadershipLostError):
                 remove_replaced(self._site, self._site.state, self._stream.stream)
 
     def close(self) -> None:
         """Close the connections of copying."""
-        if not self._background.running:
+        if not self._copying_runs:
             self._stack.close()
 
     def note_end(self) -> None:
         """Save the result of the run for reading and copying."""
-        if self._copies and not self._background.running:
+        if self._copies and not self._copying_runs:
             with contextlib.suppress(LeadershipLostError):
                 before = self._site.state.load_copying(self._stream.stream).error
                 self._note_copy_error(self.copying.outcome(before), self._site.state)
         super().note_end()
-        if not self._background.running:
+        if not self._copying_runs:
             with contextlib.suppress(SrAssetsError):
                 self._lanes.update(self._site.state, self._site.clusters, final=True)
 

@@ -299,7 +299,7 @@ def test_first_successful_step_clears_the_previous_error(tmp_path: Path) -> None
         raise TransientError("gone")
 
     for step in (lambda: True, lambda: False, fail, fail, lambda: True, lambda: True):
-        work_loop.attempt(step, final=lambda: False)
+        work_loop.attempt(step)
     assert errors == [None, "centre/ADV: gone", None]
     assert work_loop.take_counts() == {
         Counter.ERRORS: 2,
@@ -312,5 +312,5 @@ def test_first_successful_step_clears_the_previous_error(tmp_path: Path) -> None
     def lose_engine() -> bool:
         raise EngineLostError("gone")
 
-    work_loop.attempt(lose_engine, final=lambda: False)
+    work_loop.attempt(lose_engine)
     assert work_loop.take_counts() == {Counter.ERRORS: 1}
