@@ -78,7 +78,8 @@ def test_drain_continues_while_an_ended_batch_leaves_queued_copies(rig: Rig, mon
     def step_then_join(work: StreamWork, ends: Ends) -> bool:
         """End each batch before the round checks for remaining work."""
         busy = step(work, ends)
-        work._background.join(PATIENCE_SECONDS)
+        if work._copy_step is not None:
+            work._copy_step.exception(PATIENCE_SECONDS)
         return busy
 
     monkeypatch.setattr(StreamWork, "step", step_then_join)
