@@ -34,6 +34,7 @@ from sr_assets.adapters.published.manifest import (
     write_manifest,
 )
 from sr_assets.adapters.published.publication import (
+    COLUMNS,
     FILES,
     Publication,
     publication_folder,
@@ -89,11 +90,12 @@ def fleet_views(
     """
     # Strings: with a thousand sites, Path objects would take most of the time.
     folders = [(str(publication_folder(home, publication.site)), publication) for publication in publications]
-    tables = {}
+    # A site that has not run since an upgrade has files of other columns.
+    uniform, tables = all(publication.columns == COLUMNS for publication in publications), {}
     for name, table in (TABLES | TOPOLOGY_TABLES).items():
         rows = [f"{folder}/{file}" for folder, publication in folders for file in publication.files.get(name, ())]
         later = [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())]
-        tables[name] = _table_query(table.kinds, rows, later)
+        tables[name] = _table_query(table.kinds, rows, later, uniform=uniform)
     yield from (View(name, query) for name, query in tables.items() if name not in INTERNAL)
     listed = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
     # A missing Parquet file hides its own rows, not the whole publication.
@@ -109,22 +111,32 @@ def fleet_views(
         yield View(name, query.format(**{table: f"({rows})" for table, rows in tables.items()}))
 
 
-def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str]) -> str:
-    """Return the query over the files of a table, where rows in the files `later` replace others of the same key."""
+def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str], *, uniform: bool) -> str:
+    """Return the query over the files of a table, where rows in the files `later` replace others of the same key.
+
+    Columns that a file lacks are NULL; `uniform` files have all.
+    """
     columns = ", ".join(kinds)
+    nothing = f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
     if not rows:
-        return f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
+        return nothing
+    before, after = _parquet(rows), _parquet(later)
+    if not uniform:
+        before, after = (
+            f"({nothing} UNION ALL BY NAME SELECT * FROM {_parquet(files, 'union_by_name = true')})"
+            for files in (rows, later)
+        )
     if not later:
-        return f"SELECT {columns} FROM {_parquet(rows)}"
+        return f"SELECT {columns} FROM {before}"
     return f"""
-        SELECT {columns} FROM {_parquet(rows)} AS earlier
-        WHERE NOT EXISTS (SELECT 1 FROM {_parquet(later)} AS later WHERE later.row_key = earlier.row_key)
-        UNION ALL SELECT {columns} FROM {_parquet(later)}
+        SELECT {columns} FROM {before} AS earlier
+        WHERE NOT EXISTS (SELECT 1 FROM {after} AS later WHERE later.row_key = earlier.row_key)
+        UNION ALL SELECT {columns} FROM {after}
         """
 
 
-def _parquet(files: Iterable[str]) -> str:
-    return f"read_parquet([{_literals(files)}], hive_partitioning = false)"
+def _parquet(files: Iterable[str], *options: str) -> str:
+    return f"read_parquet({', '.join([f'[{_literals(files)}]', 'hive_partitioning = false', *options])})"
 
 
 def _literals(files: Iterable[str]) -> str:
@@ -296,7 +308,7 @@ def _read_publications(home: Path, sites: Iterable[str]) -> list[Publication]:
     publications = []
     for site in sorted(sites):
         with contextlib.suppress(OtherSchemaError):
-            publications.append(read_publication(publication_folder(home, site)))
+            publications.append(read_publication(publication_folder(home, site), other_columns=True))
     return [publication for publication in publications if publication is not None]
 
 

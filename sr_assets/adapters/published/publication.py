@@ -109,10 +109,10 @@ def file_name(table: str, token: str) -> str:
     return f"{table}-{token}.parquet"
 
 
-def read_publication(folder: Path) -> Publication | None:
-    """Return a site's publication, or None if it is missing, incomplete, or of other columns.
+def read_publication(folder: Path, *, other_columns: bool = False) -> Publication | None:
+    """Return a site's publication, or None if it is missing, incomplete, or, unless allowed, of other columns.
 
-    Raises OtherSchemaError if another version of sr-assets wrote it.
+    A version of sr-assets with fewer or more columns may have written it. Raises OtherSchemaError if one with other tables did.
     """
     file = folder / _NAME
     try:
@@ -120,7 +120,7 @@ def read_publication(folder: Path) -> Publication | None:
         version = content["schema_version"]
         if version != SCHEMA_VERSION:
             raise OtherSchemaError(file, version)
-        if content.get("columns") != COLUMNS:
+        if content.get("columns") != COLUMNS and not other_columns:
             return None
         publication = Publication(**content)
         # After a power failure, a file may exist without its content.
