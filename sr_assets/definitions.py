@@ -88,8 +88,8 @@ def _site_parts(
     sources = [spec for entry in settings.sites[name] for spec in entry_assets(entry).source_specs(settings)]
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*sources, build_site_assets(settings, name)]
     description = f"Replicate, track and advise for every stream of site {name}."
-    platform = {"platform": resources["platform"]}
-    return assets, resolve_job(site_job_name(name), description, assets, platform, {SITE_TAG: name})
+    needed = {name: resources[name] for name in ("platform", "spark")}
+    return assets, resolve_job(site_job_name(name), description, assets, needed, {SITE_TAG: name})
 
 
 def _build_resources(settings: Settings) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Dagster reads the annotations of a resource's class.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,13 @@ from sr_assets.adapters.data import Source, current_settings, source_named
 from sr_assets.adapters.logs import note_run, open_log
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
+from sr_assets.adapters.spark.run_session import HomeEngine, SparkResource, engine_of
 from sr_assets.settings import Settings
 from sr_assets.stages.site import Site
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sr_assets.spark_engine import SparkEngine
 
 #: Tag of a run: `linger` (a sensor's run polls until its budget is used), `once` (a single run of the command line), or absent:
@@ -52,24 +55,16 @@ class Platform(dg.ConfigurableResource[Settings]):
         return self if settings is self.settings else Platform(settings=settings)
 
     def open_site(
-        self, name: str, run_id: str, mode: str | None, sites_served: "Callable[[], int]" = lambda: 1
+        self, name: str, run_id: str, spark: SparkResource, sites_served: "Callable[[], int]" = lambda: 1
     ) -> Site:
         """Return a site, a context manager that holds its lock, state and connections.
 
-        `mode` is the run's `MODE_TAG`: the engine stays warm for a shorter time after a single run of the command line.
-        `sites_served` returns the number of sites that this process serves.
+        `spark` is the resource; `sites_served` returns the number of sites that this process serves.
         """
         configure_logging(self.settings)
         note_run(name, run_id)
-        keep_seconds = KEEP_ONCE_SECONDS if mode == ONCE else KEEP_SECONDS
-        return Site(
-            self.settings,
-            name,
-            owner=f"run {run_id}",
-            run_id=run_id,
-            keep_engine_seconds=keep_seconds,
-            sites_served=sites_served,
-        )
+        engine = engine_of(spark, self.settings.home.resolve())
+        return Site(self.settings, name, owner=f"run {run_id}", run_id=run_id, spark=engine, sites_served=sites_served)
 
 
 class FleetTables(DuckDBResource):
@@ -104,20 +99,42 @@ class DataSources(dg.ConfigurableResource[Settings]):
         return source_named(self.settings.data, name)
 
 
+class PlatformSpark:
+    """The resource `spark`: the platform's `engine` for its own assets, and a session of the run for users' assets.
+
+    Both start at their first use, so that a run without work for Spark does not load it. `spark_session` is that of a
+    `SparkEngine`, which is a `PySparkResource`.
+    """
+
+    def __init__(self, settings: Settings, keep_seconds: float) -> None:
+        self.engine = HomeEngine(settings.spark, settings.home.resolve(), keep_seconds)
+        self._settings = settings
+        self._own: SparkEngine | None = None
+
+    @property
+    def spark_session(self) -> "SparkSession":
+        """The run's own session."""
+        if self._own is None:
+            from sr_assets.spark_engine import SparkEngine
+
+            self._own = SparkEngine(settings=self._settings)
+        return self._own.spark_session
+
+    def close(self) -> None:
+        """End the run's own session, if it was started; the engine stays warm for the next run."""
+        if self._own is not None:
+            self._own.close()
+
+
 def spark_resource(settings: Settings) -> dg.ResourceDefinition:
-    """Return the resource `spark`: a `SparkEngine` for the assets of one run, whose class is imported at first use."""
+    """Return the resource `spark`, a `PlatformSpark` for the assets of one run."""
 
-    def open_engine(context: dg.InitResourceContext) -> "Iterator[SparkEngine]":
-        from sr_assets.spark_engine import SparkEngine
+    def open_engine(context: dg.InitResourceContext) -> "Iterator[PlatformSpark]":
+        mode = context.run.tags.get(MODE_TAG) if context.run else None
+        with closing(PlatformSpark(settings, KEEP_ONCE_SECONDS if mode == ONCE else KEEP_SECONDS)) as spark:
+            yield spark
 
-        engine = SparkEngine(settings=settings)
-        engine.setup_for_execution(context)
-        try:
-            yield engine
-        finally:
-            engine.teardown_after_execution(context)
-
-    return dg.ResourceDefinition(open_engine, description="The run's own Spark session on the platform's engine.")
+    return dg.ResourceDefinition(open_engine, description="The platform's Spark engine, with a session for the run.")
 
 
 def configure_logging(settings: Settings) -> None:

@@ -15,7 +15,10 @@ from dagster_pyspark import PySparkResource
 from pydantic import Field, PrivateAttr
 from pyspark.sql import SparkSession
 
+from sr_assets.adapters.spark.config import is_cluster
+from sr_assets.adapters.spark.data_source import JetStreamDataSource
 from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
+from sr_assets.adapters.spark.run_session import HomeEngine
 from sr_assets.adapters.spark.session import open_session
 from sr_assets.settings import Settings
 
@@ -34,6 +37,11 @@ class SparkEngine(PySparkResource):
     _session: Any = PrivateAttr(default=None)
     _ending: ExitStack = PrivateAttr(default_factory=ExitStack)
 
+    @property
+    def engine(self) -> HomeEngine:
+        """The engine, on which the platform's own assets have a session of their own."""
+        return HomeEngine(self.settings.spark, self.settings.home.resolve())
+
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Do nothing: the first use of `spark_session` starts the session."""
 
@@ -46,12 +54,18 @@ class SparkEngine(PySparkResource):
             self._session = open_session(self.settings.spark, home, f"run/{uuid.uuid4()}")
             self._ending.enter_context(use_engine(home, KEEP_SECONDS))
             self._ending.enter_context(_ended(self._session))
+            if not is_cluster(self.settings.spark.mode):
+                self._session.dataSource.register(JetStreamDataSource)
             for option, value in self.spark_config.items():
                 self._session.conf.set(option, value)
         session: SparkSession = self._session
         return session
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002  Dagster's signature
+        """End the session."""
+        self.close()
+
+    def close(self) -> None:
         """End the session, if it was started; the engine stays warm for the next run."""
         self._session = None
         self._ending.close()

@@ -15,8 +15,7 @@ from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.history import stream_folder
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
-from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
-from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.days import dates_between, day_of
@@ -164,16 +163,12 @@ def _compute(bench: Bench, stage: DailyStage, dates: list[date], independent: st
     `differing_rows` is the number of rows that differ from a computation in SQL.
     """
     settings = _settings(bench)
-    session = open_session(settings.spark, bench.home, "daily")
-    try:
-        with use_engine(bench.home, KEEP_SECONDS):
-            stage.compute_days(settings, dates[:1], lambda: session)
-            with PeakMemory(bench.home) as peak:
-                started = time.perf_counter()
-                rows = stage.compute_days(settings, dates, lambda: session)
-                seconds = time.perf_counter() - started
-    finally:
-        leave_session(session)
+    with closing(SparkConnection(HomeEngine(settings.spark, bench.home), 0, "daily")) as spark:
+        stage.compute_days(settings, dates[:1], spark)
+        with PeakMemory(bench.home) as peak:
+            started = time.perf_counter()
+            rows = stage.compute_days(settings, dates, spark)
+            seconds = time.perf_counter() - started
     with closing(duckdb.connect(str(bench.home / "fleet.duckdb"), read_only=True)) as fleet:
         query = {"first": day_of(_FIRST).first_ns, "days": len(dates)}
         ((differing,),) = fleet.execute(independent, query).fetchall()

@@ -9,7 +9,7 @@ from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.history import stream_folder
 from sr_assets.adapters.published.site_publishing import publish_site
-from sr_assets.adapters.spark.data_source import read_advisories
+from sr_assets.adapters.range_rows import Advisories
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.operator_settings import paused_streams, set_paused
 from sr_assets.adapters.state.store import SiteState
@@ -165,7 +165,7 @@ def test_forget_reported_site_frees_its_name(centre: Path, command: Command) -> 
         assert count(centre, table) > 0
     again = Message(99, NOW * SECOND_NS, "adv.x", b"", advisory("web2", "new", 1, 10, "paris"))
     with SiteState(centre / "sites" / "centre") as state, state.transaction():
-        state.global_tables.fold("ADVISORIES", read_advisories([again]))
+        state.global_tables.fold("ADVISORIES", Advisories().converter()([again]))
     with SiteState(centre / "sites" / "centre") as state:
         sites = state.global_tables.reported_sites()
     assert ("EAST", "paris", "NODES") in sites

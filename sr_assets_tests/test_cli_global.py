@@ -17,7 +17,7 @@ from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
-from sr_assets.adapters.spark.data_source import read_advisories
+from sr_assets.adapters.range_rows import Advisories
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL, encode_node_event, observer_alive
@@ -98,7 +98,7 @@ def publish(home: Path, received: list[bytes], heartbeats: Sequence[tuple[str, i
         with state.transaction():
             watermark_ns = NOW * SECOND_NS
             state.save_stream(StreamState("ADVISORIES", 1, 8, watermark_ns=watermark_ns, as_of_ns=watermark_ns))
-            state.global_tables.fold("ADVISORIES", read_advisories(messages))
+            state.global_tables.fold("ADVISORIES", Advisories().converter()(messages))
             for name, ago in heartbeats:
                 heartbeat: dict[str, Any] = {
                     "replicator": "EAST",

@@ -1,5 +1,6 @@
 """The resources `platform`, `fleet_tables` and `spark`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from dagster_pyspark import PySparkResource
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
+from sr_assets.assets.specs import site_job_name
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import FleetTables, Platform
 from sr_assets.settings import Settings, load_settings
 from sr_assets_tests.published import publish_nodes
+from sr_assets_tests.rig import SITE, Rig, Sent
 
 CONFIGURATION = """
 name: US-EAST
@@ -168,3 +171,48 @@ def test_every_run_has_its_own_spark_session_and_ends_it(tmp_path: Path, engine_
     for session in sessions:
         with pytest.raises(PySparkException, match="NO_ACTIVE_SESSION"):
             session.range(1).count()
+
+
+_OWN_RESOURCE = """
+import json, sys
+from pathlib import Path
+import dagster as dg
+from dagster_pyspark import PySparkResource
+from sr_assets.adapters.spark.config import child_environment
+from sr_assets.definitions import build
+from sr_assets.settings import load_settings
+
+import os
+home = Path(sys.argv[1]).parent
+os.environ |= {key: value for key, value in child_environment(home).items() if key.startswith(("JAVA_", "PYSPARK_"))}
+options = {"spark.master": "local[2]", "spark.app.name": "theirs", "spark.ui.enabled": "false"}
+own = PySparkResource(spark_config=options)
+job = build(load_settings(Path(sys.argv[1]), {}), {"spark": own}).resolve_job_def(sys.argv[2])
+with dg.DagsterInstance.ephemeral() as instance:
+    result = job.execute_in_process(instance=instance)
+numbers = {
+    made.asset_key.path[-1]: {name: made.metadata[name].value for name in ("spark_messages", "local_messages")}
+    for made in (event.materialization for event in result.get_asset_materialization_events())
+    if "spark_messages" in made.metadata
+}
+print(json.dumps(numbers))
+"""
+
+
+@pytest.mark.process
+def test_site_works_in_the_session_of_a_users_resource(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", inspect_duration="1h")
+    rig.spark = {"config": {"spark.master": "local[0]"}}  # no engine of ours could start
+    rig.publish(stream, [Sent(b'{"sender": "n%d"}' % (n % 2)) for n in range(6)])
+    settings = rig.settings()
+    file, job = rig.home / "replication.yaml", site_job_name(SITE)
+    command = [sys.executable, "-c", _OWN_RESOURCE, str(file), job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "node_state": {"spark_messages": 6, "local_messages": 0},
+        "replica": {"spark_messages": 2, "local_messages": 0},
+    }
+    assert len(rig.copies(stream)) == 2
+    assert settings.home == rig.home

@@ -5,10 +5,11 @@ Add a daily table here. No `from __future__ import annotations`: Dagster reads t
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 import dagster as dg
 
@@ -17,6 +18,7 @@ from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
 from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.status_queries import recent_nodes, site_outages
+from sr_assets.adapters.spark.run_session import SparkConnection, SparkResource, engine_of
 from sr_assets.assets.charts import line_chart, nodes_chart
 from sr_assets.assets.checks import check_specs
 from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, table_key
@@ -27,22 +29,11 @@ from sr_assets.settings import Settings
 from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
 from sr_assets.stages.tracking.windows import active_spans
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 _CHART_DAYS: Final = 30
 _WORST_NODES: Final = 10
 _OUTAGES: Final = 20
 _VERSIONS: Final = 6
 _VALUES_PER_PROPERTY: Final = 5
-
-
-class SparkResource(Protocol):
-    """The part of `PySparkResource` that a daily table needs: importing that class would load Spark with the definitions."""
-
-    @property
-    def spark_session(self) -> "SparkSession":
-        """The session, started at its first use."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,9 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
         configured = platform.settings
         dates = sorted(date.fromisoformat(key) for key in context.partition_keys)
         try:
-            rows = stage.compute_days(configured, dates, lambda: spark.spark_session)
+            engine = engine_of(spark, configured.home.resolve())
+            with closing(SparkConnection(engine, configured.spark.from_messages, stage.table.computed)) as connection:
+                rows = stage.compute_days(configured, dates, connection)
             metadata = {ROW_COUNT: sum(rows.values()), "days": len(rows), **daily.metadata(configured, dates[-1])}
             if expired := [day.isoformat() for day in dates if day not in rows]:
                 metadata["not_computable"] = f"{', '.join(expired)}: the input has expired"

@@ -5,6 +5,7 @@ Add a kind of entry here, and its checks in `checks`. Dagster plots the numbers 
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ import dagster as dg
 
 from sr_assets.adapters.state.operator_settings import added_windows
 from sr_assets.adapters.state.store import SiteState
+from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.assets.checks import (
     check_advisories,
     check_feed,
@@ -175,6 +177,7 @@ class StreamAssets:
                         for block in (classes.blocks if classes else ())
                     },
                     "swept_nodes": report.swept,
+                    **_engine_counts(report.read_by),
                     "lag_messages": report.lag_messages,
                     "seconds_left": _seconds_left(report, report.lag_messages, report.messages),
                     **_event_counts(report),
@@ -250,6 +253,7 @@ class FeedAssets:
             "advisories": report.copied,
             "rejected": report.parked,
             "batches": report.batches,
+            **_engine_counts(report.read_by),
             "lag_messages": report.lag_messages,
             **_event_counts(report),
         }
@@ -291,6 +295,7 @@ def _replica_metadata(report: StreamReport) -> dict[str, Any]:
         "skipped_messages": report.reasons.get("sampled", 0),
         "parked_messages": report.parked,
         "gap_messages": report.gap_messages,
+        **_engine_counts(report.copied_by),
         "batches": report.batches,
         "lag_messages": report.lag_messages,
         "seconds_left": _seconds_left(report, report.queued or report.lag_messages, report.copied),
@@ -300,6 +305,11 @@ def _replica_metadata(report: StreamReport) -> dict[str, Any]:
         metadata["first_sequence"] = report.first if report.first is not None else state.next_sequence
         metadata["source_created"] = dg.MetadataValue.timestamp(state.created_ns / 1e9)
     return metadata
+
+
+def _engine_counts(messages: Counts[str]) -> dict[str, int]:
+    """Return how many messages of a run Spark's tasks have processed, and how many the run's own process."""
+    return {counter.value: messages[counter] for counter in (Counter.SPARK_MESSAGES, Counter.LOCAL_MESSAGES)}
 
 
 def _event_counts(report: StreamReport) -> dict[str, int]:

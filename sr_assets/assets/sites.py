@@ -16,6 +16,7 @@ from typing import Any, Final
 import dagster as dg
 
 from sr_assets.adapters import times
+from sr_assets.adapters.spark.run_session import SparkResource
 from sr_assets.assets.checks import as_event
 from sr_assets.assets.entry_assets import EntryAssets, entry_assets, selected_stages
 from sr_assets.assets.fleet import published_tables
@@ -43,7 +44,7 @@ _CHANGES_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The Dagster run that records a site's work, and the assets and checks to record.
+    """The Dagster run that records a site's work, with its resource `spark`, and the assets and checks to record.
 
     `hosted`: the site is a queued site of a host run, which did not plan these assets and records them as events.
     """
@@ -51,6 +52,7 @@ class RunRecord:
     instance: dg.DagsterInstance
     run_id: str
     mode: str | None
+    spark: SparkResource
     asset_keys: AbstractSet[dg.AssetKey]
     check_keys: AbstractSet[dg.AssetCheckKey]
     hosted: bool = False
@@ -151,10 +153,13 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
     group = settings.sites[name][0].asset_prefix[0]
 
     @dg.multi_asset(name=f"{group}_site", specs=specs, check_specs=check_specs, can_subset=True)
-    def site_assets(context: dg.AssetExecutionContext, platform: Platform) -> Iterator[Result]:
+    def site_assets(
+        context: dg.AssetExecutionContext, platform: Platform, spark: dg.ResourceParam[SparkResource]
+    ) -> Iterator[Result]:
         platform = platform.current()
         settings, run_id, mode = platform.settings, context.run.run_id, context.run.tags.get(MODE_TAG)
-        run = RunRecord(context.instance, run_id, mode, context.selected_asset_keys, context.selected_asset_check_keys)
+        keys, checks = context.selected_asset_keys, context.selected_asset_check_keys
+        run = RunRecord(context.instance, run_id, mode, spark, keys, checks)
         if values := _dynamic_values(settings):
             # A run that fails early records no metadata.
             context.instance.add_run_tags(run_id, {DATA_TAG: json.dumps(values)})
@@ -192,7 +197,7 @@ def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun
     selection = {stream: chosen for stream, chosen in stages.items() if chosen}
     with (
         _one_line_failures(settings.home),
-        platform.open_site(name, record.run_id, record.mode, lambda: process.sites_served) as site,
+        platform.open_site(name, record.run_id, record.spark, lambda: process.sites_served) as site,
         process.open(lingers=lingers),
     ):
         run = SiteRun(site, selection, drain_only=not lingers, wanted=lambda: process.keep_running)

@@ -134,6 +134,8 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "blind_seconds": "Sum of the current blind spans.",
         "latency_p50_seconds": "Median time from source to target ([hops](#hops)).",
         "latency_p95_seconds": "95th percentile of that time.",
+        "spark_messages": "Messages that Spark's tasks have read or copied; a message that is read and copied counts twice.",
+        "local_messages": "Messages that the runs' own processes have read or copied.",
     },
     "replication_partitions": {
         "partition": "Number of the partition, from 0.",

@@ -22,6 +22,7 @@ _IMPORTED: Final = (
     "sr_assets.stages.run",
     "pandas",
     "pyarrow.dataset",
+    "pyspark.sql.connect.session",
     "dagster._grpc.impl",
     "dagster._core.executor.in_process",
     "dagster._core.instance.factory",

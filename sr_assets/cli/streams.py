@@ -11,6 +11,7 @@ from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.sizing import spark_rule
 
 if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings
@@ -27,6 +28,7 @@ _NO_COPY = "a feed makes no copies, so it cannot be paused"
 @configured
 def check(settings: "Settings", connect: bool, explain: str | None, form: Format) -> int:
     """Validate the configuration and print the planned work."""
+    from sr_assets.adapters.spark.config import is_cluster
     from sr_assets.operate import check_home
 
     warn(settings)
@@ -48,6 +50,9 @@ def check(settings: "Settings", connect: bool, explain: str | None, form: Format
     rows += [(*row, False, None) for row in _heartbeat_rows(settings)]
     title = f"replicator {settings.replicator}, home {settings.home}, Spark {settings.spark.public['mode']}"
     show(columns, rows, form, title=title)
+    if form in ("table", "wide"):
+        rule = spark_rule(settings.spark.from_messages, cluster=is_cluster(settings.spark.mode))
+        print_note(f"in Spark: {rule}; else in the run's process")
     for label, counts in classes.items() if form in ("table", "wide") else ():
         print_note(
             f"classes of {label}: {counts or 'no node is known yet; `check --connect` reads the newest messages'}"

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import Any
 
 from sr_assets.domain.messages import header_values
 from sr_assets.domain.senders import Document
@@ -96,17 +95,3 @@ def count_text(rules: Iterable[ClassRule], classes: Sequence[str | None]) -> str
     counts = Counter(classes)
     parts = [f"{rule.name} {counts[rule.name]}" for rule in rules]
     return f"{', '.join(parts)}, no class {counts[None]}; of the {len(classes)} newest nodes"
-
-
-def encode_rules(rules: Iterable[ClassRule]) -> list[list[Any]]:
-    return [[rule.name, rule.patterns, rule.path, rule.header, rule.value] for rule in rules]
-
-
-def decode_rules(values: Iterable[list[Any]]) -> Classifier:
-    """Return the classifier of `encode_rules`."""
-    return Classifier(
-        tuple(
-            ClassRule(name, tuple(patterns), tuple(path), header, value)
-            for name, patterns, path, header, value in values
-        )
-    )

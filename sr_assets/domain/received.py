@@ -285,12 +285,6 @@ class SitePaths:
     def __init__(self, paths: Iterable[SitePath]) -> None:
         self._paths = [(path, matcher(path.subjects)) for path in paths]
 
-    @classmethod
-    def decode(cls, text: str) -> "SitePaths":
-        """Return the paths of `encode_paths`."""
-        rows = [(*row[:2], *map(tuple, row[2:])) for row in json.loads(text)]
-        return cls(SitePath(*row) for row in rows)
-
     def read(self, message: Message) -> Advisory | Observation | NodeNotice | SiteNotice | Rejected:
         """Interpret a message as `read_message`; one about a site that may not send it is rejected.
 
@@ -343,11 +337,6 @@ def _credible(state: Advisory, received_ns: int) -> Advisory:
     if state.event_ns > latest_ns:
         state = state._replace(event_ns=received_ns, warning=Reject.CLOCK_AHEAD)
     return state if (state.seen_ns or 0) <= latest_ns else state._replace(seen_ns=received_ns)
-
-
-def encode_paths(paths: Iterable[SitePath]) -> str:
-    """Return paths as text for the options of a read."""
-    return json.dumps(list(paths))
 
 
 def _advisory(document: dict[str, Any], received_ns: int) -> Advisory:

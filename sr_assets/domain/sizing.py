@@ -2,11 +2,14 @@
 
 from typing import Final
 
-#: Smaller batches are processed in the run's own process. Measured at 20 messages per second: 4 % of a core, versus 117
-#: % with two Spark jobs per batch (docs/decisions/0017-small-batches-in-the-run.md).
-FROM_MESSAGES: Final = 1_000
-#: Maximum bytes of a small batch in the run's memory.
-_SMALL_BYTES: Final = 8 * 1024 * 1024
+#: A batch of so many messages, or so many bytes, is worth a job of a warm engine: a job adds about 0.25 s of CPU, and such a
+#: batch takes a second. After so many of them, a run starts an engine, which takes 10 s of CPU
+#: (docs/decisions/0017-small-batches-in-the-run.md).
+JOB_MESSAGES: Final = 50_000
+JOB_BYTES: Final = 128 << 20
+ENGINE_JOBS: Final = 10
+#: From this many nodes on, daily tables are worth a job.
+JOB_NODES: Final = 100_000
 #: Below this total, payloads are read with their headers in one request; a consumer needs several.
 _FETCHED_BYTES: Final = 1 << 20
 #: Messages that one core reads in about ten seconds while catching up: the limit of a batch.
@@ -40,9 +43,21 @@ def poll_seconds(cost_seconds: float, linger_seconds: float, sites: int) -> floa
     return max(seconds, _POLL_SECONDS_A_SITE * sites)
 
 
-def needs_spark(messages: int, payload_bytes: int, from_messages: int) -> bool:
-    """Return whether Spark processes a batch: at least `from_messages` messages, or more bytes than a run may hold."""
-    return messages >= from_messages or payload_bytes > _SMALL_BYTES
+def jobs_worth(messages: int, payload_bytes: int) -> float:
+    """Return how many jobs a batch is worth; one is given to Spark from 1 on."""
+    return max(messages / JOB_MESSAGES, payload_bytes / JOB_BYTES)
+
+
+def spark_rule(from_messages: int | None, *, cluster: bool) -> str:
+    """Return in a line which batches go to Spark, by the keys of the block `spark`."""
+    if cluster:
+        return "the cluster does all work"
+    if from_messages is None:
+        size = f"{JOB_MESSAGES:,} messages or {JOB_BYTES >> 20} MiB"
+        return f"batches from {size} on, any batch of a run that Dagster started until it has caught up; once the engine is warm"
+    if from_messages <= 1:
+        return "every batch; runs wait for the engine"
+    return f"batches from {from_messages:,} messages on; once the engine is warm"
 
 
 def reads_headers_only(payload_bytes: int, *, needed: bool, direct: bool) -> bool:

@@ -236,7 +236,8 @@ def _await_link(centre: ClusterSettings, city: str) -> None:
 def check_demo(settings: Settings, seconds: float) -> dict[str, Any]:
     """Return the demo's counts and current lag; `failed` has a line for each broken promise."""
     with open_fleet(settings.home) as connection:
-        counts = read_rows(connection, "SELECT name, stream, copied_messages, skipped_messages FROM replication").values
+        columns = "name, stream, copied_messages, skipped_messages, spark_messages, local_messages"
+        counts = read_rows(connection, f"SELECT {columns} FROM replication").values
         events = read_rows(connection, "SELECT event, count(*) FROM node_advisories GROUP BY event").values
         differences = read_rows(connection, _DIFFERENCES).values
     counters = {(name, stream): numbers for name, stream, *numbers in counts}
@@ -249,15 +250,19 @@ def check_demo(settings: Settings, seconds: float) -> dict[str, Any]:
     streams, copied_into = {}, Counter[tuple[ClusterSettings, str]]()
     for stream in settings.streams:
         key = stream.name, stream.stream
-        copied, skipped = counters.get(key, (0, 0))
+        copied, skipped, in_spark, local = counters.get(key, (0, 0, 0, 0))
         copied_into[stream.target, stream.target_stream] += copied
         streams[stream.label] = {
             "source_messages": _messages(stream.source, stream.stream),
             "copied": copied,
             "skipped": skipped,
+            "spark_messages": in_spark,
+            "local_messages": local,
             "position": lags[key].position,
             "lag_messages": lags[key].messages,
         }
+        if stream.tracked and not in_spark:
+            failed.append(f"{stream.label}: Spark has read no message")
     for (target, name), copied in copied_into.items():
         if (stored := _messages(target, name)) != copied:
             failed.append(f"{name}: contains {stored} messages after {copied} copies")

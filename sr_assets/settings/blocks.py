@@ -6,7 +6,6 @@ from typing import Annotated, Any, Self
 from pydantic import model_validator
 
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.domain.sizing import FROM_MESSAGES
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import read_json_path
 from sr_assets.settings.values import (
@@ -58,16 +57,18 @@ def _spark_config(value: object) -> dict[str, str]:
 
 
 class SparkSettings(Block):
-    """`spark`: a batch of fewer than `from_messages` messages is processed in the run's own process."""
+    """`spark`: the engine, and from which size on batches go to it."""
 
     is_local = True
 
     mode: Annotated[str, Value(_spark_mode, type="`connect-local`, `classic`, `sc://…`, `spark://…`")] = file_key(
         "the engine, [local or on a cluster](operations.md#a-spark-cluster)", "connect-local"
     )
-    from_messages: Natural = file_key(
-        "smaller batches of up to 8 MiB, and daily tables of fewer nodes, need no Spark job, except on a cluster",
-        FROM_MESSAGES,
+    from_messages: Natural | None = file_key(
+        "batches from so many messages on, and daily tables from so many nodes on, go to Spark as soon as the engine is warm;"
+        " 0 and 1 send everything, from the first batch on, and a run then waits for the engine",
+        None,
+        default_text="by [the rule](rules.md#spark-or-the-runs-own-process)",
     )
     config: Annotated[dict[str, str], Value(_spark_config, type="mapping")] = file_key(
         "Spark options; with `sc://…`, session options", {}, default_text="none"

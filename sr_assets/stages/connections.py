@@ -1,36 +1,15 @@
-"""A run's connections: one per cluster and thread, and one Spark session for all threads."""
+"""A run's connections to clusters, one for each thread, and the files of connections for Spark's tasks."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
-from sr_assets.adapters import times
 from sr_assets.adapters.connection_file import CONNECTIONS, remove_connections, write_connection
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.client import PublishRules
-from sr_assets.adapters.spark.config import is_cluster, uses_spark
-from sr_assets.adapters.spark.engine import renew_engine, use_engine
-from sr_assets.adapters.spark.remote_session import count_cores
-from sr_assets.adapters.spark.session import (
-    leave_session,
-    local_cores,
-    open_session,
-    spark_error,
-    stop_work,
-)
-from sr_assets.domain.errors import EngineLostError
-from sr_assets.settings import ClusterSettings, SparkSettings
+from sr_assets.settings import ClusterSettings
 from sr_assets.stages.leadership import Leadership
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-_COUNTED_SECONDS: Final = 60.0
 
 
 class Clusters:
@@ -73,76 +52,3 @@ class ConnectionFiles:
     def remove(self) -> None:
         """Delete all files after the run, because they may contain passwords."""
         remove_connections(self._folder)
-
-
-class SparkConnection:
-    """The site's Spark session, joined by its first user in a run and shared by all threads.
-
-    The engine stays warm for `keep_seconds` after the run. Joining interrupts the remaining operations of an earlier
-    run.
-    """
-
-    def __init__(self, settings: SparkSettings, home: Path, site: str, keep_seconds: float) -> None:
-        self._settings, self._home, self._site, self._keep_seconds = settings, home, site, keep_seconds
-        self._guard = threading.Lock()
-        self._stack = contextlib.ExitStack()
-        self._session: SparkSession | None = None
-        self._cores, self._counted_until = 1, 0.0
-
-    def needed(self, messages: int, payload_bytes: int) -> bool:
-        """Return whether Spark processes a batch of this size; on a cluster, it processes every batch."""
-        return uses_spark(self._settings, messages, payload_bytes)
-
-    @property
-    def remote(self) -> bool:
-        """Whether tasks run on a cluster without shared disks."""
-        return is_cluster(self._settings.mode)
-
-    def session(self) -> SparkSession:
-        """Return the session. Raises RunError, or TransientError if the engine ends before the session is joined."""
-        with self._guard:
-            if self._session is None:
-                self._session = open_session(self._settings, self._home, self._site)
-                self._stack.callback(leave_session, self._session)
-                self._stack.enter_context(use_engine(self._home, self._keep_seconds))
-            return self._session
-
-    def cores(self) -> int:
-        """Return the number of parallel tasks of the engine; a cluster, which may grow, is queried once a minute."""
-        if "://" not in self._settings.mode:
-            return local_cores(self._settings)
-        if times.monotonic() >= self._counted_until:
-            with self.use() as session:
-                self._cores = count_cores(session)
-            self._counted_until = times.monotonic() + _COUNTED_SECONDS
-        return self._cores
-
-    @contextlib.contextmanager
-    def use(self) -> Iterator[SparkSession]:
-        """Yield the session, and raise every exception inside as RunError in one line.
-
-        If the engine has ended, the next use joins again, unless another thread already did.
-        """
-        session = self.session()
-        try:
-            yield session
-        except Exception as error:
-            failed = spark_error(error)
-            with self._guard:
-                if isinstance(failed, EngineLostError) and session is self._session:
-                    self._session = None
-                    self._stack.close()
-                    if self._settings.mode == "connect-local":
-                        renew_engine(self._home)
-            raise failed from error
-
-    def interrupt(self) -> None:
-        """Interrupt the session's tasks, because the run is abandoned."""
-        if self._session is not None:
-            stop_work(self._session)
-
-    def close(self) -> None:
-        """Leave the session; the next use joins it again."""
-        with self._guard:
-            self._session = None
-            self._stack.close()

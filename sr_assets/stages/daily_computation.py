@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +15,6 @@ from sr_assets.adapters.published.availability import write_availability
 from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY, DailyTable
 from sr_assets.adapters.published.inventory import observe, observed, write_inventory
 from sr_assets.adapters.published.node_histories import Histories, History
-from sr_assets.adapters.spark.config import uses_spark
 from sr_assets.adapters.state.operator_settings import added_windows
 from sr_assets.domain.days import Day, date_at, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -24,6 +23,8 @@ from sr_assets.settings import DailySettings, Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from sr_assets.adapters.spark.run_session import SparkConnection
 
 _NODES = pa.schema([("key", pa.int32()), ("windows", pa.int32())])
 _SPANS = pa.schema([("windows", pa.int32()), ("from_ns", pa.int64()), ("to_ns", pa.int64())])
@@ -57,20 +58,9 @@ def maintained_time(settings: Settings, histories: Histories, days: Sequence[Day
     return pa.Table.from_pylist(rows, _NODES), pa.Table.from_pylist(spans, _SPANS)
 
 
-@contextlib.contextmanager
-def spark_errors() -> Iterator[None]:
-    """Translate Spark's exceptions into one-line errors of this package."""
-    from sr_assets.adapters.spark.session import spark_error
-
-    try:
-        yield
-    except Exception as error:
-        raise spark_error(error) from error
-
-
-def _engine(settings: Settings, session: Callable[[], SparkSession], part: History) -> SparkSession | None:
+def _session(spark: SparkConnection, part: History) -> AbstractContextManager[SparkSession | None]:
     """Return the session for a part of the nodes; None: so few nodes need no Spark."""
-    return session() if uses_spark(settings.spark, part.nodes.num_rows) else None
+    return spark.use() if spark.takes_nodes(part.nodes.num_rows) else nullcontext()
 
 
 class DailyStage(ABC):
@@ -93,7 +83,7 @@ class DailyStage(ABC):
 
     @abstractmethod
     def compute_portion(
-        self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
+        self, settings: Settings, published: Histories, days: Sequence[Day], spark: SparkConnection
     ) -> dict[date, int]:
         """Write the rows of consecutive days after the first `days_before`; return the number of rows per day."""
 
@@ -101,13 +91,11 @@ class DailyStage(ABC):
         """Return the earliest computable date of the table; the input of earlier dates has expired."""
         return min((self.earliest_input(settings, now_ns), *self.table.computed_dates(settings.home)[:1]))
 
-    def compute_days(
-        self, settings: Settings, dates: Sequence[date], session: Callable[[], SparkSession]
-    ) -> dict[date, int]:
+    def compute_days(self, settings: Settings, dates: Sequence[date], spark: SparkConnection) -> dict[date, int]:
         """Compute the rows of consecutive dates from the published tables, replacing existing rows; return the number
         per computed date.
 
-        The input of the first dates may have expired: they keep their rows. `session` is called only if there is work.
+        The input of the first dates may have expired: they keep their rows. `spark` is opened only for many nodes.
         Raises RunError if no table was published yet or the rows cannot be written, and ConfigurationError if no date can
         be computed.
         """
@@ -121,7 +109,7 @@ class DailyStage(ABC):
             portion = max(1, _HELD_ROWS // max(1, published.node_count()))
             for first in range(before, len(days), portion):
                 some = days[first - before : first + portion]
-                written = self.compute_portion(settings, published, some, session)
+                written = self.compute_portion(settings, published, some, spark)
                 span = (some[before].date, some[-1].date)
                 logger.info("%s of %s to %s: %d rows", self.table.computed, *span, sum(written.values()))
                 rows |= written
@@ -173,16 +161,15 @@ class AvailabilityStage(DailyStage):
         return settings.advisories.retention_ns, "advisories.retention"
 
     def compute_portion(
-        self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
+        self, settings: Settings, published: Histories, days: Sequence[Day], spark: SparkConnection
     ) -> dict[date, int]:
         """Write a row for each node and day on which the node was known."""
         from sr_assets.adapters.spark.node_days import measure_days
 
-        with spark_errors():
-            parts = [
-                measure_days(_engine(settings, session, part), part, days)
-                for part in published.histories(days, _JOB_ROWS)
-            ]
+        parts = []
+        for part in published.histories(days, _JOB_ROWS):
+            with _session(spark, part) as session:
+                parts.append(measure_days(session, part, days))
         maintained = maintained_time(settings, published, days)
         return write_availability(published, days, pa.concat_tables(parts), maintained, settings.published_mode)
 
@@ -205,7 +192,7 @@ class InventoryStage(DailyStage):
         )
 
     def compute_portion(
-        self, settings: Settings, published: Histories, days: Sequence[Day], session: Callable[[], SparkSession]
+        self, settings: Settings, published: Histories, days: Sequence[Day], spark: SparkConnection
     ) -> dict[date, int]:
         """Write a row for each value that a node had on the day or the previous day."""
         from sr_assets.adapters.spark.node_days import count_values
@@ -218,11 +205,11 @@ class InventoryStage(DailyStage):
             if stream.policy
         }
         unknown = observe(published, days, settings.inventory.facts, held_ns)
-        with spark_errors():
-            parts = [
-                count_values(_engine(settings, session, part), observed(published, part.nodes), days, unknown)
-                for part in published.histories(days, max(1, _JOB_ROWS // _PROPERTY_ROWS))
-            ]
+        parts = []
+        for part in published.histories(days, max(1, _JOB_ROWS // _PROPERTY_ROWS)):
+            nodes = observed(published, part.nodes)
+            with _session(spark, part) as session:
+                parts.append(count_values(session, nodes, days, unknown))
         return write_inventory(published, days[1:], pa.concat_tables(parts), settings.published_mode)
 
 

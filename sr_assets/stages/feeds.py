@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sr_assets.adapters.arrow_rows import arrow_schema
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.spark.data_source import ADVISORY_SCHEMA
-from sr_assets.adapters.spark.schemas import arrow_schema
+from sr_assets.adapters.range_rows import Advisories
 from sr_assets.adapters.state.global_view import MAX_REJECTS
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.wire import Connection, read_confirmed
 from sr_assets.domain.positions import SequenceRange, retention_begins_ns, retention_clock_ns
-from sr_assets.domain.received import REPORTED, Advisory, Observation, SiteNotice, SitePaths, encode_paths, read_message
+from sr_assets.domain.received import REPORTED, Advisory, Observation, SiteNotice, SitePaths, read_message
 from sr_assets.domain.tracking.outages import SiteEvent
 from sr_assets.settings import FeedSettings, Start
 from sr_assets.stages.report import StreamReport
@@ -56,10 +56,10 @@ class FeedStage(FoldStage):
             tables.forget_retired(feed.stream, retention_begins_ns(now_ns, feed.retired_retention_ns))
 
     def _read(self, source: StreamInfo, present: SequenceRange) -> pa.Table:
-        return self._reader.read(self._feed, source, present, advisories=encode_paths(self._feed.paths))
+        return self._reader.read(self._feed, source, present, Advisories(tuple(self._feed.paths)))
 
     def _no_rows(self) -> pa.Table:
-        return arrow_schema(ADVISORY_SCHEMA).empty_table()
+        return arrow_schema(Advisories().schema).empty_table()
 
     def _commit(self, state: StreamState, source: StreamInfo, batch: ReadBatch) -> None:
         """Commit a batch's advisories and heartbeats, and the new position, in one transaction."""
@@ -79,6 +79,7 @@ class FeedStage(FoldStage):
             store.save_stream(state)
             store.save_copying(copying)
             save_gaps(store, feed, batch.gaps, report)
+            store.counters(feed.stream).add({batch.engine: batch.rows.num_rows})
             self._fold(received, rejected)
         reach(Point.COMMITTED)
         report.copying = copying

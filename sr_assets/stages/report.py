@@ -29,6 +29,9 @@ class StreamReport:
     `first` and `next` are the sequences read. `failures` has a line for each work loop that gave up, `failed` the
     stages of these loops. For a feed, `copied` counts folded and `parked` rejected messages.
 
+    `read_by` and `copied_by` count the messages that were read and copied by the counter of their engine (`SPARK_MESSAGES`,
+    `LOCAL_MESSAGES`).
+
     `state` and `copying` are the rows as last committed, or with the watermark that the end of the run commits.
     `alive_at` is the time of the last heartbeat, `began_at` the start of the run (monotonic seconds); `alive_ns`,
     `alive_due_ns` and `advisories_stored` go into the state.
@@ -42,6 +45,8 @@ class StreamReport:
     reasons: Counter[str] = field(default_factory=Counter)
     copied: int = 0
     copied_bytes: int = 0
+    read_by: Counter[str] = field(default_factory=Counter)
+    copied_by: Counter[str] = field(default_factory=Counter)
     found: int = 0
     batched: int = 0
     parked: int = 0

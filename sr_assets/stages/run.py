@@ -797,7 +797,9 @@ class SiteRun:
             # A run that drains ends soon after, and publishes then.
             lingers = caught_up and not drain_only
             site.publish(now=False, caught_up=lingers, copying=copying)
-            yield caught_up and not any(work.pending for work in works)
+            drained = caught_up and not any(work.pending for work in works)
+            site.spark.first_drain &= not drained
+            yield drained
             publishing_due_at = site.publishing_due_at(caught_up=lingers, copying=copying)
             pause_seconds = min(due_at, publishing_due_at) - times.monotonic()
             if pause_seconds > 0:

@@ -17,7 +17,7 @@ from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, 
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.published.tables import TOPOLOGY_SITE
-from sr_assets.adapters.spark.engine import KEEP_SECONDS
+from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection, SparkProvider
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.operator_settings import paused_entries
 from sr_assets.adapters.state.schema import EVENT_TABLES
@@ -34,7 +34,7 @@ from sr_assets.domain.sizing import poll_seconds
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.checkpointing import Checkpoints, restore_newer
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
+from sr_assets.stages.connections import Clusters, ConnectionFiles
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.locks import Locks
 
@@ -84,8 +84,8 @@ class Site:
 
     Raises SiteBusyError if another run holds the site for longer than `wait_seconds`, and StandbyError if another member
     leads it; without leadership nothing is committed or sent. `folder` is
-    `<home>/sites/<name>`. The Spark engine stays warm for `keep_engine_seconds` after its last use. `sites_served`
-    returns the number of sites that the process serves.
+    `<home>/sites/<name>`. `spark` is the engine, by default the home's. `sites_served` returns the number of
+    sites that the process serves.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Site:
         owner: str,
         run_id: str,
         wait_seconds: float = 60.0,
-        keep_engine_seconds: float = KEEP_SECONDS,
+        spark: SparkProvider | None = None,
         sites_served: Callable[[], int] = lambda: 1,
     ) -> None:
         self.settings = settings
@@ -112,7 +112,8 @@ class Site:
         self.clusters = Clusters(name, self.leadership)
         reachable = [cluster for entry in self.entries for cluster in entry.clusters]
         self.files = ConnectionFiles(self.folder, reachable)
-        self.spark = SparkConnection(settings.spark, settings.home.resolve(), name, keep_engine_seconds)
+        engine = spark or HomeEngine(settings.spark, settings.home.resolve())
+        self.spark = SparkConnection(engine, settings.spark.from_messages, name)
         self.pace = Pace(settings.linger_ns / 1e9, sites_served)
         #: Set when background work ends.
         self.woken = threading.Event()

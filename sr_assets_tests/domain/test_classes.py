@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.domain import classes
-from sr_assets.domain.classes import Classifier, ClassRule, count_text, decode_rules, encode_rules
+from sr_assets.domain.classes import Classifier, ClassRule, count_text
 from sr_assets.domain.senders import (
     Document,
     HeaderName,
@@ -102,10 +102,6 @@ def test_changed_rules_keep_the_class_of_a_field_or_header() -> None:
     ]
     assert CLASSIFIER.reclassify("web1", "db") == "web"
     assert Classifier(RULES[1:3]).reclassify("a", "gone") is None
-
-
-def test_rules_survive_encoding() -> None:
-    assert decode_rules(json.loads(json.dumps(encode_rules(RULES)))) == CLASSIFIER
 
 
 def test_counts_list_every_class() -> None:

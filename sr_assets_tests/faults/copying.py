@@ -33,6 +33,5 @@ def copy_plan(folder: Path, cluster: ClusterSettings, source: str, target: str, 
         since=0,
         folder=str(folder),
         batch=BATCH,
-        receipt=str(folder / "receipt"),
     )
     return replace(plan, **changes)

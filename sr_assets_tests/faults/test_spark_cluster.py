@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import pytest
 from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import forget_claims, make_fence, take_away
 from sr_assets.adapters.published.queries import ask
+from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
 from sr_assets.adapters.spark.session import leave_session, open_session
 from sr_assets.domain.days import day_of
 from sr_assets.domain.messages import last_origin
@@ -240,7 +243,7 @@ from sr_assets.adapters.copying.fence import WritePermit
 from sr_assets.adapters.copying.copy_plan import CopyPlan
 import json
 
-plan = CopyPlan.decode(json.loads(sys.argv[1]))
+plan = CopyPlan(**json.loads(sys.argv[1]))
 with WritePermit(plan, 0, seconds=float(sys.argv[2])):
     print("writing", flush=True)
     sys.stdin.read()
@@ -249,7 +252,7 @@ with WritePermit(plan, 0, seconds=float(sys.argv[2])):
 
 def writer(plan: CopyPlan, lease_seconds: float = 8.0) -> subprocess.Popen[str]:
     """Start a writer with a lease in its own process; it writes no message."""
-    command = [sys.executable, "-c", _WRITER, json.dumps(plan.encode()), f"{lease_seconds}"]
+    command = [sys.executable, "-c", _WRITER, json.dumps(asdict(plan)), f"{lease_seconds}"]
     return Forked(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -447,10 +450,9 @@ def test_daily_tables_are_computed_through_a_connect_server(server: str, tmp_pat
     changes = [Change(day.first_ns, "new", None), Change(day.first_ns + 6 * HOUR, "timeout", "up")]
     message = Message("a", day.first_ns, {"build_info": {"version": "0.31.0"}})
     publish(settings.home, {"a": changes}, day.next_ns, messages=[message])
-    session = open_session(SparkSettings(mode=server), tmp_path, "daily")
-    for stage in (AVAILABILITY_STAGE, INVENTORY_STAGE):
-        stage.compute_days(settings, [FIRST], lambda: session)
-    leave_session(session, forget=True)
+    with closing(SparkConnection(HomeEngine(SparkSettings(mode=server), tmp_path), None, "daily")) as connection:
+        for stage in (AVAILABILITY_STAGE, INVENTORY_STAGE):
+            stage.compute_days(settings, [FIRST], connection)
     sql = "SELECT node, up_seconds, timeout_seconds, outages, final FROM availability_daily"
     assert ask(settings.home, sql).values == [("a", 6 * 3600.0, 18 * 3600.0, 1, True)]
     sql = "SELECT value, nodes FROM inventory_daily WHERE value = '0.31.0'"

@@ -90,6 +90,7 @@ STREAM_METRICS = {
         ("counter", _STREAM),
     ),
     "nodes": ("gauge", {*_STREAM, "status"}),
+    "messages_total": ("counter", {"name", "stream", "engine"}),
 }
 #: Metrics from the published tables of partitions, a centre, a topology and heartbeats.
 TABLES = {
@@ -184,6 +185,9 @@ def test_metrics_have_the_documented_names_types_labels_and_values(rig: Rig) -> 
         ("skipped_messages", "skipped_messages"),
     ):
         assert value(text, f"choria_stream_replicator_replicator_{name}", **worker) == replication[column] > 0
+    read_or_copied = len(messages) + replication["copied_messages"]
+    assert value(text, "sr_assets_messages_total", name=SITE, stream=stream, engine="local") == read_or_copied
+    assert value(text, "sr_assets_messages_total", name=SITE, stream=stream, engine="spark") == 0
     total_bytes = sum(len(message.payload) for message in messages)
     assert value(text, "choria_stream_replicator_replicator_total_bytes", **worker) == total_bytes
     skipped_bytes = total_bytes - replication["copied_bytes"]

@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ import pytest
 from sr_assets.adapters.published import availability, inventory
 from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY
 from sr_assets.adapters.published.queries import unfinished_dates
-from sr_assets.adapters.spark.engine import KEEP_SECONDS, use_engine
-from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
 from sr_assets.adapters.state.operator_settings import add_windows
 from sr_assets.automation.jobs import due_days
 from sr_assets.domain.days import Day, dates_between, day_of
@@ -45,36 +45,32 @@ from sr_assets_tests.histories import (
 #: A message of the site in `histories` is valid for two intervals of one hour.
 HELD_NS = 2 * HOUR
 PROPERTIES = ("class", "agent", "agent_version", "os_family", "facts.country", r"facts.a\.b.0")
-Session = Callable[[], Any]
 
 
 @pytest.fixture(scope="module")
-def spark(engine_home: Path) -> Iterator[Session]:
-    session = open_session(SparkSettings(), engine_home, "daily")
-    with use_engine(engine_home, KEEP_SECONDS):
-        yield lambda: session
-    leave_session(session)
+def spark(engine_home: Path) -> Iterator[SparkConnection]:
+    """Spark computes the tables of any number of nodes."""
+    with closing(SparkConnection(HomeEngine(SparkSettings(), engine_home), 0, "daily")) as connection:
+        yield connection
 
 
 @pytest.fixture
-def settings(tmp_path: Path, request: pytest.FixtureRequest) -> Settings:
-    """The settings; Spark computes tables of so few nodes unless a test's `seed` is 1."""
-    alone = getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed") == 1
-    spark = "{}" if alone else "{from_messages: 0}"
-    return configured(tmp_path, inventory=r"{facts: [country, 'a\.b.0']}", spark=spark)
+def settings(tmp_path: Path) -> Settings:
+    return configured(tmp_path, inventory=r"{facts: [country, 'a\.b.0']}")
 
 
 @pytest.fixture
-def no_spark() -> Session:
-    """A session that no test may open."""
+def no_spark(tmp_path: Path) -> SparkConnection:
+    """Spark that no test may start."""
 
-    def refuse() -> Any:
-        raise AssertionError("Spark is needed")
+    class Refusing(HomeEngine):
+        def opened(self) -> Any:
+            raise AssertionError("Spark is needed")
 
-    return refuse
+    return SparkConnection(Refusing(SparkSettings(), tmp_path), None, "daily")
 
 
-def compute(stage: DailyStage, settings: Settings, dates: Sequence[date], spark: Session) -> dict[Any, Any]:
+def compute(stage: DailyStage, settings: Settings, dates: Sequence[date], spark: SparkConnection) -> dict[Any, Any]:
     """Compute some days; return the table's rows by key, whose number must be the number of rows written."""
     written = stage.compute_days(settings, dates, spark)
     assert list(written) == list(dates)
@@ -89,7 +85,7 @@ def compute(stage: DailyStage, settings: Settings, dates: Sequence[date], spark:
     ids=("availability", "inventory"),
 )
 def test_missing_or_expired_history_is_an_error(
-    settings: Settings, spark: Session, stage: DailyStage, earliest: date
+    settings: Settings, spark: SparkConnection, stage: DailyStage, earliest: date
 ) -> None:
     with pytest.raises(RunError, match="nothing is published yet"):
         stage.compute_days(settings, [FIRST], spark)
@@ -103,7 +99,7 @@ def test_missing_or_expired_history_is_an_error(
 
 @pytest.mark.parametrize("stage", (AVAILABILITY_STAGE, INVENTORY_STAGE), ids=("availability", "inventory"))
 def test_pause_longer_than_the_retention_costs_only_expired_days(
-    tmp_path: Path, spark: Session, stage: DailyStage
+    tmp_path: Path, spark: SparkConnection, stage: DailyStage
 ) -> None:
     settings = configured(tmp_path, advisories="{retention: 5d}", snapshots="{retention: 5d}")
     histories = {"a": [Change(BEGIN_NS, "new", None)]}
@@ -178,7 +174,7 @@ def merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", (1, 2))
 def test_availability_matches_each_node_history(
-    seed: int, settings: Settings, spark: Session, no_spark: Session, monkeypatch: pytest.MonkeyPatch
+    seed: int, settings: Settings, spark: SparkConnection, no_spark: SparkConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blind spans, by Spark in portions of days and nodes; without blind spans, in one portion of this process."""
     chosen = spark if seed > 1 else no_spark
@@ -208,7 +204,7 @@ def test_availability_matches_each_node_history(
         assert availability.missing_nodes(settings.home, day) == 0
 
 
-def test_maintenance_seconds_are_the_union_of_the_windows(settings: Settings, spark: Session) -> None:
+def test_maintenance_seconds_are_the_union_of_the_windows(settings: Settings, spark: SparkConnection) -> None:
     """Of known time: node b appears in the middle of the second window, and only one window is about it."""
     histories = {"a": [Change(BEGIN_NS, "new", None)], "b": [Change(BEGIN_NS + 26 * HOUR, "new", None)]}
     publish(settings.home, histories, BEGIN_NS + 40 * HOUR)
@@ -228,7 +224,7 @@ def test_maintenance_seconds_are_the_union_of_the_windows(settings: Settings, sp
     assert rows[FIRST, "a"][0] == 24 * HOUR
 
 
-def test_centre_computes_availability_from_advisories(settings: Settings, spark: Session) -> None:
+def test_centre_computes_availability_from_advisories(settings: Settings, spark: SparkConnection) -> None:
     """Include a node whose last change was before these days."""
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
     histories = random_histories(3, 30, watermark_ns) | {"steady": [Change(BEGIN_NS - 40 * DAY_NS, "new", None)]}
@@ -243,7 +239,9 @@ def test_centre_computes_availability_from_advisories(settings: Settings, spark:
             assert rows.get((local_date, node)) == expected_row, (local_date, node)
 
 
-def test_recomputed_availability_replaces_its_rows_and_becomes_final(settings: Settings, spark: Session) -> None:
+def test_recomputed_availability_replaces_its_rows_and_becomes_final(
+    settings: Settings, spark: SparkConnection
+) -> None:
     noon_ns = BEGIN_NS + DAY_NS // 2
     histories: Histories = {"a": [Change(BEGIN_NS, "new", None)]}
     publish(settings.home, histories, noon_ns)
@@ -258,7 +256,7 @@ def test_recomputed_availability_replaces_its_rows_and_becomes_final(settings: S
     assert unfinished_dates(settings.home, AVAILABILITY) == []
 
 
-def test_availability_days_begin_at_local_midnight(tmp_path: Path, spark: Session) -> None:
+def test_availability_days_begin_at_local_midnight(tmp_path: Path, spark: SparkConnection) -> None:
     settings = configured(tmp_path, availability="{timezone: Europe/London}")
     changed = date(2026, 3, 29)
     day = day_of(changed, "Europe/London")
@@ -329,7 +327,7 @@ def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_
 
 @pytest.mark.parametrize("seed", (1, 2))
 def test_inventory_matches_a_count_of_each_node(
-    seed: int, settings: Settings, spark: Session, no_spark: Session, monkeypatch: pytest.MonkeyPatch
+    seed: int, settings: Settings, spark: SparkConnection, no_spark: SparkConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All days in one portion of this process, or by Spark in portions of days and nodes."""
     chosen = spark if seed > 1 else no_spark
@@ -366,7 +364,7 @@ def test_inventory_matches_a_count_of_each_node(
         assert inventory.missing_nodes(settings.home, day) == 0
 
 
-def test_messages_of_any_shape_are_counted(settings: Settings, spark: Session) -> None:
+def test_messages_of_any_shape_are_counted(settings: Settings, spark: SparkConnection) -> None:
     shapes: dict[str, tuple[object, bool]] = {
         "plain": ({"classes": "web", "agents": "none", "country": "uk"}, False),
         "facts": ({"country": {"code": "fr"}, "osfamily": "Suse"}, True),
@@ -397,7 +395,7 @@ def test_messages_of_any_shape_are_counted(settings: Settings, spark: Session) -
     assert inventory.values_of_day(settings.home, FIRST, 1).values[0] == ("agent", None, 4, 4, 0)
 
 
-def test_local_day_is_final_once_all_its_messages_are_copied(tmp_path: Path, spark: Session) -> None:
+def test_local_day_is_final_once_all_its_messages_are_copied(tmp_path: Path, spark: SparkConnection) -> None:
     settings = configured(tmp_path, inventory="{timezone: America/New_York}")
     day = day_of(FIRST, "America/New_York")
     messages = [

@@ -1,10 +1,7 @@
-"""The plan of a batch's copies, and its encoding as the option of a Spark write."""
+"""The plan of a batch's copies: what its writers get, here or in tasks."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from sr_assets.adapters.state.lease import Guard, guard_of
 from sr_assets.domain.errors import RunError
@@ -25,7 +22,6 @@ class CopyPlan:
     - `whole`: the batch's range; the copies of its other parts are ignored
     - `adopted`: the target sequences of the range's copies that a later state of this site has made, half-open
     - `folder`, `batch`: the folder with this stream's writer locks, and the batch that may write (its file `batch`)
-    - `receipt`: the file for the receipt of all tasks, written once all have succeeded
     - `resend`: appended to each `Nats-Msg-Id` as `/r<resend>` unless 0: for a stream that is recopied on purpose
     - `source_sequence`, `source_ns`: a message of the source at or after the range's end, and its stored time. If the
       source now has another message there, or ends before it, it was recreated or rolled back. None disables the check
@@ -57,7 +53,6 @@ class CopyPlan:
     since: int
     folder: str
     batch: str
-    receipt: str
     whole: tuple[int, int] = (0, 0)
     adopted: tuple[int, int] = (0, 0)
     filter: str | None = None
@@ -78,18 +73,6 @@ class CopyPlan:
     @property
     def identity(self) -> Identity:
         return Identity(self.source_stream, self.replicator, self.name)
-
-    def encode(self) -> dict[str, str]:
-        """Return the plan as the sink's only option."""
-        return {"plan": json.dumps(asdict(self))}
-
-    @classmethod
-    def decode(cls, options: Mapping[str, str]) -> Self:
-        """Read the option of a write."""
-        fields = json.loads(options["plan"])
-        return cls(
-            **fields | {name: tuple(fields[name]) for name in ("subjects", "whole", "adopted", "leases", "lanes")}
-        )
 
     @property
     def guard(self) -> Guard:

@@ -6,10 +6,8 @@ import json
 from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Final, Self
 
-from sr_assets.adapters.private import write_private
 from sr_assets.domain.hops import Hop
 
 #: At most this many heartbeats of a batch are measured.
@@ -43,6 +41,7 @@ class Receipt:
     - `held`: ranges that a lane's writer has read
     - `found`: how many copies an earlier attempt left in the target
     - `batched`: how many copies were published in fast-ingest batches
+    - `in_spark`: whether Spark's tasks made the copies
     - `failure`: one line if the target refuses messages; then the intent stays open
     - `heartbeats`: the target sequences of the last copied heartbeats
     - `large`: the target sequences of copies that are not read back
@@ -67,6 +66,7 @@ class Receipt:
     parked: list[Parked] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     held: list[tuple[int, int]] = field(default_factory=list)
+    in_spark: bool = False
     failure: str | None = None
     heartbeats: list[int] = field(default_factory=list)
     large: list[int] = field(default_factory=list)
@@ -146,16 +146,6 @@ class Receipt:
         self.impossible_hops += other.impossible_hops
         self.refused_metadata += other.refused_metadata
         self.forged += other.forged
-
-    def write(self, file: Path) -> None:
-        """Write the receipt to a file, atomically."""
-        # Its run reads it; a later run reads the target instead.
-        write_private(file, self.encode(), durable=False)
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """Read a file written by `write`."""
-        return cls.decode(file.read_text())
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

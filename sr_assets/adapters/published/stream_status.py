@@ -86,7 +86,7 @@ def _status(
     name, copying = stream.stream, state.load_copying(stream.stream)
     nodes, outage = state.nodes(name), state.guard(name).last()
     counts, deadline_ns = nodes.counts(), nodes.first_deadline()
-    advisories = state.outbox(name).size()
+    advisories, totals = state.outbox(name).size(), state.counters(name).totals()
     return StreamStatus(
         stream.target_stream,
         stream.tracked,
@@ -112,7 +112,8 @@ def _status(
         outage_ns=outage and outage[1],
         p50_seconds=p50_seconds,
         p95_seconds=p95_seconds,
-        counters=state.counters(name).totals(),
+        **{counter: int(sum(totals.get(counter, {}).values())) for counter in ("spark_messages", "local_messages")},
+        counters=totals,
     )
 
 

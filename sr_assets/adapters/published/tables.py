@@ -382,7 +382,7 @@ TABLES: Final[dict[str, Table]] = {
         too_old_messages BIGINT, no_sender_messages BIGINT, gap_messages BIGINT, parked_messages BIGINT,
         late_sightings BIGINT, watermark TIMESTAMPTZ, next_deadline TIMESTAMPTZ, last_error VARCHAR,
         as_of TIMESTAMPTZ, queued_messages BIGINT, paused BOOLEAN, blind_seconds DOUBLE,
-        latency_p50_seconds DOUBLE, latency_p95_seconds DOUBLE
+        latency_p50_seconds DOUBLE, latency_p95_seconds DOUBLE, spark_messages BIGINT, local_messages BIGINT
         """,
         f"""
         SELECT $name, stream, stream, {at("nullif(created_ns, 0)")}, target_stream, next_sequence,
@@ -390,7 +390,7 @@ TABLES: Final[dict[str, Table]] = {
             copied_bytes, skipped_messages, too_old_messages, no_sender_messages, gap_messages + lost_messages,
             parked_messages, late_sightings,
             {at("watermark_ns")}, {at("deadline_ns")}, last_error, {at("as_of_ns")}, queued, paused, round(blind_ns / 1e9, 3),
-            p50_seconds, p95_seconds
+            p50_seconds, p95_seconds, spark_messages, local_messages
         FROM status WHERE true
         """,
         "streams",

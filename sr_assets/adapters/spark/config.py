@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.extras import require_extra
-from sr_assets.domain.sizing import needs_spark
 
 if TYPE_CHECKING:
     from sr_assets.settings import SparkSettings
@@ -114,11 +114,6 @@ def is_cluster(mode: str) -> bool:
     return mode.startswith(("spark://", "sc://"))
 
 
-def uses_spark(settings: SparkSettings, messages: int, payload_bytes: int = 0) -> bool:
-    """Return whether Spark processes a batch of this size; on a cluster, it processes every batch."""
-    return is_cluster(settings.mode) or needs_spark(messages, payload_bytes, settings.from_messages)
-
-
 def child_environment(home: Path) -> dict[str, str]:
     """Return the environment of Spark's processes: our Java, our interpreter, no variables of another Spark."""
     environ = {key: value for key, value in os.environ.items() if key not in _SCRUBBED}
@@ -159,6 +154,7 @@ def session_config(settings: SparkSettings) -> dict[str, str]:
     return {**ours, **_REMOTE_DEFAULTS, **settings.config}
 
 
+@functools.cache
 def source_digest() -> str:
     """Return a digest of this package's source."""
     package = Path(__file__).resolve().parents[2]

@@ -35,8 +35,8 @@ def is_remote(session: SparkSession) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
-def join_engine(engine: Engine, home: Path, site: str) -> SparkSession:
-    """Join a site's session on this host's engine. Raises EngineLostError if another user listens on its port."""
+def join_engine(engine: Engine, home: Path, name: str) -> SparkSession:
+    """Join a home's session with this name on this host's engine. Raises EngineLostError if another user listens on its port."""
     if not engine.listens_for_us:
         raise EngineLostError(
             f"Spark engine: no process of this user listens on port {engine.port}; the batch is repeated in a new engine"
@@ -44,28 +44,25 @@ def join_engine(engine: Engine, home: Path, site: str) -> SparkSession:
     url = f"sc://localhost:{engine.port}"
     # A session that the server closed (for example after an idle day) can never be joined again; a new id can.
     for generation in range(16):
-        identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{site}/{generation}")
+        identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{home}/{engine.pid}/{engine.started_at}/{name}/{generation}")
         # uuid5 with the version bits of uuid4, which the client requires.
         if session := _join(url, uuid.UUID(int=identity.int, version=4), engine):
             return session
-    raise RunError(
-        f"the Spark engine (pid {engine.pid}) refuses every session of site {site}; run `sr-assets spark stop`"
-    )
+    raise RunError(f"the Spark engine (pid {engine.pid}) refuses every session; run `sr-assets spark stop`")
 
 
-def join_server(mode: str, folder: Path, site: str) -> SparkSession:
-    """Join a site's session on a cluster's server: the one recorded in `folder` if it still exists.
+def join_server(mode: str, folder: Path, name: str) -> SparkSession:
+    """Join a session on a cluster's server: the one recorded in `folder` by its name if it still exists.
 
-    Operations of an earlier run are interrupted. A session per run would keep a Python process on each executor until
+    A session per run would keep a Python process on each executor until
     the server ends. Ids are random, so that they are unique.
     """
-    if "/" in site:  # no site's session: its user ends it
+    if "/" in name:  # a session of one run, which ends it
         return _new_session(mode, uuid.uuid4())
-    record = folder / f"session-{uuid.uuid5(uuid.NAMESPACE_URL, site)}.json"
+    record = folder / f"session-{uuid.uuid5(uuid.NAMESPACE_URL, name)}.json"
     # A server identifies a session's files by name: another version of our source needs another session.
     wanted = {"mode": mode.partition(";")[0], "source": source_digest()}
     if (identity := _recorded(record, wanted)) and (session := _join(mode, identity)):
-        session.interruptAll()
         return session
     identity = uuid.uuid4()
     # Recorded before the session exists, so that the run after a killed one can interrupt it.
@@ -172,7 +169,7 @@ class _VerifiedToken:
 
 
 def close(session: SparkSession, *, forget: bool = False) -> None:
-    """Close the connection to a session, which the site's next run joins unless the server is to `forget` it.
+    """Close the connection to a session, which the next run joins unless the server is to `forget` it.
 
     Otherwise the client cleans up at the process's exit, and waits ten minutes for a server that has ended.
     """

@@ -112,6 +112,12 @@ def engine_status(home: Path) -> Engine | None:
     return engine if engine is not None and engine.alive else None
 
 
+def is_warm(settings: SparkSettings, home: Path) -> bool:
+    """Return whether a local server of this home listens that `start_engine` would return."""
+    engine = engine_status(home)
+    return engine is not None and engine.fingerprint == fingerprint(engine_config(settings, home))
+
+
 def stop_engine(home: Path) -> bool:
     """Stop this home's local server by its pid; return False if none was running."""
     with _locked(home / "spark"):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 
-from sr_assets.adapters.spark.schemas import arrow_schema, rows_of
-from sr_assets.adapters.spark.shipping import Job, task_of
+from sr_assets.adapters.arrow_rows import arrow_schema, rows_of
+from sr_assets.adapters.spark.tasks import Work, run_tasks
 from sr_assets.domain.days import Day
 from sr_assets.domain.tracking.rules import Status
 
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 
 #: A node's status in a history.
 UP, TIMEOUT, RETIRED = range(len(Status))
-_NODES: Final = (
-    "key INT, stream INT, first_ns BIGINT, until_ns BIGINT, status TINYINT, at_ns ARRAY<BIGINT>, after ARRAY<TINYINT>"
-)
-
-_MEASURED: Final = (
-    "key int, day int, up_ns long, timeout_ns long, retired_ns long, blind_ns long, transitions int, outages int,"
-    " longest_ns long"
-)
-_OBSERVED: Final = "observed_day ARRAY<INT>, holds_until_ns ARRAY<BIGINT>, held ARRAY<ARRAY<INT>>"
-_COUNTED: Final = "stream int, day int, value_number int, nodes long, came long, went long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +120,22 @@ def bounds_of(days: Sequence[Day]) -> NDArray[np.int64]:
     return np.array([*(day.first_ns for day in days), days[-1].next_ns], np.int64)
 
 
-def compute(session: SparkSession | None, nodes: pa.Table, more: str, job: Job, schema: str) -> pa.Table:
-    """Return the rows of a job on nodes, unordered; `more` are its columns in addition to a history's.
-
-    Without a session, this process does the job.
-    """
-    if session is None:
-        return pa.Table.from_batches(job.run(iter(nodes.combine_chunks().to_batches())), arrow_schema(schema))
-    columns = ", ".join(filter(None, (_NODES, more)))
-    frame = session.createDataFrame(nodes) if nodes.num_rows else session.createDataFrame([], columns)
-    return frame.mapInArrow(task_of(job), schema).toArrow()
+def compute(session: SparkSession | None, nodes: pa.Table, work: Work) -> pa.Table:
+    """Return the results of work on nodes, unordered; without a session or nodes, of this process."""
+    if session is None or not nodes.num_rows:
+        batches = work.run(iter(nodes.combine_chunks().to_batches()))
+        return pa.Table.from_batches(batches, arrow_schema(work.schema))
+    return run_tasks(session, nodes, work)
 
 
 @dataclass(frozen=True, slots=True)
-class _MeasureJob:
+class _MeasureWork:
     """Measures a task's nodes on days that start at `bounds`; `spans` are the streams' blind spans."""
 
+    schema: ClassVar[str] = (
+        "key int, day int, up_ns long, timeout_ns long, retired_ns long, blind_ns long, transitions int, outages int,"
+        " longest_ns long"
+    )
     bounds: NDArray[np.int64]
     spans: pa.Table
 
@@ -170,7 +160,7 @@ class _MeasureJob:
                 np.add.reduceat(pieces.outage, of_day, dtype=np.int64),
                 np.maximum.reduceat(down_ns, np.searchsorted(of_stretch, of_day)),
             ]
-            yield rows_of(_MEASURED, measured)
+            yield rows_of(self.schema, measured)
 
     def _blind_ns(self, streams: NDArray[np.int32], pieces: StatusIntervals) -> NDArray[np.int64]:
         """Return the blind time of each interval's stream."""
@@ -208,13 +198,14 @@ def measure_days(session: SparkSession | None, history: History, days: Sequence[
     since the node's first sighting, up to the watermark), transitions, outages (stretches not up that started on the
     day) and longest_ns (the longest part of a stretch not up, without blind time).
     """
-    return compute(session, history.nodes, "", _MeasureJob(bounds_of(days), history.spans), _MEASURED)
+    return compute(session, history.nodes, _MeasureWork(bounds_of(days), history.spans))
 
 
 @dataclass(frozen=True, slots=True)
-class _CountJob:
+class _CountWork:
     """Counts the values of nodes on days that start at `bounds`; `unknown` are the values of an unobserved node."""
 
+    schema: ClassVar[str] = "stream int, day int, value_number int, nodes long, came long, went long"
     bounds: NDArray[np.int64]
     unknown: NDArray[np.int32]
 
@@ -238,7 +229,7 @@ class _CountJob:
             numbers = [np.bincount(each, minlength=len(groups)) for each in (now, now[came[present]], gone)]
             of_stream, day = np.divmod(groups, days)
             stream, value = np.divmod(of_stream, values)
-            yield rows_of(_COUNTED, [stream, day - 1, value, *numbers])
+            yield rows_of(self.schema, [stream, day - 1, value, *numbers])
 
     def _held(self, nodes: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return node, day and number of each value on days on which the node was not retired throughout."""
@@ -273,5 +264,4 @@ def count_values(
     an unobserved node. Without a session, this process counts. Columns: stream, day (0: the second of `days`),
     value_number, nodes, came, went; partial sums, unordered.
     """
-    job = _CountJob(bounds_of(days), np.array(unknown, np.int32))
-    return compute(session, nodes, _OBSERVED, job, _COUNTED)
+    return compute(session, nodes, _CountWork(bounds_of(days), np.array(unknown, np.int32)))

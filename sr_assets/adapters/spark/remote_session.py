@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from sr_assets.adapters import times
 from sr_assets.adapters.spark.config import JAVA_OPTIONS
 from sr_assets.adapters.spark.connect import is_remote
-from sr_assets.adapters.spark.shipping import package_archive
+from sr_assets.adapters.spark.tasks import package_archive
 from sr_assets.domain.errors import RunError
 
 if TYPE_CHECKING:

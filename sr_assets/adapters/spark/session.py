@@ -1,4 +1,4 @@
-"""A site's Spark session on the engine of `spark.mode`."""
+"""Spark sessions on the engine of `spark.mode`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.private import own_folder
 from sr_assets.adapters.spark.config import child_environment, engine_config, is_cluster
@@ -20,6 +20,7 @@ from sr_assets.adapters.spark.remote_session import (
     explained,
     reach_cluster,
     ship_package,
+    watched,
     without_secret,
 )
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, RunError, TransientError
@@ -55,12 +56,15 @@ _LOST = re.compile(r"ExecutorLostFailure|Python worker exited unexpectedly|[Ee]x
 _WRAPPING = re.compile(r"An error occurred while calling|Exception thrown in awaitResult")
 
 
-def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession:
-    """Join this site's Spark session on the engine of `spark.mode`, and interrupt an earlier run's tasks in it.
+#: The session that the runs of a home share.
+_SHARED: Final = "runs"
 
-    On a Connect server every run of a site uses the same session id. The session stays warm, and a run that joins it
-    can interrupt tasks of a killed client. The data source `jetstream` is registered on this host's engine, not on a
-    cluster. Raises TransientError if the engine ends before it is joined.
+
+def open_session(settings: SparkSettings, home: Path, name: str = _SHARED) -> SparkSession:
+    """Join a home's Spark session with this name on the engine of `spark.mode`.
+
+    On a Connect server the session and its Python workers stay warm for the next run. Raises TransientError if the engine ends
+    before it is joined, RunError without an engine.
     """
     mode = settings.mode
     if mode == "connect-local":
@@ -68,17 +72,17 @@ def open_session(settings: SparkSettings, home: Path, site: str) -> SparkSession
             engine = start_engine(settings, home)
         except RunError as error:
             logger.warning("%s; continuing with classic Spark in this process", error)
-            return _prepared(_classic("local[*,3]", settings, home))
+            return _classic("local[*,3]", settings, home)
         try:
-            return _prepared(join_engine(engine, home, site))
+            return join_engine(engine, home, name)
         except Exception as error:
             raise spark_error(error) from error
     if is_cluster(mode):
-        return _open_on_cluster(settings, home, site)
-    return _prepared(_classic("local[*,3]", settings, home))
+        return _open_on_cluster(settings, home, name)
+    return _classic("local[*,3]", settings, home)
 
 
-def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSession:
+def _open_on_cluster(settings: SparkSettings, home: Path, name: str) -> SparkSession:
     """Return a session on a cluster; raises RunError with a missing requirement."""
     mode, folder = settings.mode, home / "spark"
     address = reach_cluster(mode)
@@ -86,18 +90,19 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
     session = None
     try:
         if mode.startswith("sc://"):
-            session = join_server(mode, folder, site)
+            session = join_server(mode, folder, name)
             check_series(session)
             set_options(session, settings)
         else:
             session = _classic(mode, settings, home, cluster_config(address, folder))
         ship_package(session, folder)
-        # It imports Spark, which a process that only loads the definitions does not need.
-        from sr_assets.adapters.spark.remote import try_remotely
+        # It imports the work, which a process that only loads the definitions does not need.
+        from sr_assets.adapters.spark.jobs import try_links
 
-        for executor, _, error in try_remotely(session, {}):
-            if error is not None:
-                raise RunError(f"Spark executor on {executor}: {error}")
+        with watched(session):
+            for executor, _, error in try_links(session, {}):
+                if error is not None:
+                    raise RunError(f"Spark executor on {executor}: {error}")
     except Exception as error:
         failed = spark_error(error)
         if session is not None:
@@ -110,7 +115,7 @@ def _open_on_cluster(settings: SparkSettings, home: Path, site: str) -> SparkSes
 
 
 def leave_session(session: SparkSession, *, forget: bool = False) -> None:
-    """Close the connection to a session, which the site's next run joins unless the engine is to `forget` it.
+    """Close the connection to a session, which the next run joins unless the engine is to `forget` it.
 
     A classic session ends with its process.
     """
@@ -118,11 +123,32 @@ def leave_session(session: SparkSession, *, forget: bool = False) -> None:
         close(session, forget=forget)
 
 
-def stop_work(session: SparkSession) -> None:
-    """Interrupt the tasks of an abandoned session."""
-    if is_remote(session):
-        with contextlib.suppress(Exception):  # a broken engine may be the reason
-            session.interruptAll()
+def shares_this_machine(session: SparkSession) -> bool:
+    """Return whether a session's tasks run on this machine, as this user: those of classic Spark with a local master."""
+    return not is_remote(session) and str(session.sparkContext.master).startswith("local")
+
+
+def adopt_session(session: SparkSession, folder: Path) -> None:
+    """Prepare a user's session for our tasks. Raises RunError with a missing requirement."""
+    # It imports the work, which a process that only loads the definitions does not need.
+    from sr_assets.adapters.spark.jobs import try_links
+
+    try:
+        if is_remote(session):
+            check_series(session)
+        if not shares_this_machine(session):
+            ship_package(session, folder)
+        for executor, _, error in try_links(session, {}):
+            if error is not None:
+                raise RunError(f"Spark executor on {executor}: {error}")
+    except Exception as error:
+        raise RunError(f"resource spark: {spark_error(error)}") from error
+
+
+def stop_work(session: SparkSession, tag: str) -> None:
+    """Interrupt a session's operations that have a tag."""
+    with contextlib.suppress(Exception):  # a broken engine may be the reason
+        session.interruptTag(tag)
 
 
 def local_cores(settings: SparkSettings) -> int:
@@ -150,16 +176,6 @@ def _classic(master: str, settings: SparkSettings, home: Path, config: Mapping[s
     for key, value in engine_config(settings, home, **(config or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
-
-
-def _prepared(session: SparkSession) -> SparkSession:
-    from sr_assets.adapters.spark.data_source import JetStreamDataSource
-
-    # Tasks of an earlier run of this site must not continue next to this run's.
-    if is_remote(session):
-        session.interruptAll()
-    session.dataSource.register(JetStreamDataSource)
-    return session
 
 
 def spark_error(error: Exception) -> RunError:

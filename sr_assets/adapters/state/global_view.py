@@ -1,6 +1,6 @@
 """The global view in a site's state: the nodes of all sites as the site's feeds report them.
 
-A batch is an Arrow table with the columns of `spark.data_source.ADVISORY_SCHEMA`, folded by one statement per table. Apply
+A batch is an Arrow table with the columns of `range_rows.Advisories`, folded by one statement per table. Apply
 all its changes in the transaction that moves the feed's position. A name or stream that an advisory omits is "" here
 and NULL in the published tables.
 """

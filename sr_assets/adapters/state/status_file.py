@@ -34,12 +34,13 @@ class StreamStatus:
     no table has. It is a row of the published tables `replication` and `site_summary`, and a part of `SiteStatus`, from which
     sensors, commands, metrics, `/readyz` and notifications read it.
 
-    `lost_messages` belong to `seen_messages` but not to `gap_messages`. `deadline_ns` is the earliest deadline of a node,
-    `next_deadline_ns` the earliest time at which a run has work without a new message. `target_sequence` is how far the
-    target is known, None before this field existed. `queued` copies are not in the target yet. `last_error` stopped reading or
-    copying, `copy_error` only draining the queue. `refused_since_ns` is the time of the oldest advisory if the last run's were
-    refused. `last_success_ns`: no work was left. `paused`: the tables show that copying is paused. `counters` are those of
-    `Counter`, by label.
+    `spark_messages` were read or copied by Spark's tasks, `local_messages` by the runs' own processes; a message that is
+    read and copied counts twice. `lost_messages` belong to `seen_messages` but not to `gap_messages`. `deadline_ns` is the
+    earliest deadline of a node, `next_deadline_ns` the earliest time at which a run has work without a new message.
+    `target_sequence` is how far the target is known, None before this field existed. `queued` copies are not in the target
+    yet. `last_error` stopped reading or copying, `copy_error` only draining the queue. `refused_since_ns` is the time of
+    the oldest advisory if the last run's were refused. `last_success_ns`: no work was left. `paused`: the tables show that
+    copying is paused. `counters` are those of `Counter`, by label.
     """
 
     target_stream: str | None = None
@@ -60,6 +61,8 @@ class StreamStatus:
     gap_messages: int = 0
     late_sightings: int = 0
     copied_messages: int = 0
+    spark_messages: int = 0
+    local_messages: int = 0
     copied_bytes: int = 0
     parked_messages: int = 0
     lost_messages: int = 0

@@ -87,7 +87,8 @@ class Counter(StrEnum):
     `FORGED_COPIES` counts messages of the target that claim to be copies and differ from their originals.
     `REFUSED_METADATA` counts copied registrations whose content is unreadable or too large, so that they have no metadata.
     `REFUSED_SENDERS` counts messages of senders that are no node because the stream has as many as it may have.
-    `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`.
+    `PROCESSED_MESSAGES` took `PROCESSING_SECONDS`. `SPARK_MESSAGES` were read by Spark's tasks, or
+    copied with the label `COPYING`; `LOCAL_MESSAGES` by the runs' own processes.
     """
 
     SEEN_BYTES = "seen_bytes"
@@ -95,6 +96,8 @@ class Counter(StrEnum):
     FORCED_MESSAGES = "forced_messages"
     PROCESSED_MESSAGES = "processed_messages"
     PROCESSING_SECONDS = "processing_seconds"
+    SPARK_MESSAGES = "spark_messages"
+    LOCAL_MESSAGES = "local_messages"
     RECALLED_MESSAGES = "recalled_messages"
     IMPOSSIBLE_HOPS = "impossible_hops"
     FORGED_COPIES = "forged_copies"
@@ -106,6 +109,11 @@ class Counter(StrEnum):
     RECONNECTIONS = "reconnections"
     ADVISORIES = "advisories"
     ADVISORY_ERRORS = "advisory_errors"
+
+
+def engine_counter(*, in_spark: bool) -> Counter:
+    """Return the counter of messages that were processed by Spark, or in the run's own process."""
+    return Counter.SPARK_MESSAGES if in_spark else Counter.LOCAL_MESSAGES
 
 
 class Counters(StreamTable):

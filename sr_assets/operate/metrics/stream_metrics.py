@@ -119,6 +119,15 @@ def _is_copied(stream: StreamNumbers) -> bool:
     return stream.started and stream.copied
 
 
+def _engines(streams: Sequence[StreamNumbers], _: float) -> Iterator[Sample]:
+    return summed(
+        Sample(f'{stream.labels},engine="{engine}"', stream.number(f"{engine}_messages"))
+        for stream in streams
+        for engine in ("spark", "local")
+        if stream.started
+    )
+
+
 STREAM_METRICS: Final = (
     per_stream(
         "sr_assets_lag_messages", "gauge", "Unread messages in the source at the last poll.", number("lag_messages")
@@ -130,6 +139,12 @@ STREAM_METRICS: Final = (
         lambda stream: stream.number("lag_ns") / 1e9,
     ),
     Metric("sr_assets_nodes", "gauge", "Tracked nodes by status.", _nodes),
+    Metric(
+        "sr_assets_messages_total",
+        "counter",
+        "Messages that Spark's tasks, or the runs' own processes, have read or copied.",
+        _engines,
+    ),
     Metric(
         "sr_assets_watermark_age_seconds",
         "gauge",

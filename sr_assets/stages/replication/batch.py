@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.copying.copier import await_writers, write_copies, writers_at_work
@@ -28,11 +27,9 @@ from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.private import write_private
 from sr_assets.adapters.published.history import held_sequences, source_mark, stream_folder
-from sr_assets.adapters.spark.data_source import FORMAT
-from sr_assets.adapters.spark.remote import copy_remotely
 from sr_assets.adapters.state.orders import request_another_refill
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
-from sr_assets.adapters.state.stream_tables import COPYING, Counter, Gap, gap_row
+from sr_assets.adapters.state.stream_tables import COPYING, Counter, Gap, engine_counter, gap_row
 from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
 from sr_assets.domain.subjects import matcher, omitted_error, printable
@@ -164,23 +161,19 @@ class Writers:
         context, stream, target = self._context, self._stream, self._target
         if target.created_ns != self._intent.target_created_ns:
             raise TransientError(f"target stream {stream.target_stream} was recreated during a batch")
-        receipt_file = context.writers / "receipt.json"
         # A message that ends its process must not end Spark's, which tells nothing about it.
         alone = self._intent.part == 1 and not context.spark.remote
-        in_spark = not alone and context.spark.needed(len(rows), len(rows) * average_bytes(self._source))
+        size = len(rows), len(rows) * average_bytes(self._source)
+        in_spark = not alone and context.spark.takes(*size, f"{stream.label}: copying")
         by_lane = in_spark and len(self._lanes) > 1 and isinstance(rows, SequenceRange)
-        plan = self._plan(str(receipt_file), by_lane=by_lane)
-        if context.spark.remote:
-            cluster = context.clusters.connect(stream.target)
-            with context.spark.use() as session, fenced(plan, context.writers, cluster, stream.writers) as behind:
-                receipt = copy_remotely(session, self._spread(session, rows), behind)
-        elif in_spark:
-            receipt_file.unlink(missing_ok=True)
-            with context.spark.use() as session:
-                self._spread(session, rows).write.format(FORMAT).mode("append").options(**plan.encode()).save()
-            receipt = Receipt.read(receipt_file)
-        else:
+        plan = self._plan(by_lane=by_lane)
+        if not in_spark:
             receipt = write_copies(plan, _nodes_by_sequence(rows))
+        elif context.spark.remote:
+            with fenced(plan, context.writers, context.clusters.connect(stream.target), stream.writers) as behind:
+                receipt = self._write_in_tasks(behind, rows)
+        else:
+            receipt = self._write_in_tasks(plan, rows)
         reach(Point.PUBLISHED)
         if receipt.failure:
             raise RunError(receipt.failure)
@@ -213,22 +206,27 @@ class Writers:
 
     def settle(self, rows: pa.Table | SequenceRange, *, staged: bool = True) -> Receipt:
         """Account for the copies of `rows` that an earlier attempt has made; make no others."""
-        return write_copies(self._plan("", staged=staged), _nodes_by_sequence(rows), made=True)
+        return write_copies(self._plan(staged=staged), _nodes_by_sequence(rows), made=True)
 
-    def _spread(self, spark: SparkSession, rows: pa.Table | SequenceRange) -> DataFrame:
-        """Return the rows for Spark's writers, partitioned to keep the configured `order`."""
-        if isinstance(rows, SequenceRange):
-            lanes, tasks = len(self._lanes), self._stream.workers
-            if lanes > 1:
-                rows, tasks = SequenceRange(0, lanes), min(lanes, self._context.spark.cores())
-            return spark.range(rows.first, rows.next, 1, tasks).withColumnRenamed("id", "sequence")
-        workers = self._stream.writers
-        frame = spark.createDataFrame(rows)
-        if workers == 1 or self._intent.resend:
-            return frame.coalesce(1)
-        return frame.repartition(workers, "node") if self._stream.order == "sender" else frame.repartition(workers)
+    def _write_in_tasks(self, plan: CopyPlan, rows: pa.Table | SequenceRange) -> Receipt:
+        """Copy the messages by Spark's writers, which keep the configured `order`."""
+        # With an engine, because it imports Spark.
+        from sr_assets.adapters.spark.jobs import copy_in_tasks
 
-    def _plan(self, receipt_file: str, *, by_lane: bool = False, staged: bool = True) -> CopyPlan:
+        stream, spark, by = self._stream, self._context.spark, None
+        if plan.by_lane:
+            spread, writers = range(len(self._lanes)), min(len(self._lanes), spark.cores())
+        elif isinstance(rows, SequenceRange):
+            spread, writers = range(rows.first, rows.next), stream.workers
+        else:
+            spread, writers = rows, 1 if self._intent.resend else stream.writers
+            by = "node" if stream.order == "sender" else None
+        with spark.use() as session:
+            receipt = copy_in_tasks(session, spread, plan, writers, by=by, remote=spark.remote)
+        receipt.in_spark = True
+        return receipt
+
+    def _plan(self, *, by_lane: bool = False, staged: bool = True) -> CopyPlan:
         """Return the plan of the writers, and delete the staged files of an earlier attempt."""
         context, stream, intent, state = self._context, self._stream, self._intent, self._state
         # The message that proves the source unchanged: the last one read for decided messages, else the source's last
@@ -269,7 +267,6 @@ class Writers:
             by_lane=by_lane,
             folder=str(context.writers),
             batch=self._attempt,
-            receipt=receipt_file,
             staging=str(staging) if staged and stream.tracked and not intent.resend else None,
             metadata_bytes=stream.max_metadata,
             leases=tuple(map(str, context.clusters.leadership.lease_folders)),
@@ -557,6 +554,7 @@ class CopyBatch:
             Counter.IMPOSSIBLE_HOPS: receipt.impossible_hops + ignored,
             Counter.FORGED_COPIES: receipt.forged,
             Counter.REFUSED_METADATA: receipt.refused_metadata,
+            engine_counter(in_spark=receipt.in_spark): receipt.copied,
         }
         self._store.counters(self._stream.stream).add(processing, COPYING)
         self._store.copy_log(self._stream.stream).add(receipt.copied_ranges, now_ns)
@@ -577,6 +575,7 @@ class CopyBatch:
         report.copying = self._copying
         report.copied += receipt.copied
         report.copied_bytes += receipt.copied_bytes
+        report.copied_by[engine_counter(in_spark=receipt.in_spark)] += receipt.copied
         report.found += receipt.found
         report.batched += receipt.batched
         report.parked += len(receipt.parked)

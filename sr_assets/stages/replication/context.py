@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sr_assets.adapters.spark.run_session import SparkConnection
     from sr_assets.adapters.state.store import SiteState
     from sr_assets.settings import StreamSettings
     from sr_assets.stages.clock import Clock
-    from sr_assets.stages.connections import Clusters, ConnectionFiles, SparkConnection
+    from sr_assets.stages.connections import Clusters, ConnectionFiles
     from sr_assets.stages.report import StreamReport
 
 
@@ -38,5 +39,5 @@ class CopyContext:
 
 
 def writers_folder(site: Path, stream: StreamSettings) -> Path:
-    """Return the directory of a stream's writers inside its site's: locks, the active batch, its fence, the receipt."""
+    """Return the directory of a stream's writers inside its site's: locks, the active batch, its fence."""
     return (site / "writers" / stream.asset_prefix[1]).resolve()

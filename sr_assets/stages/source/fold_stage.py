@@ -15,7 +15,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import StreamState
-from sr_assets.adapters.state.stream_tables import Gap
+from sr_assets.adapters.state.stream_tables import Counter, Gap, engine_counter
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.settings import Entry
 from sr_assets.stages.progress_lines import Progress
@@ -31,7 +31,8 @@ from sr_assets.stages.source.suitability import check_source
 class ReadBatch:
     """A range that was read: its rows in sequence order, its holes, and their rows for the table `gaps`.
 
-    The source had lost the messages before `available` when the range was planned. `began` is in monotonic seconds.
+    The source had lost the messages before `available` when the range was planned. `began` is in monotonic seconds. `engine`
+    is the counter of the messages' engine.
     """
 
     covered: SequenceRange
@@ -40,6 +41,7 @@ class ReadBatch:
     holes: Sequence[Hole]
     gaps: list[Gap]
     began: float
+    engine: Counter
 
 
 class FoldStage(ABC):
@@ -119,7 +121,7 @@ class FoldStage(ABC):
         absent = missing(SequenceRange(available, covered.next), rows["sequence"].to_pylist())
         holes = find_holes(self._entry, self._clusters.connect(self._entry.source), source, absent)
         gaps = gap_rows(self._entry, covered, available, holes, self._clock.now_ns())
-        return ReadBatch(covered, available, rows, holes, gaps, began)
+        return ReadBatch(covered, available, rows, holes, gaps, began, engine_counter(in_spark=self._reader.in_spark))
 
     def _move_on(self, state: StreamState, batch: ReadBatch) -> None:
         """Move the position behind a batch."""
@@ -132,6 +134,7 @@ class FoldStage(ABC):
         report.first = covered.first if report.first is None else report.first
         report.next = covered.next
         report.batches += 1
+        report.read_by[batch.engine] += batch.rows.num_rows
         report.gap_messages += sum(gap["messages"] for gap in batch.gaps if gap["reason"] != "filtered")
         report.state = state
         report.seconds += seconds

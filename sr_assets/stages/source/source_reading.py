@@ -1,14 +1,13 @@
 """The range of a source that a batch covers, and its rows, read by Spark or in this process."""
 
-import json
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.spark.data_source import FORMAT, read_here
-from sr_assets.adapters.spark.remote import read_remotely
+from sr_assets.adapters.range_rows import RangeRead, RowKind
+from sr_assets.adapters.spark.run_session import SparkConnection
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import MOST_GAP_ROWS, Gap
@@ -24,7 +23,7 @@ from sr_assets.domain.sizing import (
 )
 from sr_assets.settings import Entry
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.connections import ConnectionFiles, SparkConnection
+from sr_assets.stages.connections import ConnectionFiles
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.source.position import changed_since
 
@@ -139,40 +138,39 @@ class Reader:
 
     def __init__(self, store: SiteState, spark: SparkConnection, files: ConnectionFiles) -> None:
         self._store, self._spark, self._files = store, spark, files
+        #: Whether Spark has read the last range.
+        self.in_spark = False
 
     def read(
-        self, entry: Entry, source: StreamInfo, wanted: SequenceRange, *, payloads: bool = True, **options: str
+        self, entry: Entry, source: StreamInfo, wanted: SequenceRange, kind: RowKind, *, payloads: bool = True
     ) -> pa.Table:
-        """Return one row per message of a range, in sequence order; `options` select the columns. Raises RunError.
+        """Return one row per message of a range, in sequence order. Raises RunError.
 
         A message that no lane of the stream takes is an error. Without `payloads`, the server need not send them if that
         saves work.
         """
         payload_bytes = len(wanted) * average_bytes(source)
         direct = source.supports_batched_direct_get
-        if reads_headers_only(payload_bytes, needed=payloads, direct=direct and not entry.filter_subject):
-            options["headers_only"] = "true"
-            payload_bytes = 0
-        options |= {
-            "connection": self._files.path(entry.source),
-            "stream": entry.stream,
-            "direct": str(direct).lower(),
-            "first": str(wanted.first),
-            "next": str(wanted.next),
-        }
-        if entry.filter_subject:
-            options["filter"] = entry.filter_subject
-        if lanes := self._store.partitions(entry.stream).at(wanted.first):
-            options["lanes"] = json.dumps(lanes)
-        if not self._spark.needed(len(wanted), payload_bytes):
-            return read_here(options).sort_by("sequence")
-        options["partitions"] = str(partitions(len(wanted), self._spark.cores()))
+        headers_only = reads_headers_only(payload_bytes, needed=payloads, direct=direct and not entry.filter_subject)
+        read = RangeRead(
+            self._files.path(entry.source),
+            entry.stream,
+            kind,
+            direct=direct,
+            filter_subject=entry.filter_subject or None,
+            lanes=tuple(self._store.partitions(entry.stream).at(wanted.first)),
+            headers_only=headers_only,
+        )
+        self.in_spark = self._spark.takes(len(wanted), 0 if headers_only else payload_bytes, f"{entry.label}: reading")
+        if not self.in_spark:
+            return read.table(wanted).sort_by("sequence")
+        # With an engine, because it imports Spark.
+        from sr_assets.adapters.spark.jobs import read_in_tasks
+
+        tasks = partitions(len(wanted), self._spark.cores())
         with self._spark.use() as session:
-            if self._spark.remote:
-                table = read_remotely(session, options)
-            else:
-                table = session.read.format(FORMAT).options(**options).load().toArrow()
-        return table.sort_by("sequence")
+            rows = read_in_tasks(session, read, wanted, tasks, remote=self._spark.remote)
+        return rows.sort_by("sequence")
 
 
 def first_available(source: StreamInfo, covered: SequenceRange) -> int:

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.adapters import times
+from sr_assets.adapters.arrow_rows import arrow_schema
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.actions import Origin, record_action
-from sr_assets.adapters.spark.data_source import encode_extractor, schema_of
-from sr_assets.adapters.spark.schemas import arrow_schema
+from sr_assets.adapters.range_rows import Sightings
 from sr_assets.adapters.state.node_table import Nodes
 from sr_assets.adapters.state.operator_requests import Answer, Request, answer_request, take_requests
 from sr_assets.adapters.state.orders import request_checkpoint
@@ -190,9 +190,7 @@ class NodeStage(FoldStage):
         assert stream.extractor is not None
         self._stream, self._policy, self._cores = stream, stream.policy, site.spark.cores
         classifier = stream.node_classes.classifier if stream.node_classes else None
-        self._inspected = encode_extractor(
-            stream.extractor, stream.force_path, classifier.rules if classifier else None
-        )
+        self._sightings = Sightings(stream.extractor, stream.force_path, classifier.rules if classifier else None)
         self._payloads = needs_payload(stream.extractor, stream.force_path, classifier)
         self._left_open: Intent | None = None
         self._warned_of_limit = False
@@ -239,10 +237,10 @@ class NodeStage(FoldStage):
 
     def _read(self, source: StreamInfo, present: SequenceRange) -> pa.Table:
         """Return one row per message: sequence, stored_ns, sender, payload_bytes, forced, and class if there are any."""
-        return self._reader.read(self._stream, source, present, payloads=self._payloads, inspect=self._inspected)
+        return self._reader.read(self._stream, source, present, self._sightings, payloads=self._payloads)
 
     def _no_rows(self) -> pa.Table:
-        return arrow_schema(schema_of({"inspect": self._inspected})).empty_table()
+        return arrow_schema(self._sightings.schema).empty_table()
 
     def _commit(self, state: StreamState, source: StreamInfo, batch: ReadBatch) -> None:
         stream, store, report = self._stream, self._store, self._report
@@ -272,7 +270,8 @@ class NodeStage(FoldStage):
             store.nodes(stream.stream).save_blind_spans(blind.spans)
             save_gaps(store, stream, batch.gaps, report)
             amounts = amounts_of(decisions, times.monotonic() - batch.began)
-            store.counters(stream.stream).add({**amounts, Counter.REFUSED_SENDERS: refused})
+            amounts |= {Counter.REFUSED_SENDERS: refused, batch.engine: batch.rows.num_rows}
+            store.counters(stream.stream).add(amounts)
             if left_open is not None:
                 store.save_intent(replace(left_open, folded=True, starts=state.starts))
             reach(Point.FOLDING)

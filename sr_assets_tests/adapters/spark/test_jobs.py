@@ -8,30 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sr_assets.adapters.arrow_rows import rows_of
 from sr_assets.adapters.connection_file import pack_cluster
 from sr_assets.adapters.copying.receipt import Receipt
-from sr_assets.adapters.spark import remote
-from sr_assets.adapters.spark.data_source import JetStreamReader
-from sr_assets.adapters.spark.remote import COPIED_SCHEMA, RECEIPT, ReadJob, take_result
-from sr_assets.adapters.spark.schemas import rows_of
+from sr_assets.adapters.range_rows import Advisories, RangeRead
+from sr_assets.adapters.spark import jobs
+from sr_assets.adapters.spark.jobs import RECEIPT, CopyWork, ReadWork, take_results
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.servers import free_port
 
 
 def test_read_job_names_executor_that_cannot_reach_server() -> None:
     unreachable = f"127.0.0.1:{free_port()}"
-    options = {"connection": "", "stream": "S", "first": "1", "next": "2", "direct": "true"}
-    partitions = tuple(JetStreamReader(options).partitions())
-    job = ReadJob(options, partitions, pack_cluster(ClusterSettings((unreachable,))))
+    read = RangeRead("", "S", Advisories(), direct=True)
+    work = ReadWork(read, (SequenceRange(1, 2),), pack_cluster(ClusterSettings((unreachable,))))
     rows = pa.RecordBatch.from_pydict({"id": [0]})
     with pytest.raises(WireError, match=f"^executor on {socket.gethostname()}: cannot connect to NATS: {unreachable}"):
-        list(job.run(iter([rows])))
+        list(work.run(iter([rows])))
 
 
 def result(*rows: tuple[int, str | None, bytes]) -> pa.Table:
-    return pa.Table.from_batches([rows_of(COPIED_SCHEMA, list(zip(*rows, strict=True)))])
+    return pa.Table.from_batches([rows_of(CopyWork.schema, list(zip(*rows, strict=True)))])
 
 
 def test_result_of_the_writers_is_written_to_its_files(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_result_of_the_writers_is_written_to_its_files(tmp_path: Path) -> None:
     rows = result(
         (0, RECEIPT, receipt), (0, name % 0, b"a"), (0, name % 0, b"b"), (7, RECEIPT, receipt), (7, name % 7, b"c")
     )
-    assert take_result(rows, tmp_path).copied == 4
+    assert take_results(rows, tmp_path).copied == 4
     assert {str(file.relative_to(tmp_path)): file.read_bytes() for file in tmp_path.rglob("*.*")} == {
         name % 0: b"ab",
         name % 7: b"c",
@@ -62,7 +62,7 @@ def test_result_of_an_executor_is_written_only_to_its_files(
     root = tmp_path_factory.mktemp("home")
     staging = root / "a" / "b"
     with pytest.raises(RunError, match="a task of the cluster returned the file"):
-        take_result(result((0, name, b"x")), staging)
+        take_results(result((0, name, b"x")), staging)
     assert not [file for file in root.rglob("*") if file.is_file()]
 
 
@@ -72,7 +72,7 @@ def test_result_with_a_second_file_or_too_many_bytes_is_refused(
     name = "date=2026-01-31/0.parquet"
     twice = result((0, name, b"a"), (0, RECEIPT, Receipt().encode().encode()), (0, name, b"b"))
     with pytest.raises(RunError, match="returned the file"):
-        take_result(twice, tmp_path)
-    monkeypatch.setattr(remote, "_MOST_BYTES", 1_000)
+        take_results(twice, tmp_path)
+    monkeypatch.setattr(jobs, "_MOST_BYTES", 1_000)
     with pytest.raises(RunError, match="bytes of files"):
-        take_result(result((0, name, b"x" * 2_000)), tmp_path)
+        take_results(result((0, name, b"x" * 2_000)), tmp_path)

@@ -27,7 +27,7 @@ from sr_assets.adapters.spark.engine import (
     start_engine,
     use_engine,
 )
-from sr_assets.adapters.spark.remote import try_remotely
+from sr_assets.adapters.spark.jobs import try_links
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
 from sr_assets.domain.errors import EngineLostError, TransientError
 from sr_assets.settings import ClusterSettings, SparkSettings
@@ -90,7 +90,7 @@ def test_probe_from_an_executor_names_the_unreachable_server(rig: Rig) -> None:
         "closed": pack_cluster(ClusterSettings((f"127.0.0.1:{free_port()}",))),
     }
     session = open_session(SparkSettings(), rig.home, SITE)
-    tried = {link: error for _, link, error in try_remotely(session, links)}
+    tried = {link: error for _, link, error in try_links(session, links)}
     leave_session(session)
     assert tried["open"] is None
     assert "Connection refused" in (tried["closed"] or "")

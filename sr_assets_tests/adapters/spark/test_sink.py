@@ -1,4 +1,4 @@
-"""The sink: interruptions between an intent and its commit neither duplicate nor lose messages."""
+"""Copying tasks: interruptions between an intent and its commit neither duplicate nor lose messages."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.copying import copier
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.locking import lock
-from sr_assets.adapters.spark.sink import JetStreamWriter
+from sr_assets.adapters.spark.jobs import CopyWork, take_results
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.settings import ClusterSettings
@@ -167,8 +167,8 @@ def write(rig: Rig, stream: str, tmp_path: Path) -> Write:
 
     def task(sequences: Iterable[int] = range(1, 7), nodes: Iterable[str | None] | None = None, **more: Any) -> Receipt:
         columns = {"sequence": list(sequences), **({} if nodes is None else {"node": list(nodes)})}
-        writer = JetStreamWriter(replace(plan, **more).encode())
-        return writer.write(iter([pa.RecordBatch.from_pydict(columns)])).receipt
+        results = CopyWork(replace(plan, **more)).run(iter([pa.RecordBatch.from_pydict(columns)]))
+        return take_results(pa.Table.from_batches(results), None)
 
     return task
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.spark.data_source import read_advisories
+from sr_assets.adapters.range_rows import Advisories
 from sr_assets.adapters.state.global_view import GlobalTables
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import PROTOCOL
@@ -67,7 +67,7 @@ def test_sql_fold_agrees_with_the_rules(
     while remaining:
         cut = data.draw(st.integers(1, len(remaining)))
         with state.transaction():
-            tables.fold("FEED", read_advisories(remaining[:cut]))
+            tables.fold("FEED", Advisories().converter()(remaining[:cut]))
         remaining = remaining[cut:]
     columns = "replicator, name, stream, node, epoch_ns, transition, event_ns, event_code, seen_ns, origin, received_ns"
     folded = {
@@ -93,7 +93,7 @@ def advisories(*documents: dict[str, Any], epochs: tuple[int, ...]) -> pa.Table:
     """Return the batch that a feed reads for one node's advisories, each with its epoch."""
     common = {"replicator": "EAST", "value": "web1", "name": "x", "stream": "S", "timestamp": BASE}
     messages = [message(n, {**common, **document}, first=False, stored=n) for n, document in enumerate(documents, 1)]
-    table = pa.Table.from_batches([read_advisories(messages)])
+    table = pa.Table.from_batches([Advisories().converter()(messages)])
     return table.set_column(table.schema.get_field_index("epoch_ns"), "epoch_ns", pa.array(epochs, pa.int64()))
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.spark.data_source import read_advisories
+from sr_assets.adapters.range_rows import Advisories
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.advisories import encode_node_event
@@ -169,7 +169,7 @@ def test_centre_shows_the_status_of_nodes_that_have_settled(
         ]
         chance.shuffle(bodies)
         stored = [Stored(1 + at, BEGIN_NS + at, "adv", b"", body) for at, body in enumerate(bodies)]
-        state.global_tables.fold("ADV", pa.Table.from_batches([read_advisories(stored)]))
+        state.global_tables.fold("ADV", pa.Table.from_batches([Advisories().converter()(stored)]))
         # The rules of this second and the flapping nodes are not decided yet.
         query = """
             SELECT node, status FROM nodes WHERE node NOT IN (SELECT node FROM flapping_nodes)

@@ -13,17 +13,17 @@ from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
-from sr_assets.adapters.spark.data_source import read_here
+from sr_assets.adapters.range_rows import RangeRead
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.blindness import BlindSpans
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.tracking.rows import node_row, node_table
 from sr_assets.domain.tracking.rules import NodeState, Policy, Status
 from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.report import Stage, StreamReport
-from sr_assets.stages.source import source_reading
 from sr_assets.stages.tracking.node_state import sweep_due
 from sr_assets_bench.comparison.streams import compare
 from sr_assets_tests.reference import Rules, by_field
@@ -152,15 +152,16 @@ def test_sender_outside_the_payload_needs_only_headers(
     rig.publish(stream, [Sent(body.ljust(9_000 + n // 100 * 50), "a", headers) for n in range(200)])
     rig.add(stream, inspect_duration="1h", size_trigger=50, **keys)
     rig.entries[0] |= {key: value.format(stream) for key, value in keys.items() if key == "filter_subject"}
-    read: list[dict[str, str]] = []
+    reads, table = list[RangeRead](), RangeRead.table
 
-    def record_read(options: dict[str, str]) -> pa.Table:
-        read.append(options)
-        return read_here(options)
+    def record_read(read: RangeRead, wanted: SequenceRange) -> pa.Table:
+        reads.append(read)
+        return table(read, wanted)
 
-    monkeypatch.setattr(source_reading, "read_here", record_read)
+    monkeypatch.setattr(RangeRead, "table", record_read)
     rig.drain()
-    assert [options.get("headers_only") == "true" for options in read] == [expected] * len(read)
+    assert reads
+    assert [read.headers_only for read in reads] == [expected] * len(reads)
     assert [(len(copy.payload), copy.payload.strip()) for copy in rig.copies(stream)] == [(9_000, body), (9_050, body)]
     with SiteState(rig.home / "sites" / SITE) as state:
         assert state.counters(stream).totals()[Counter.SEEN_BYTES][""] == 100 * (9_000 + 9_050)
