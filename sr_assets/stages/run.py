@@ -798,7 +798,8 @@ class SiteRun:
             lingers = caught_up and not drain_only
             site.publish(now=False, caught_up=lingers, copying=copying)
             drained = caught_up and not any(work.pending for work in works)
-            site.spark.first_drain &= not drained
+            if drained:
+                site.spark.note_drained()
             yield drained
             publishing_due_at = site.publishing_due_at(caught_up=lingers, copying=copying)
             pause_seconds = min(due_at, publishing_due_at) - times.monotonic()

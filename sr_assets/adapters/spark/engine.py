@@ -223,7 +223,7 @@ def _await_listening(folder: Path, engine: Engine, ended: Callable[[], bool]) ->
 
 
 @contextlib.contextmanager
-def use_engine(home: Path, keep_seconds: float) -> Iterator[None]:
+def use_engine(home: Path, keep_seconds: float = 0.0) -> Iterator[None]:
     """Keep the server running inside `with`, and for `keep_seconds` after it."""
     folder = home / "spark"
     own_folder(folder)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sr_assets.adapters import times
 from sr_assets.adapters.spark.config import is_cluster
-from sr_assets.adapters.spark.engine import KEEP_SECONDS, is_warm, renew_engine, use_engine
+from sr_assets.adapters.spark.engine import KEEP_SECONDS, is_warm, keep_engine, renew_engine, use_engine
 from sr_assets.adapters.spark.remote_session import count_cores, watched
 from sr_assets.adapters.spark.session import (
     adopt_session,
@@ -48,7 +48,7 @@ class SparkResource(Protocol):
 class HomeEngine:
     """The engine of `spark.mode`: a home's warm server, a cluster, or classic Spark in this process.
 
-    Runs of a home share its session. The engine stays warm for `keep_seconds` after the run.
+    Runs of a home share its session. The engine stays warm for `keep_seconds` after a run whose work was worth it.
     """
 
     #: Whether it is a user's resource.
@@ -56,6 +56,8 @@ class HomeEngine:
 
     def __init__(self, settings: SparkSettings, home: Path, keep_seconds: float = KEEP_SECONDS) -> None:
         self._settings, self._home, self._keep_seconds = settings, home, keep_seconds
+        #: Whether the run has had work that was worth a warm engine; small batches use one, and let it end.
+        self.was_worth = False
 
     @property
     def remote(self) -> bool:
@@ -77,10 +79,12 @@ class HomeEngine:
         """Open the session, and leave it after the block."""
         session = open_session(self._settings, self._home)
         try:
-            with use_engine(self._home, self._keep_seconds):
+            with use_engine(self._home):
                 yield session
         finally:
             leave_session(session)
+            if self.was_worth:
+                keep_engine(self._home, self._keep_seconds)
 
     def renew(self) -> None:
         """Let the next run replace an engine that was lost."""
@@ -97,6 +101,7 @@ class GivenEngine:
 
     def __init__(self, resource: SparkResource, home: Path) -> None:
         self._resource, self._home = resource, home
+        self.was_worth = False
 
     @property
     def remote(self) -> bool:
@@ -145,8 +150,8 @@ class SparkConnection:
         self._warm_after = 0.0
         self._done_here = 0.0
         self._told: dict[str, tuple[bool, str]] = {}
-        #: Whether the run has not caught up yet: its batches are worth a job of a warm engine, however small.
-        self.first_drain = True
+        # Whether the run has not caught up yet: its batches are worth a job of a warm engine, however small.
+        self._first_drain = True
 
     def takes(self, messages: int, payload_bytes: int, work: str) -> bool:
         """Return whether Spark processes a batch of this size; `work` names it in a line of the log.
@@ -160,19 +165,31 @@ class SparkConnection:
             logger.info("%s %s: %s", work, "in Spark" if in_spark else "in the run's process", reason)
         return decision[0]
 
+    def note_drained(self) -> None:
+        """Note that the run has caught up, with no job active; it leaves an engine that is warm without its work."""
+        if not self._first_drain:
+            return
+        self._first_drain = False
+        with self._guard:
+            if not self._engine.was_worth:
+                self._leave()
+
     def takes_nodes(self, nodes: int) -> bool:
         """Return whether Spark computes the daily tables of so many nodes; a run waits for its engine then."""
         limit = JOB_NODES if self._from_messages is None else self._from_messages
-        return self._engine.is_given or self.remote or nodes >= limit
+        worth = nodes >= limit
+        self._engine.was_worth |= worth
+        return self._engine.is_given or self.remote or worth
 
     def _decide(self, messages: int, payload_bytes: int) -> tuple[bool, str]:
         named = self._from_messages
         if not self._engine.is_given and self.remote:
             return True, "the cluster does all work"
+        jobs = jobs_worth(messages, payload_bytes) if named is None else messages / max(1, named)
+        self._engine.was_worth |= jobs >= 1
         if named is not None and named <= 1:
             return True, "spark.from_messages sends every batch"
-        jobs = jobs_worth(messages, payload_bytes) if named is None else messages / named
-        if jobs < 1 and (named is not None or not self.first_drain):
+        if jobs < 1 and (named is not None or not self._first_drain):
             return False, "a smaller batch is not worth a job"
         if self._session is not None or ((_has_client() or self._engine.is_given) and self._engine.is_warm):
             return True, "the engine is warm"
@@ -245,8 +262,7 @@ class SparkConnection:
             failed = spark_error(error)
             with self._guard:
                 if isinstance(failed, EngineLostError) and session is self._session:
-                    self._session = None
-                    self._stack.close()
+                    self._leave()
                     self._engine.renew()
             raise failed from error
         finally:
@@ -261,8 +277,12 @@ class SparkConnection:
     def close(self) -> None:
         """Leave the session."""
         with self._guard:
-            self._session, self._closed = None, True
-            self._stack.close()
+            self._closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        self._session = None
+        self._stack.close()
 
 
 def _has_client() -> bool:

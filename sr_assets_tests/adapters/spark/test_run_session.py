@@ -67,7 +67,8 @@ def test_batch_goes_to_a_warm_engine_if_it_is_worth_a_job(
 ) -> None:
     monkeypatch.setattr(run_session, "_has_client", lambda: True)
     connection = SparkConnection(SlowEngine(tmp_path, warm=warm), from_messages, SITE)
-    connection.first_drain = not caught_up
+    if caught_up:
+        connection.note_drained()
     assert connection.takes(messages, payload_bytes, "reading") is expected
 
 
@@ -97,10 +98,22 @@ def test_engine_starts_beside_the_run_after_work_of_its_size(rig: Rig) -> None:
         assert connection._warming is not None
         connection._warming.join(PATIENCE_SECONDS)
         assert connection.takes(JOB_MESSAGES, 1, "copying")
-        connection.first_drain = False
+        connection.note_drained()
         assert not connection.takes(JOB_MESSAGES - 1, 1, "copying")
         with connection.use() as session:
             assert session.range(3).count() == 3
+
+
+@pytest.mark.parametrize(("messages", "stays"), ((1, False), (JOB_MESSAGES, True)))
+def test_run_that_has_caught_up_leaves_an_engine_without_its_work(rig: Rig, messages: int, *, stays: bool) -> None:
+    """Runs linger one after another, and each would keep the engine for the next."""
+    engine = HomeEngine(SparkSettings(), rig.home)
+    with engine.opened(), contextlib.closing(SparkConnection(engine, None, SITE)) as connection:
+        assert connection.takes(messages, 1, "reading")
+        with connection.use() as session:
+            assert session.range(2).count() == 2
+        connection.note_drained()
+        assert (connection._session is session) == stays
 
 
 def test_run_that_ends_before_the_engine_is_ready_leaves_its_session(rig: Rig) -> None:
