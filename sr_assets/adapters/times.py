@@ -1,7 +1,10 @@
 """The platform's clocks. No other module reads one or sleeps, so a test can move them all (`rig.travel`)."""
 
+import contextlib
+import functools
 import time as _time
 from datetime import UTC, datetime
+from pathlib import Path
 
 #: Nanoseconds by which a test has moved the clocks.
 moved_ns = 0
@@ -35,3 +38,11 @@ def boot_seconds() -> float:
 def sleep(seconds: float) -> None:
     """Wait; a moved clock does not shorten it."""
     _time.sleep(seconds)
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return the machine's boot id, or an empty text if the system has none."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

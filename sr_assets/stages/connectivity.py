@@ -22,7 +22,7 @@ from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.spark.config import is_cluster
 from sr_assets.adapters.spark.jobs import try_links
-from sr_assets.adapters.spark.remote_session import without_secret
+from sr_assets.adapters.spark.remote_session import count_cores, without_secret
 from sr_assets.adapters.spark.session import leave_session, open_session, spark_error
 from sr_assets.adapters.wire import Connection, read_range
 from sr_assets.domain.election_keys import election_key, heartbeats_key, lock_key
@@ -489,7 +489,7 @@ def _try_executors(settings: Settings) -> list[Probe]:
         links = {cluster.label: pack_cluster(cluster) for cluster in clusters}
         session = open_session(settings.spark, settings.home.resolve(), _SESSION)
         try:
-            for executor, link, error in try_links(session, links):
+            for executor, link, error in try_links(session, links, count_cores(session)):
                 tried = f"connect from executor {executor}" if link else executor
                 made.append(Probe("spark", link or label, tried, error is None, error or "works"))
         finally:

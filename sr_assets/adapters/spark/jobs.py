@@ -29,7 +29,6 @@ from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import WritePermit
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.range_rows import RangeRead
-from sr_assets.adapters.spark.remote_session import count_cores
 from sr_assets.adapters.spark.tasks import run_tasks
 from sr_assets.adapters.wire import WireError
 from sr_assets.domain.errors import RunError, SrAssetsError
@@ -232,9 +231,11 @@ class TryWork:
             times.sleep(max(0.0, began + _STAY_SECONDS - times.monotonic()))
 
 
-def try_links(session: SparkSession, links: Mapping[str, PackedConnection]) -> Iterator[tuple[str, str, str | None]]:
-    """Test links from each executor; yield executor, link and error (None for success)."""
-    count = count_cores(session) * _TRIES_A_CORE if links else 1
+def try_links(
+    session: SparkSession, links: Mapping[str, PackedConnection], cores: int = 1
+) -> Iterator[tuple[str, str, str | None]]:
+    """Test links from each executor of a session with so many cores; yield executor, link and error (None for success)."""
+    count = cores * _TRIES_A_CORE if links else 1
     seen: set[Sequence[str]] = set()
     for row in run_tasks(session, range(count), TryWork(dict(links)), count).to_pylist():
         line = (row["executor"], row["link"], row["error"])

@@ -15,7 +15,6 @@ from typing import Any, Final, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.private import write_private
-from sr_assets.adapters.state.status_file import boot_id
 from sr_assets.domain.errors import LeadershipLostError
 from sr_assets.domain.positions import format_rfc3339_ns
 
@@ -67,14 +66,14 @@ class Lease:
         """Return the lease of a site's folder; an empty one if there is none of this boot."""
         try:
             fields: dict[str, Any] = json.loads((folder / _FILE).read_text())
-            return cls(**fields["lease"]) if fields["boot"] == boot_id() else cls()
+            return cls(**fields["lease"]) if fields["boot"] == times.boot_id() else cls()
         except (OSError, ValueError, KeyError, TypeError):
             return cls()
 
     def write(self, folder: Path) -> None:
         """Replace the lease of a site's folder."""
         # A lease means nothing after a restart of the machine, and a slow disk must not delay a renewal.
-        lease = json.dumps({"boot": boot_id(), "pid": os.getpid(), "lease": asdict(self)})
+        lease = json.dumps({"boot": times.boot_id(), "pid": os.getpid(), "lease": asdict(self)})
         write_private(folder / _FILE, lease, durable=False)
 
 
@@ -115,5 +114,5 @@ def instance_of(folder: Path) -> str:
     """Return the id of a site's folder on this machine since its boot: a copy of the home elsewhere has another."""
     folder.mkdir(parents=True, exist_ok=True)
     status = folder.stat()
-    text = f"{boot_id()} {socket.gethostname()} {os.path.realpath(folder)} {status.st_dev} {status.st_ino}"
+    text = f"{times.boot_id()} {socket.gethostname()} {os.path.realpath(folder)} {status.st_dev} {status.st_ino}"
     return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sr_assets.adapters import control, times
-from sr_assets.adapters.state.status_file import boot_id
 from sr_assets.adapters.state.stream_tables import StreamTable
 
 #: Requests that no run completed, and answers that no command read, are deleted after this time.
@@ -74,7 +73,7 @@ def leave_request(folder: Path, action: Action, stream: str, node: str, reason: 
     row = {
         "site": site,
         **asdict(request),
-        "boot": boot_id(),
+        "boot": times.boot_id(),
         "boot_seconds": times.boot_seconds(),
         "created": times.time(),
     }
@@ -93,7 +92,7 @@ def take_requests(folder: Path, stream: str) -> list[Request]:
         # The age is by a clock that no one sets, unless the request is from before the machine's start.
         connection.execute(
             "DELETE FROM requests WHERE iif(boot = ?, ? - boot_seconds, ? - created) > ?",
-            [boot_id(), times.boot_seconds(), times.time(), _KEPT_SECONDS],
+            [times.boot_id(), times.boot_seconds(), times.time(), _KEPT_SECONDS],
         )
         rows = connection.execute(
             f"UPDATE requests SET taken = 1 WHERE site = ? AND stream = ? AND line IS NULL RETURNING number, {columns}",

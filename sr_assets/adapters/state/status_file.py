@@ -6,7 +6,6 @@ The latter two are files whose time is their content: they also work on a full d
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -131,7 +130,7 @@ class SiteStatus:
         """The age, independent of changes of the time of day; None if another machine or an earlier boot wrote it."""
         seconds, boot = self.written_at or (math.inf, "")
         age_seconds = times.monotonic() - seconds
-        return age_seconds if boot == boot_id() and age_seconds >= 0 else None
+        return age_seconds if boot == times.boot_id() and age_seconds >= 0 else None
 
 
 _UNKNOWN: Final = StreamStatus()
@@ -168,7 +167,7 @@ def _parsed(text: str) -> SiteStatus:
 
 def write_status(folder: Path, status: SiteStatus) -> None:
     """Replace a site's status, written now."""
-    _write(folder, replace(status, written_at=(times.monotonic(), boot_id())))
+    _write(folder, replace(status, written_at=(times.monotonic(), times.boot_id())))
 
 
 def outdate_status(folder: Path) -> None:
@@ -258,14 +257,6 @@ def _touched_at(file: Path) -> float:
         return file.stat().st_mtime
     except OSError:
         return 0.0
-
-
-@functools.cache
-def boot_id() -> str:
-    """Return the machine's boot id, or an empty text if the system has none."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 def streams_without_error(home: Path, entries: Sequence[Entry]) -> tuple[str, ...]:

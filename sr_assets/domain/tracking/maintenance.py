@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final
-
-from croniter import croniter
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.domain.blindness import Span, merge_spans
 from sr_assets.domain.messages import LAST_NS
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.tracking.rules import Event
+
+if TYPE_CHECKING:
+    from croniter import croniter
 
 _MINUTE_NS: Final = 60 * SECOND_NS
 #: The most windows that follow one another without a gap and count as one.
@@ -54,7 +55,7 @@ class Window:
         if self.cron is None:
             yield max(self.from_ns, since_ns), min(self.to_ns, until_ns)
             return
-        starts = croniter(self.cron, datetime.fromtimestamp((since_ns - self.length_ns) // SECOND_NS - 1, UTC))
+        starts = _schedule(self.cron, (since_ns - self.length_ns) // SECOND_NS - 1)
         while (start_ns := int(starts.get_next(datetime).timestamp()) * SECOND_NS) < until_ns:
             yield max(start_ns, since_ns), min(start_ns + self.length_ns, until_ns)
 
@@ -63,8 +64,16 @@ class Window:
 def _last_start_ns(cron: str, minute: int) -> int:
     """Return the last start of a cron expression until a minute since 1970; starts are whole minutes."""
     # croniter searches before its argument.
-    after = datetime.fromtimestamp(minute * _MINUTE_NS // SECOND_NS + 1, UTC)
-    return int(croniter(cron, after).get_prev(datetime).timestamp()) * SECOND_NS
+    starts = _schedule(cron, minute * _MINUTE_NS // SECOND_NS + 1)
+    return int(starts.get_prev(datetime).timestamp()) * SECOND_NS
+
+
+def _schedule(cron: str, at_seconds: int) -> "croniter":
+    """Return the starts of a cron expression around a time (unix seconds)."""
+    # Executors of a cluster import this module without it.
+    from croniter import croniter
+
+    return croniter(cron, datetime.fromtimestamp(at_seconds, UTC))
 
 
 def covered(windows: Sequence[Window], since_ns: int, until_ns: int) -> list[Span]:

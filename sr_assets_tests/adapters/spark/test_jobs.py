@@ -1,6 +1,8 @@
 """Jobs of a cluster's executors: errors that name the machine, and results that an executor has forged."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +21,35 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.servers import free_port
+
+_ON_AN_EXECUTOR = """
+import sys
+from importlib.metadata import packages_distributions
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ImportError(f"an executor has no {name}")
+
+here = {"sr_assets", "sr_assets_tests", "sr_assets_bench", "pyspark", "pyarrow", "numpy", "orjson"}
+# The workers of a cluster may have pyspark without its metadata.
+import importlib.metadata
+
+def refuse(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+importlib.metadata.version = refuse
+absent = packages_distributions().keys() - here - sys.modules.keys()
+sys.meta_path.insert(0, Absent())
+import sr_assets.adapters.spark.jobs
+import sr_assets.adapters.spark.node_days
+"""
+
+
+@pytest.mark.process
+def test_work_of_tasks_needs_no_more_packages_than_documented() -> None:
+    done = subprocess.run([sys.executable, "-c", _ON_AN_EXECUTOR], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_read_job_names_executor_that_cannot_reach_server() -> None:
