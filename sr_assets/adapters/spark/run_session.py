@@ -204,10 +204,10 @@ class SparkConnection:
         if times.monotonic() < self._warm_after or (self._warming is not None and self._warming.is_alive()):
             return
         self._warm_after = times.monotonic() + _WARM_AGAIN_SECONDS
-        self._warming = threading.Thread(target=self._open_aside, name=f"Spark of {self._tag}", daemon=True)
+        self._warming = threading.Thread(target=self._open_in_background, name=f"Spark of {self._tag}", daemon=True)
         self._warming.start()
 
-    def _open_aside(self) -> None:
+    def _open_in_background(self) -> None:
         with contextlib.ExitStack() as stack:
             try:
                 session = stack.enter_context(self._engine.opened())
@@ -220,7 +220,7 @@ class SparkConnection:
 
     def _adopt(self, session: SparkSession, stack: contextlib.ExitStack) -> None:
         self._session, self._stack = session, stack
-        # Operations that an earlier run of this site has left must not continue beside this run's.
+        # Operations that an earlier run of this site has left must not continue next to this run's.
         stop_work(session, self._tag)
 
     @property

@@ -84,16 +84,12 @@ def _task_of(work: Work) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 @functools.cache
 def archive_name() -> str:
-    """Return the name of this package's archive, which depends on the source. The archive lives as long as this
-    process.
-    """
+    """Return the name of this package's archive, which depends on the source."""
     return f"sr_assets-{source_digest()[:16]}.zip"
 
 
 def package_archive(folder: Path) -> Path:
-    """Return the archive of this package's modules in a folder; create it if missing, and delete those of other
-    sources.
-    """
+    """Return the archive of this package's modules in a folder; make it if missing, and delete those of other sources."""
     own_folder(folder)
     archive = folder / archive_name()
     if not archive.exists():
