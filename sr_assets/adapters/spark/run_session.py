@@ -135,7 +135,7 @@ class SparkConnection:
     lingering run, the same code runs in this process. Nothing waits for an engine that is not warm, except on a cluster, which
     does all work, and with `from_messages` of 0 or 1.
 
-    The operations of a site have its tag, so that a run interrupts only its own, and those that an earlier run has left.
+    The operations of a site have its tag: a run interrupts only its own and those of an earlier run of the site.
     """
 
     def __init__(self, engine: SparkProvider, from_messages: int | None, site: str) -> None:

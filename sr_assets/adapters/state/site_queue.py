@@ -1,4 +1,4 @@
-"""The queue of sites that wait for a run; its times are of the monotonic clock, which all processes share and nobody sets."""
+"""The queue of sites that wait for a run. Its times are monotonic: no correction of the machine's time moves them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ BY_HEADER = Sightings(HeaderName("Node"))
 
 @pytest.fixture
 def stored(rig: Rig, tmp_path: Path) -> RangeRead:
-    """A read of a stream of 100 messages, of which 10 to 19 are deleted."""
+    """A read of a stream of 100 messages without 10 to 19."""
     stream = rig.make()
     rig.publish(stream, [Sent(b'{"sender": "n%d", "force": true}' % n, f"s{n % 2}") for n in range(1, 101)])
     for sequence in range(10, 20):
