@@ -113,9 +113,11 @@ def engine_status(home: Path) -> Engine | None:
 
 
 def is_warm(settings: SparkSettings, home: Path) -> bool:
-    """Return whether a local server of this home listens that `start_engine` would return."""
+    """Return whether a local server of this home listens that `start_engine` would return, and not replace."""
     engine = engine_status(home)
-    return engine is not None and engine.fingerprint == fingerprint(engine_config(settings, home))
+    if engine is None or _is_renewable(home / "spark", engine):
+        return False
+    return engine.fingerprint == fingerprint(engine_config(settings, home))
 
 
 def stop_engine(home: Path) -> bool:

@@ -7,6 +7,8 @@ import os
 import re
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,11 +20,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sr_assets.adapters.connection_file import pack_cluster
+from sr_assets.adapters.private import own_folder
+from sr_assets.adapters.spark import watch as watcher
+from sr_assets.adapters.spark.config import engine_config, fingerprint
 from sr_assets.adapters.spark.connect import _channel_builder, join_engine
 from sr_assets.adapters.spark.engine import (
     Engine,
     _is_renewable,
     engine_status,
+    is_warm,
     renew_engine,
     start_engine,
     use_engine,
@@ -184,17 +190,35 @@ def test_localhost_is_not_resolved_for_an_unencrypted_token(server: str, endpoin
     assert _channel_builder(f"sc://{server}", None).endpoint == endpoint
 
 
-def test_lost_engine_is_replaced_with_a_new_token_once_unused(tmp_path: Path) -> None:
-    engine = Engine(1, os.getpid(), "the-token", "", 0.0)
-    folder = tmp_path / "spark"
-    folder.mkdir()
-    (folder / "engine.json").write_text(json.dumps(asdict(engine)))
-    assert not _is_renewable(folder, engine)
-    renew_engine(tmp_path)
-    assert _is_renewable(folder, engine)
-    with use_engine(tmp_path, 0.0):
+#: A process that looks like an engine, until its input ends.
+_LISTENER = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+def test_lost_engine_is_replaced_with_a_new_token_once_unused_and_is_not_warm_then(tmp_path: Path) -> None:
+    settings, folder = SparkSettings(), tmp_path / "spark"
+    command = [sys.executable, "-I", "-c", _LISTENER, watcher.__name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        engine = Engine(port, process.pid, "the-token", fingerprint(engine_config(settings, tmp_path)), 0.0)
+        own_folder(folder)
+        (folder / "engine.json").write_text(json.dumps(asdict(engine)))
         assert not _is_renewable(folder, engine)
-    assert not _is_renewable(folder, replace(engine, pid=engine.pid + 1))
+        assert is_warm(settings, tmp_path)
+        renew_engine(tmp_path)
+        assert _is_renewable(folder, engine)
+        assert not is_warm(settings, tmp_path)
+        with use_engine(tmp_path, 0.0):
+            assert not _is_renewable(folder, engine)
+            assert is_warm(settings, tmp_path)
+        assert not _is_renewable(folder, replace(engine, pid=engine.pid + 1))
+        process.communicate()
 
 
 def test_run_succeeds_in_classic_mode_and_exits(rig: Rig) -> None:
