@@ -1,13 +1,12 @@
 """Command `replay`: the transitions and copies of a retained stream under other durations, or their verification."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import SECONDS, cli, configured, form_option, stream_named, stream_option
+from sr_assets.cli.base import SECONDS, cli, configured, form_option, stream_option
 from sr_assets.cli.render import Format, print_document, print_note, show
 from sr_assets.domain.durations import duration
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings
     from sr_assets.stages.replay import Replay
 
-_FEED = "a feed has no durations to replay; name a tracked stream"
 _DIFFERENCE = ("node", "event", "event_time", "sequence", "only_in", "reason")
 
 
@@ -66,10 +64,10 @@ def replay(
     """
     from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
     from sr_assets.operate.bars import progress_bars
-    from sr_assets.stages.replay import Wanted
+    from sr_assets.stages.replay import FEED_REFUSED, Wanted
     from sr_assets.stages.replay import replay as replay_stream
 
-    stream = stream_named(settings, name, _FEED)
+    stream = settings.stream_named(name, FEED_REFUSED)
     warn_ns, inspect_ns = (None if each is None else round(each * 1e9) for each in (warn_duration, inspect_duration))
     wanted = Wanted(since, until, warn_ns, inspect_ns, verify=verify, out=out)
     engine = HomeEngine(settings.spark, settings.home.resolve())
@@ -87,17 +85,9 @@ def replay(
     return int(None in result.counted)
 
 
-def _rows(result: "Replay") -> Iterator[tuple[str, int, int | None]]:
-    """Yield the replayed and the recorded number of each kind of transitions, of copies, and of silent nodes."""
-    for event, count in result.transitions.items():
-        yield event, count, result.recorded[event]
-    for measure in ("copies", "silent"):
-        yield measure, result.totals[measure], result.totals[f"recorded_{measure}"]
-
-
 def _print_csv(result: "Replay") -> None:
     if result.differences is None:
-        show(("kind", "replayed", "recorded"), _rows(result), "csv")
+        show(("kind", "replayed", "recorded"), result.both_sides, "csv")
     else:
         show(_DIFFERENCE, _listed([*result.differences, *result.explained]), "csv")
 
@@ -106,7 +96,7 @@ def _print_tables(result: "Replay", form: Format) -> None:
     totals, document = result.totals, result.document
     title = f"{result.name}/{result.stream} from {document['since']:%Y-%m-%d %H:%M:%S} to {document['until']:%Y-%m-%d %H:%M:%S}"
     policy = f"silent after {duration(result.warn_ns / 1e9)}, retired after {duration(result.inspect_ns / 1e9)}"
-    show(("kind", "replayed", "recorded"), _rows(result), form, title=f"{title} UTC, {policy}")
+    show(("kind", "replayed", "recorded"), result.both_sides, form, title=f"{title} UTC, {policy}")
     print_note(f"{totals['messages']} messages of {totals['nodes']} nodes; silent: at the end")
     days = [(day.date, day.advisories, day.recorded) for day in result.days]
     show(("date", "advisories", "recorded"), days, form, title="advisories by day, before the rules of operators")

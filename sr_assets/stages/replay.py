@@ -53,6 +53,8 @@ _MOST_PARTS: Final = 10_000
 #: The most listed differences of a kind: with and without a reason.
 MOST_LISTED: Final = 10_000
 EVENTS: Final = tuple(event.value for event in Event)
+#: The error about a feed.
+FEED_REFUSED: Final = "a feed has no durations to replay; name a tracked stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,12 @@ class Replay:
     counted: dict[str | None, int] = field(default_factory=dict)
 
     @property
+    def both_sides(self) -> list[tuple[str, int, int]]:
+        """The replayed and the recorded number of transitions by event, of copies, and of silent nodes at the end."""
+        events = [(event, count, self.recorded[event]) for event, count in self.transitions.items()]
+        return [*events, *((name, self.totals[name], self.totals[f"recorded_{name}"]) for name in ("copies", "silent"))]
+
+    @property
     def document(self) -> dict[str, Any]:
         """The result as JSON."""
         document = {
@@ -126,6 +134,7 @@ class _Plan:
 
     since_ns: int
     until_ns: int
+    swept_ns: int
     begin_ns: int
     longest_ns: int
     folded: SequenceRange
@@ -166,6 +175,7 @@ def replay(settings: Settings, stream: StreamSettings, wanted: Wanted, spark: Sp
                 spans,
                 plan.since_ns,
                 plan.until_ns,
+                plan.swept_ns,
                 survey.times_ahead,
                 known.to_numpy(),
                 lists_copies=wanted.verify,
@@ -240,7 +250,7 @@ def _plan(
         raise ConfigurationError(
             f"{stream.label}: nothing is recorded yet, so --verify has nothing to compare; run it once first"
         )
-    until_ns = _until(stream, wanted, record, source)
+    until_ns, swept_ns = _until(stream, wanted, record, source)
     longest_ns = _longest_ns(stream, replayed)
     # Before its first message that it still holds, the source may have lost others.
     held_ns = source.created_ns if source.first_sequence <= 1 else source.first_stored_ns
@@ -273,7 +283,9 @@ def _plan(
     begin_ns = whole_from_ns if whole and whole_from_ns is not None else max(begin_ns, held_ns)
     first = sequence_at(cluster, source, begin_ns - (0 if whole else CLOCKS_DIFFER_NS))
     after = sequence_at(cluster, source, until_ns + CLOCKS_DIFFER_NS)
-    return _Plan(since_ns, until_ns, begin_ns, longest_ns, SequenceRange(first, max(first, after)), whole)
+    if record is not None and until_ns <= record.known_ns:
+        after = min(after, record.next_sequence)
+    return _Plan(since_ns, until_ns, swept_ns, begin_ns, longest_ns, SequenceRange(first, max(first, after)), whole)
 
 
 def _warmed_up(since_ns: int, watched_ns: int, spans: BlindSpans) -> int:
@@ -284,29 +296,35 @@ def _warmed_up(since_ns: int, watched_ns: int, spans: BlindSpans) -> int:
     return begin_ns
 
 
-def _until(stream: StreamSettings, wanted: Wanted, record: StreamRecord | None, source: StreamInfo) -> int:
-    """Return the end of the range: by default the recorded watermark, else the watermark of a run that has caught up."""
-    current = watermark(
-        source.ts_ns,
-        source.last_stored_ns,
-        replicas=source.replicas,
-        warning_ns=stream.shortest_warning_ns,
-        caught_up=True,
-        mirror=source.mirror,
-        previous_ns=None,
-        own_clock_ns=Clock.own_ns(),
-    )
-    known_ns = max(record.watermark_ns if record else 0, current.ns or 0)
-    latest_ns = record.watermark_ns if record and (wanted.verify or wanted.until_ns is None) else known_ns
-    until_ns = latest_ns if wanted.until_ns is None else wanted.until_ns
+def _until(stream: StreamSettings, wanted: Wanted, record: StreamRecord | None, source: StreamInfo) -> tuple[int, int]:
+    """Return the end of the range, and the time until which silence is known: by default those of the record.
+
+    Without a record, or after it, they are those of a run that would have caught up now.
+    """
+    wanted_ns = wanted.until_ns
+    if record is not None and (wanted.verify or wanted_ns is None or wanted_ns <= record.known_ns):
+        latest_ns, watermark_ns, reason = record.known_ns, record.watermark_ns, "the record ends"
+    else:
+        current = watermark(
+            source.ts_ns,
+            source.last_stored_ns,
+            replicas=source.replicas,
+            warning_ns=stream.shortest_warning_ns,
+            caught_up=True,
+            mirror=source.mirror,
+            previous_ns=None,
+            own_clock_ns=Clock.own_ns(),
+        )
+        watermark_ns, reason = current.ns or 0, "the source's messages end"
+        latest_ns = max(watermark_ns, Clock.credible_ns(source.last_stored_ns) or 0) + _MICROSECOND_NS
+    until_ns = latest_ns if wanted_ns is None else wanted_ns
     if until_ns > latest_ns:
-        reason = "the record ends" if wanted.verify else "the source's silence is known"
-        remedy = "; let a run process newer messages" if wanted.verify else ""
         raise ConfigurationError(
             f"--until {format_rfc3339_ns(until_ns)}: {reason} at {format_rfc3339_ns(latest_ns)}; use this time or an earlier"
-            f" one{remedy}"
+            f" one{', or let a run process newer messages' if wanted.verify else ''}"
         )
-    return until_ns // _MICROSECOND_NS * _MICROSECOND_NS
+    until_ns = until_ns // _MICROSECOND_NS * _MICROSECOND_NS
+    return until_ns, min(until_ns, watermark_ns)
 
 
 @contextmanager

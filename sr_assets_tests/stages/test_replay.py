@@ -14,8 +14,9 @@ from pyarrow import parquet
 
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.definitions import build
+from sr_assets.stages.operator_commands import act_on_node
 from sr_assets_tests.reference import Expected, Rules, Seen, blind_spans, by_field, covered, expect
-from sr_assets_tests.rig import SITE, Command, Rig, Sent
+from sr_assets_tests.rig import ALL_ON_SPARK, SITE, Command, Rig, Sent
 
 SECOND = 10**9
 MINUTE = 60 * SECOND
@@ -175,3 +176,188 @@ def test_verify_finds_a_tracked_stream_unchanged(rig: Rig, replay: Replay) -> No
     assert result["copies"] == result["recorded_copies"] == len(rig.copies(stream))
     assert min(result["transitions"].values()) > 0
     assert result["silent"] == result["recorded_silent"]
+
+
+def change_record(rig: Rig, statement: str) -> None:
+    """Change the published transitions, as a fault of the tracking would."""
+    with SiteState(rig.home / "sites" / SITE) as state, state.transaction():
+        state.connection.execute(statement)
+    rig.drain()
+
+
+def test_verify_lists_what_a_wrong_record_lacks_and_invents(rig: Rig, replay: Replay) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", **DURATIONS)
+    live(rig, stream)
+    change_record(rig, "DELETE FROM transitions WHERE node = 'b' AND event = 'timeout' AND transition = 2")
+    change_record(rig, "UPDATE transitions SET node = 'x' WHERE node = 'c' AND event = 'expire'")
+    result = replay(stream, "--verify", code=1)
+    found = [(each["node"], each["event"], each["only_in"], each["reason"]) for each in result["differences"]]
+    assert sorted(found) == [
+        ("b", "timeout", "replayed", None),
+        ("c", "expire", "replayed", None),
+        ("x", "expire", "recorded", None),
+    ]
+    assert not result["explained"]
+
+
+def test_verify_of_a_part_begins_with_the_statuses_before_it(rig: Rig, replay: Replay) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", **DURATIONS)
+    live(rig, stream)
+    seen = history(rig, stream)
+    # In the first silence of `b`, and 25 minutes before its second one ends. The warm-up begins after the first messages.
+    for first in (30, 80):
+        since_ns, until_ns = seen[first].stored_ns, seen[-9].stored_ns
+        part = replay(stream, "--verify", "--since", time_of(since_ns), "--until", time_of(until_ns))
+        assert part["differences"] == part["explained"] == []
+        expected = expect(rules_of(stream), seen, until_ns)
+        assert part["transitions"] == part["recorded"] == counted(expected, ns_of(part["since"]), ns_of(part["until"]))
+        assert part["messages"] == sum(since_ns <= message.stored_ns < until_ns for message in seen) - (first == 0)
+        assert part["copies"] == part["recorded_copies"]
+
+
+def test_verify_names_the_legitimate_reasons(rig: Rig, replay: Replay) -> None:
+    stream = rig.make()
+    entry = rig.add(stream, inspect_field="sender", **DURATIONS)
+    live(rig, stream)
+    for sequence in (message.sequence for message in history(rig, stream)[40:44]):
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+    result = replay(stream, "--verify")
+    assert {each["reason"] for each in result["explained"]} == {"deleted_since"}
+    entry["warn_duration"] = "20m"
+    result = replay(stream, "--verify")
+    assert {each["reason"] for each in result["explained"]} == {"deleted_since", "other_durations"}
+    assert not result["differences"]
+
+
+def test_verify_recognises_nodes_that_an_operator_retired(rig: Rig, replay: Replay) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", **DURATIONS)
+    rig.publish(stream, report("a", "b", "c"))
+    rig.travel(minutes=10)
+    rig.drain()
+    for action, node in (("retire", "a"), ("retire", "b"), ("unretire", "b")):
+        act_on_node(rig.settings(), action, node, None)
+        rig.drain()
+    for _ in range(3):
+        rig.travel(minutes=15)
+        rig.publish(stream, report("a", "b", "c"))
+        rig.drain()
+    result = replay(stream, "--verify")
+    assert not result["differences"]
+    assert {(each["node"], each["reason"]) for each in result["explained"]} == {
+        ("a", "retired_by_hand"),
+        ("b", "retired_by_hand"),
+    }
+
+
+def test_verify_of_a_shortened_source_begins_after_an_interval(rig: Rig, replay: Replay, refused: Any) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", **DURATIONS)
+    live(rig, stream)
+    seen = history(rig, stream)
+    rig.api(f"STREAM.PURGE.{stream}", {"seq": seen[30].sequence})
+    result = replay(stream, "--verify")
+    earliest_ns = seen[30].stored_ns + 2 * 60 * MINUTE
+    assert 0 <= ns_of(result["since"]) - earliest_ns <= 1_000
+    expected = expect(rules_of(stream), seen, ns_of(result["until"]))
+    assert result["transitions"] == counted(expected, ns_of(result["since"]), ns_of(result["until"]))
+    assert result["differences"] == result["explained"] == []
+    line = refused(stream, "--since", time_of(earliest_ns - MINUTE))
+    assert line.endswith(f"use {time_of(ns_of(result['since']))} or later")
+
+
+def test_holes_and_wrong_clocks_of_the_record_apply_to_the_replay(rig: Rig, replay: Replay) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", **DURATIONS)
+    rig.publish(stream, report("a", "b"))
+    rig.drain()
+    rig.travel(minutes=20)
+    rig.publish(stream, report("a", "b"))
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 3, "no_erase": True})
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 4, "no_erase": True})
+    rig.travel(minutes=20)
+    rig.publish(stream, report("a"))
+    rig.drain()
+    rig.travel(minutes=31)
+    rig.publish(stream, report("a"))
+    rig.drain()
+    result = replay(stream, "--verify")
+    # Without the blind 40 minutes, both would have timed out in them.
+    assert result["transitions"] == {"new": 2, "timeout": 2, "recover": 1, "expire": 0}
+    assert result["differences"] == result["explained"] == []
+
+
+def test_bad_input_is_one_line_with_the_remedy(rig: Rig, refused: Callable[..., str]) -> None:
+    stream, plain = rig.make(), rig.make("PLAIN")
+    rig.add(stream, inspect_field="sender", **DURATIONS)
+    rig.add(plain)
+    assert "is empty; there is nothing to replay" in refused(stream)
+    rig.publish(stream, report("a", "b"))
+    assert "nothing is recorded yet, so --verify has nothing to compare; run it once first" in refused(
+        stream, "--verify"
+    )
+    rig.drain()
+    early, late = "2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
+    for options, remedy in (
+        (("--since", late, "--until", early), "swap or correct them"),
+        (("--until", late), "use this time or an earlier one"),
+        (("--until", late, "--verify"), "let a run process newer messages"),
+        (("--until", early), "use an earlier time, or let a run process newer messages"),
+        (("--verify", "--warn-duration", "10m"), "leave out --warn-duration and --inspect-duration"),
+        (("--warn-duration", "3h"), "must be shorter than --inspect-duration 7200s; set both"),
+        (("--inspect-duration", "20m"), "--warn-duration 1800s must be shorter"),
+        (("--since", "yesterday"), "use RFC 3339 such as 2026-01-31T12:00:00Z"),
+    ):
+        assert remedy in refused(stream, *options)
+    assert "is not tracked, so there is nothing to replay; set inspect_duration" in refused(plain)
+
+
+@pytest.mark.nightly
+def test_spark_and_the_own_process_replay_the_same(rig: Rig, replay: Replay, tmp_path: Path) -> None:
+    stream = rig.make()
+    for _ in range(30):
+        rig.publish(stream, report(*(f"n{number}" for number in range(0, 200, 3)), payload_bytes=10))
+        rig.publish(stream, [Sent(b"no sender"), *report(*(f"n{number}" for number in range(200)))])
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": 4_000, "no_erase": True})
+    rig.add(stream, inspect_field="sender", size_trigger=8, **DURATIONS)
+    options = ("--warn-duration", "0.002s", "--inspect-duration", "0.006s", "--out")
+    here = replay(stream, *options, str(tmp_path / "here"))
+    rig.spark = ALL_ON_SPARK
+    until = ("--until", here["until"])
+    there = replay(stream, *until, *options, str(tmp_path / "there"))
+    assert there == here
+    assert min(here["transitions"].values()) > 0
+    for name in ("transitions", "availability"):
+        tables = [parquet.read_table(tmp_path / side / f"{name}.parquet") for side in ("here", "there")]
+        rows = [sorted(map(str, table.to_pylist())) for table in tables]
+        assert rows[0] == rows[1]
+
+
+def test_asset_replays_with_the_durations_of_the_launchpad(rig: Rig) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", **DURATIONS)
+    live(rig, stream)
+    definitions = build(rig.settings())
+    asset = definitions.resolve_assets_def(dg.AssetKey(["fleet", "replay"]))
+    config = {"ops": {asset.op.name: {"config": {"stream": f"{SITE}/{stream}", "warn_duration": "11m"}}}}
+    result = dg.materialize([asset], run_config=config)
+    (event,) = result.asset_materializations_for_node(asset.op.name)
+    seen = history(rig, stream)
+    values = {name: value.value for name, value in event.metadata.items()}
+    expected = expect(rules_of(stream, 11), seen, ns_of(values["until"]))
+    assert values["dagster/row_count"] == len(expected.advisories)
+    assert values["silent"] == sum(node["status"] == "timeout" for node in expected.nodes.values())
+    timeouts = [
+        sum(advisory["event"] == "timeout" for advisory in side.advisories)
+        for side in (expected, recorded(rig, stream))
+    ]
+    assert f"| timeout | {timeouts[0]} | {timeouts[1]} |" in values["comparison"]
+    assert values["advisories"].startswith("![advisories by day](data:image/png;base64,")
+
+
+def recorded(rig: Rig, stream: str) -> Expected:
+    """Return what a run with the configured durations must have recorded."""
+    watermark = rig.row(f"SELECT epoch_us(watermark) AS us FROM replication WHERE stream = '{stream}'")["us"]
+    return expect(rules_of(stream), history(rig, stream), watermark * 1000)

@@ -127,11 +127,14 @@ _AVAILABILITY: Final = pa.schema(
 class StreamRecord:
     """What is published about a stream that was tracked: until when, since when, and its blind spans.
 
+    All messages before the sequence `next_sequence` and the time `known_ns` are recorded; silence only until the watermark.
     `restarted_ns` is the time of the last restart, if there was any. `queued` copies were not made yet, `too_old` messages were
     not copied because of their age.
     """
 
     watermark_ns: int
+    known_ns: int
+    next_sequence: int
     begin_ns: int
     restarted_ns: int | None
     spans: BlindSpans
@@ -157,19 +160,25 @@ class Comparison:
             WITH t AS (
                 SELECT min(event_ns) AS first_ns, min(epoch) AS first_epoch, max(epoch) AS epoch FROM node_advisories
                 WHERE name = $name AND stream = $stream
-            ), n AS (SELECT min(epoch_ns(first_seen)) AS first_ns FROM node_availability WHERE name = $name AND stream = $stream)
-            SELECT epoch_ns(watermark), least(t.first_ns, n.first_ns), if(epoch > first_epoch, epoch, NULL), queued_messages,
+            ), n AS (
+                SELECT min(epoch_ns(first_seen)) AS first_ns, max(epoch_ns(last_seen)) AS last_ns FROM node_availability
+                WHERE name = $name AND stream = $stream
+            )
+            SELECT epoch_ns(watermark), greatest(epoch_ns(watermark), last_ns + 1000), next_sequence,
+                least(t.first_ns, n.first_ns), if(epoch > first_epoch, epoch, NULL), queued_messages,
                 too_old_messages
             FROM replication, t, n WHERE name = $name AND stream = $stream
             """,
             self._key,
         ).fetchall()
-        if not rows or rows[0][0] is None or rows[0][1] is None:
+        if not rows or None in rows[0][:4]:
             return None
-        watermark_ns, begin_ns, restarted_ns, queued, too_old = rows[0]
+        watermark_ns, known_ns, next_sequence, begin_ns, restarted_ns, queued, too_old = rows[0]
         query = "SELECT since_ns, until_ns FROM blind_spans WHERE name = $name AND stream = $stream"
         spans = BlindSpans(tuple(self._connection.execute(query, self._key).fetchall()))
-        return StreamRecord(watermark_ns, begin_ns, restarted_ns, spans, queued or 0, too_old or 0)
+        return StreamRecord(
+            watermark_ns, known_ns, next_sequence, begin_ns, restarted_ns, spans, queued or 0, too_old or 0
+        )
 
     def read_record(self, begin_ns: int, until_ns: int) -> None:
         """Copy the recorded transitions until a time, and the copies of a range that begins before the replay's."""

@@ -146,6 +146,7 @@ class Survey:
 class RangeRules:
     """The rules of a replay: transitions and copies count from `since_ns` to before `until_ns`, both in stored time.
 
+    Silence is known until `swept_ns`, which may be before the last messages, as the watermark of a run is.
     `times_ahead` are those of the survey. The messages `known_copies` were copied; they are copies in the replay too. With
     `lists_copies`, each copy is a row of the results.
     """
@@ -155,6 +156,7 @@ class RangeRules:
     spans: BlindSpans
     since_ns: int
     until_ns: int
+    swept_ns: int
     times_ahead: tuple[Integers, Integers, Integers]
     known_copies: Integers
     lists_copies: bool
@@ -190,7 +192,7 @@ def fold_range(batches: Iterator[pa.RecordBatch], rules: RangeRules) -> Iterator
             copies[row["values"]] = copies.get(row["values"], 0) + row["counts"]
         if rules.lists_copies:
             yield copied
-    states, transitions = sweep_nodes(rules.policy, states, rules.until_ns, rules.spans, rules.classes)
+    states, transitions = sweep_nodes(rules.policy, states, rules.swept_ns, rules.spans, rules.classes)
     yield _transitions(transitions, rules)
     counts = [copies.get(node, 0) for node in states["node"].to_pylist()]
     names = {"node": "node", "previous": "status", "first_ns": "first_seen_ns", "seen_ns": "seen_ns"}
