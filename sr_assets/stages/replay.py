@@ -466,6 +466,7 @@ def _note_reasons(
         for event, limit_ns in ((Event.TIMEOUT, policy.warning_ns), (Event.EXPIRE, policy.interval_ns))
     }
     comparison.note_unusual_silences(limits, spans)
+    comparison.note_late_holes(record.spans)
     if stream.purge_after_ns is not None:
         comparison.note_purged(record.watermark_ns - stream.purge_after_ns)
     status = read_status(settings.home / "sites" / stream.name).of(stream.stream)

@@ -1,6 +1,7 @@
 """`replay` on real streams: against the independent fold of `reference`, and against what runs have recorded."""
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -192,8 +193,8 @@ def test_verify_lists_what_a_wrong_record_lacks_and_invents(rig: Rig, replay: Re
     change_record(rig, "DELETE FROM transitions WHERE node = 'b' AND event = 'timeout' AND transition = 2")
     change_record(rig, "UPDATE transitions SET node = 'x' WHERE node = 'c' AND event = 'expire'")
     result = replay(stream, "--verify", code=1)
-    found = [(each["node"], each["event"], each["only_in"], each["reason"]) for each in result["differences"]]
-    assert sorted(found) == [
+    listed = [(each["node"], each["event"], each["only_in"], each["reason"]) for each in result["differences"]]
+    assert sorted(listed) == [
         ("b", "timeout", "replayed", None),
         ("c", "expire", "replayed", None),
         ("x", "expire", "recorded", None),
@@ -361,3 +362,53 @@ def recorded(rig: Rig, stream: str) -> Expected:
     """Return what a run with the configured durations must have recorded."""
     watermark = rig.row(f"SELECT epoch_us(watermark) AS us FROM replication WHERE stream = '{stream}'")["us"]
     return expect(rules_of(stream), history(rig, stream), watermark * 1000)
+
+
+@pytest.mark.parametrize("seed", (0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 7))))
+def test_verify_of_random_histories_finds_no_difference(rig: Rig, replay: Replay, seed: int) -> None:
+    chance = random.Random(seed)
+    stream = rig.make()
+    classes = [
+        {"name": "web", "match": "n1*", "inspect_duration": "70m", "warn_duration": "20m"},
+        {"name": "vip", "header": "Kind", "value": "vip", "inspect_duration": "5h"},
+    ]
+    filters = {"filter_subject": f"{stream}.m.>"} if seed % 2 else {}
+    rig.add(stream, inspect_field="sender", size_trigger=50, classes=classes, batch_messages=7, **filters, **DURATIONS)
+    headers = (b"", b"NATS/1.0\r\nKind: vip\r\n\r\n")
+    unread = list[int]()
+    for _ in range(30):
+        nodes = chance.sample(range(20), chance.randrange(12))
+        first = rig.info(stream).last_sequence + 1
+        subjects = [chance.choice(("m.x", "m.y", "other")) for _ in nodes]
+        sent = [
+            Sent(
+                json.dumps({"sender": f"n{node}", "x": "x" * chance.choice((0, 3, 90))}).encode(),
+                subject,
+                chance.choice(headers),
+            )
+            for node, subject in zip(nodes, subjects, strict=True)
+        ]
+        rig.publish(stream, [*sent, Sent(b"no sender", "m.z")])
+        unread += range(first, first + len(sent))
+        if chance.random() < 0.15 and unread:
+            rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": chance.choice(unread), "no_erase": True})
+        rig.travel(minutes=chance.choice((1, 5, 15, 40)))
+        if chance.random() < 0.4:
+            rig.drain()
+            unread.clear()
+    rig.drain()
+    result = replay(stream, "--verify")
+    assert not result["differences"]
+    # A sweep before a hole was known counts its time as silence: in so few messages, holes are long.
+    assert {each["reason"] for each in result["explained"]} <= {"late_hole"}
+    assert min(result["transitions"].values()) > 0
+    seen = history(rig, stream)
+    since_ns, until_ns = (seen[len(seen) * part // 8].stored_ns for part in (6, 7))
+    part = replay(stream, "--verify", "--since", time_of(since_ns), "--until", time_of(until_ns))
+    assert not part["differences"]
+    # A message that is lost after it was read explains what it alone has caused.
+    for sequence in chance.sample([message.sequence for message in seen], 3):
+        rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+    result = replay(stream, "--verify")
+    assert not result["differences"]
+    assert {each["reason"] for each in result["explained"]} <= {"deleted_since", "late_hole"}

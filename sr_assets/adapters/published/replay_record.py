@@ -29,7 +29,7 @@ _DAY_ROWS: Final = 400_000
 _LATEST_NS: Final = (1 << 63) - 1
 _EMPTY: Final = """
     CREATE TEMP TABLE recorded (node VARCHAR, event VARCHAR, event_ns BIGINT, seen_ns BIGINT, previous VARCHAR, class VARCHAR,
-        undone_ns BIGINT, following_ns BIGINT, ended_ns BIGINT);
+        undone_ns BIGINT, detected_ns BIGINT, following_ns BIGINT, ended_ns BIGINT);
     CREATE TEMP TABLE recorded_copies (node VARCHAR, sequence BIGINT, stored_ns BIGINT);
     CREATE TEMP TABLE parked (sequence BIGINT);
     CREATE TEMP TABLE replayed (node VARCHAR, event VARCHAR, event_ns BIGINT, previous VARCHAR, sequence BIGINT);
@@ -40,7 +40,7 @@ _EMPTY: Final = """
 # `following`: the node's next transition; `ended`: the next end of its silence.
 _RECORDED: Final = """
     INSERT INTO recorded SELECT node, event, event_ns, epoch_ns(seen), previous, class, epoch_ns(undone_at),
-        lead(event_ns) OVER following,
+        epoch_ns(detected_at), lead(event_ns) OVER following,
         min(event_ns) FILTER (event IN ('new', 'recover')) OVER (following ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)
     FROM node_advisories WHERE name = $name AND stream = $stream AND event_ns < $until_ns
     WINDOW following AS (PARTITION BY node ORDER BY epoch, transition)
@@ -53,9 +53,16 @@ _COPIES: Final = """
 # A silence that ended at another length than the limit of the node's class, or before it could be noticed. The blind time is
 # subtracted later.
 _UNUSUAL: Final = """
-    SELECT node, event, event_ns, seen_ns, previous, class, coalesce(undone_ns, ended_ns) AS until_ns, following_ns
+    SELECT node, event, event_ns, seen_ns, previous, class, coalesce(undone_ns, ended_ns) AS until_ns, following_ns,
+        detected_ns
     FROM recorded JOIN limits USING (event, class_key) WHERE abs(event_ns - seen_ns - limit_ns) > 1000
         OR (event = 'timeout' AND following_ns <= event_ns)
+    """
+# A hole is known once a message after it was read; a sweep before that has counted its time as silence.
+_LATE_HOLES: Final = """
+    INSERT INTO reasons SELECT DISTINCT node, event_ns, coalesce(undone_ns, ended_ns, $latest_ns), 'late_hole'
+    FROM recorded JOIN spans ON spans.since_ns < event_ns AND spans.until_ns > greatest(detected_ns, seen_ns)
+    WHERE event IN ('timeout', 'expire')
     """
 # The purge deletes the whole history of a node that was retired for long enough.
 _PURGED: Final = """
@@ -273,17 +280,28 @@ class Comparison:
             rows = self._connection.execute(query).fetchall()
         finally:
             self._connection.unregister("limits")
-        for node, event, event_ns, seen_ns, previous, node_class, until_ns, following_ns in rows:
+        for node, event, event_ns, seen_ns, previous, node_class, until_ns, following_ns, detected_ns in rows:
             limit_ns = limits[Event(event), node_class]
-            usual = abs(spans.exceeds_at_ns(seen_ns, limit_ns) - event_ns) <= 1000
-            late = event == Event.TIMEOUT and following_ns is not None and following_ns <= event_ns
-            if late:
+            then = BlindSpans(tuple(span for span in spans.spans if span[1] <= detected_ns))
+            # The tables have microseconds.
+            usual = any(abs(known.exceeds_at_ns(seen_ns, limit_ns) - event_ns) <= 1000 for known in (spans, then))
+            if event == Event.TIMEOUT and following_ns is not None and following_ns <= event_ns:
                 self.note_reason("late_message", [(event_ns, event_ns + limit_ns)], node)
             elif not usual:
                 by_hand = event == Event.EXPIRE and (previous == "up" or event_ns - seen_ns < limit_ns)
                 since_ns = event_ns if by_hand else seen_ns
                 reason = "retired_by_hand" if by_hand else "other_durations"
                 self.note_reason(reason, [(since_ns, _LATEST_NS if until_ns is None else until_ns)], node)
+
+    def note_late_holes(self, spans: BlindSpans) -> None:
+        """Note the recorded silences of which a blind span became known later."""
+        since_ns, until_ns = zip(*spans.spans, strict=True) if spans.spans else ((), ())
+        bounds = {"since_ns": pa.array(since_ns, pa.int64()), "until_ns": pa.array(until_ns, pa.int64())}
+        self._connection.register("spans", pa.table(bounds))
+        try:
+            self._connection.execute(_LATE_HOLES, {"latest_ns": _LATEST_NS})
+        finally:
+            self._connection.unregister("spans")
 
     def note_purged(self, before_ns: int) -> None:
         """Note the nodes that retired before a time and have no record until then."""
