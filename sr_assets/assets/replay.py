@@ -4,13 +4,12 @@ No `from __future__ import annotations`: Dagster reads the annotations of an ass
 """
 
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
-from sr_assets.adapters.spark.run_session import SparkConnection, SparkResource, engine_of
+from sr_assets.adapters.spark.run_session import SparkResource, engine_of
 from sr_assets.assets.charts import line_chart
 from sr_assets.assets.specs import OWNERS, ROW_COUNT, documented, markdown_table, table_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
@@ -47,9 +46,9 @@ def build_replay_asset() -> dg.AssetsDefinition:
                 _read("warn_duration", parse_duration, config.warn_duration),
                 _read("inspect_duration", parse_duration, config.inspect_duration),
             )
-            engine = engine_of(spark, settings.home.resolve())
-            with closing(SparkConnection(engine, settings.spark.from_messages, f"replay {stream.label}")) as connection:
-                return dg.MaterializeResult(metadata=_metadata(replay(settings, stream, wanted, connection)))
+            return dg.MaterializeResult(
+                metadata=_metadata(replay(settings, stream, wanted, engine_of(spark, settings.home.resolve())))
+            )
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
 

@@ -1,6 +1,5 @@
 """Command `replay`: the transitions and copies of a retained stream under other durations, or their verification."""
 
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,7 @@ def replay(
 
     Exit code 1 with --verify: the record differs, for no reason that `replay` recognises.
     """
-    from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
+    from sr_assets.adapters.spark.run_session import HomeEngine
     from sr_assets.operate.bars import progress_bars
     from sr_assets.stages.replay import FEED_REFUSED, Wanted
     from sr_assets.stages.replay import replay as replay_stream
@@ -70,12 +69,8 @@ def replay(
     stream = settings.stream_named(name, FEED_REFUSED)
     warn_ns, inspect_ns = (None if each is None else round(each * 1e9) for each in (warn_duration, inspect_duration))
     wanted = Wanted(since, until, warn_ns, inspect_ns, verify=verify, out=out)
-    engine = HomeEngine(settings.spark, settings.home.resolve())
-    with (
-        closing(SparkConnection(engine, settings.spark.from_messages, f"replay {stream.label}")) as spark,
-        progress_bars(),
-    ):
-        result = replay_stream(settings, stream, wanted, spark)
+    with progress_bars():
+        result = replay_stream(settings, stream, wanted, HomeEngine(settings.spark, settings.home.resolve()))
     if form == "json":
         print_document(result.document)
     elif form == "csv":

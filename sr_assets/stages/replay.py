@@ -6,6 +6,7 @@ It reads the source and the published tables, and writes to no stream and no sta
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -23,6 +24,7 @@ from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.published.node_histories import History
 from sr_assets.adapters.published.replay_record import Comparison, StreamRecord, open_comparison
 from sr_assets.adapters.range_rows import RangeRead, Sightings
+from sr_assets.adapters.spark.run_session import SparkConnection
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.blindness import BlindSpans, Span
@@ -41,8 +43,10 @@ from sr_assets.stages.source.source_reading import average_bytes
 from sr_assets.stages.source.suitability import check_source
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from sr_assets.adapters.spark.replay_tasks import RangeRows
-    from sr_assets.adapters.spark.run_session import SparkConnection
+    from sr_assets.adapters.spark.run_session import SparkProvider
     from sr_assets.settings import Settings, StreamSettings
 
 logger = logging.getLogger(__name__)
@@ -141,47 +145,36 @@ class _Plan:
     whole: bool
 
 
-def replay(settings: Settings, stream: StreamSettings, wanted: Wanted, spark: SparkConnection) -> Replay:
-    """Replay a range of a tracked stream.
+def replay(settings: Settings, stream: StreamSettings, wanted: Wanted, engine: SparkProvider) -> Replay:
+    """Replay a range of a tracked stream; a large one on an engine.
 
     Raises ConfigurationError for a plain stream, for contradicting arguments and for a range that cannot be replayed, and
     RunError if the source cannot be read.
     """
     replayed = _with_durations(stream, wanted)
+    # Each replay has a tag of its own: it interrupts no other replay of the stream.
+    tag = f"replay {stream.label} {secrets.token_hex(4)}"
     with (
         tempfile.TemporaryDirectory(prefix="sr-assets-") as folder,
         open_comparison(settings.home, stream.name, stream.stream, Path(folder)) as comparison,
         closing(Cluster(stream.source, _CLIENT)) as cluster,
+        closing(SparkConnection(engine, settings.spark.from_messages, tag)) as spark,
+        _interrupted_on_errors(spark),
     ):
         source = cluster.stream_info(stream.stream)
         check_source(stream, source)
         record = comparison.stream_record()
         plan = _plan(settings, stream, replayed, wanted, record, cluster, source)
+        recorded_spans = record.spans if record else BlindSpans()
         if record is not None:
             comparison.read_record(plan.begin_ns, plan.until_ns)
         with _rows(stream, source, plan, spark, Path(folder)) as (rows, parts):
             survey, computed = _survey(stream, cluster, source, plan, rows, parts)
-            recorded_spans = record.spans if record else BlindSpans()
             spans = recorded_spans.add(computed)
             _refuse_changed(stream, cluster, source, plan, spans)
-            known = (
-                comparison.first_copies() if wanted.verify and not plan.whole else pa.chunked_array([[]], pa.int64())
-            )
-            classes = replayed.node_classes.policies if replayed.node_classes else None
-            assert replayed.policy is not None
-            rules = RangeRules(
-                replayed.policy,
-                classes,
-                spans,
-                plan.since_ns,
-                plan.until_ns,
-                plan.swept_ns,
-                survey.times_ahead,
-                known.to_numpy(),
-                lists_copies=wanted.verify,
-            )
-            for portion in _folded(rows, rules):
-                comparison.add(portion)
+            # Before the range, only the record knows when each node was copied.
+            known = comparison.first_copies() if wanted.verify and not plan.whole else np.zeros(0, np.int64)
+            _fold(replayed, plan, survey, spans, known, rows, comparison, lists_copies=wanted.verify)
         days = _days(settings, plan)
         result = _result(replayed, plan, comparison, days)
         if wanted.verify and record is not None:
@@ -191,6 +184,16 @@ def replay(settings: Settings, stream: StreamSettings, wanted: Wanted, spark: Sp
         if wanted.out is not None:
             _write(wanted.out, comparison, plan, days, spans)
     return result
+
+
+@contextmanager
+def _interrupted_on_errors(spark: SparkConnection) -> Iterator[None]:
+    """Interrupt the engine's tasks if the block fails or the user ends the command."""
+    try:
+        yield
+    except BaseException:
+        spark.interrupt()
+        raise
 
 
 def _with_durations(stream: StreamSettings, wanted: Wanted) -> StreamSettings:
@@ -251,41 +254,43 @@ def _plan(
             f"{stream.label}: nothing is recorded yet, so --verify has nothing to compare; run it once first"
         )
     until_ns, swept_ns = _until(stream, wanted, record, source)
-    longest_ns = _longest_ns(stream, replayed)
+    longest_ns, spans = _longest_ns(stream, replayed), record.spans if record else BlindSpans()
     # Before its first message that it still holds, the source may have lost others.
-    held_ns = source.created_ns if source.first_sequence <= 1 else source.first_stored_ns
-    tracked_ns = record.begin_ns if record else source.first_stored_ns
-    is_held = record is None or tracked_ns // _MICROSECOND_NS >= held_ns // _MICROSECOND_NS
-    whole_from_ns = tracked_ns // _MICROSECOND_NS * _MICROSECOND_NS if is_held else None
-    spans = record.spans if record else BlindSpans()
+    first_ns, has_lost = source.first_stored_ns, source.first_sequence > 1
+    tracked_ns = _cut(record.begin_ns if record else first_ns)
+    is_held = record is None or not has_lost or tracked_ns >= _cut(first_ns)
+    whole_from_ns = tracked_ns if is_held else None
     # With all of the longest interval before it, every status at the beginning is known.
-    earliest_ns = whole_from_ns if whole_from_ns is not None else spans.exceeds_at_ns(held_ns, longest_ns)
+    earliest_ns = tracked_ns if is_held else spans.exceeds_at_ns(first_ns, longest_ns)
     if record is not None and wanted.verify:
-        lost_ns = retention_begins_ns(record.watermark_ns, settings.advisories.retention_ns)
-        for recorded_ns in (record.restarted_ns, lost_ns if lost_ns > tracked_ns else None):
-            earliest_ns = max(earliest_ns, recorded_ns or 0)
-    # The tables have no more digits.
-    earliest_ns = -(-earliest_ns // _MICROSECOND_NS) * _MICROSECOND_NS
-    since_ns = earliest_ns if wanted.since_ns is None else wanted.since_ns // _MICROSECOND_NS * _MICROSECOND_NS
-    if since_ns < earliest_ns and earliest_ns != whole_from_ns:
+        forgotten_ns = retention_begins_ns(record.watermark_ns, settings.advisories.retention_ns)
+        earliest_ns = max(earliest_ns, record.restarted_ns or 0, forgotten_ns if forgotten_ns > tracked_ns else 0)
+    earliest_ns = _cut(earliest_ns + _MICROSECOND_NS - 1)
+    since_ns = earliest_ns if wanted.since_ns is None else _cut(wanted.since_ns)
+    if since_ns < earliest_ns and (earliest_ns != whole_from_ns or (record is None and has_lost)):
         lacking = "the source or the record" if wanted.verify else "the source"
         raise ConfigurationError(
-            f"--since {format_rfc3339_ns(since_ns)}: {lacking} no longer has this time and the {longest_ns / 1e9:g}s before it"
-            f" (inspect_duration), which decide the statuses at its beginning; use {format_rfc3339_ns(earliest_ns)} or later"
+            f"--since {format_rfc3339_ns(since_ns)}: {lacking} no longer has this time, or the {longest_ns / 1e9:g}s before it"
+            f" (inspect_duration), which decide the statuses at it; use {format_rfc3339_ns(earliest_ns)} or later"
         )
-    if since_ns >= until_ns:
+    if max(since_ns, earliest_ns) >= until_ns:
         raise ConfigurationError(
-            f"--since {format_rfc3339_ns(since_ns)} is not before {format_rfc3339_ns(until_ns)}, until which {stream.label} is"
-            " known; use an earlier time, or let a run process newer messages"
+            f"{stream.label}: there is nothing to replay from {format_rfc3339_ns(max(since_ns, earliest_ns))} on before"
+            f" {format_rfc3339_ns(until_ns)}; use an earlier --since or a later --until, or let a run process newer messages"
         )
     begin_ns = _warmed_up(since_ns, longest_ns * (2 if wanted.verify else 1), spans)
     whole = whole_from_ns is not None and begin_ns <= whole_from_ns
-    begin_ns = whole_from_ns if whole and whole_from_ns is not None else max(begin_ns, held_ns)
+    begin_ns = whole_from_ns if whole and whole_from_ns is not None else max(begin_ns, first_ns if has_lost else 0)
     first = sequence_at(cluster, source, begin_ns - (0 if whole else CLOCKS_DIFFER_NS))
     after = sequence_at(cluster, source, until_ns + CLOCKS_DIFFER_NS)
     if record is not None and until_ns <= record.known_ns:
         after = min(after, record.next_sequence)
     return _Plan(since_ns, until_ns, swept_ns, begin_ns, longest_ns, SequenceRange(first, max(first, after)), whole)
+
+
+def _cut(time_ns: int) -> int:
+    """Return a time in whole microseconds: the tables have no more digits."""
+    return time_ns // _MICROSECOND_NS * _MICROSECOND_NS
 
 
 def _warmed_up(since_ns: int, watched_ns: int, spans: BlindSpans) -> int:
@@ -323,8 +328,7 @@ def _until(stream: StreamSettings, wanted: Wanted, record: StreamRecord | None, 
             f"--until {format_rfc3339_ns(until_ns)}: {reason} at {format_rfc3339_ns(latest_ns)}; use this time or an earlier"
             f" one{', or let a run process newer messages' if wanted.verify else ''}"
         )
-    until_ns = until_ns // _MICROSECOND_NS * _MICROSECOND_NS
-    return until_ns, min(until_ns, watermark_ns)
+    return _cut(until_ns), min(_cut(until_ns), watermark_ns)
 
 
 @contextmanager
@@ -351,7 +355,7 @@ def _rows(
     )
     parts = plan.folded.split(min(_MOST_PARTS, -(-messages // JOB_MESSAGES)))
     with LongWork(f"{stream.label}: replaying", messages) as progress:
-        in_spark = spark.takes_range(messages, 0 if headers_only else payload_bytes)
+        in_spark = messages > 0 and spark.takes_range(messages, 0 if headers_only else payload_bytes)
         logger.info(
             "%s: replaying %d messages %s", stream.label, messages, "in Spark" if in_spark else "in this process"
         )
@@ -410,10 +414,34 @@ def _refuse_changed(
         )
 
 
-def _folded(rows: RangeRows, rules: RangeRules) -> Iterator[pa.Table]:
+def _fold(
+    stream: StreamSettings,
+    plan: _Plan,
+    survey: Survey,
+    spans: BlindSpans,
+    known_copies: NDArray[np.int64],
+    rows: RangeRows,
+    comparison: Comparison,
+    *,
+    lists_copies: bool,
+) -> None:
+    """Fold the sightings of a stream that has the durations of the replay, and add the results to a comparison."""
     from sr_assets.adapters.spark.replay_tasks import FoldWork
 
-    return rows.fold(FoldWork(rules))
+    assert stream.policy is not None  # a plain stream is refused
+    rules = RangeRules(
+        stream.policy,
+        stream.node_classes.policies if stream.node_classes else None,
+        spans,
+        plan.since_ns,
+        plan.until_ns,
+        plan.swept_ns,
+        survey.times_ahead,
+        known_copies,
+        lists_copies,
+    )
+    for portion in rows.fold(FoldWork(rules)):
+        comparison.add(portion)
 
 
 def _days(settings: Settings, plan: _Plan) -> list[Day]:

@@ -27,9 +27,10 @@ def survey(messages: dict[int, int], firsts: list[int], lost: list[int] | None) 
         for number, (first, after) in enumerate(zip(firsts, [*firsts[1:], 61], strict=True)):
             own = {sequence: ns for sequence, ns in sorted(messages.items()) if first <= sequence < after}
             if own:
-                columns = (np.array([*each], np.int64) for each in (own.keys(), own.values()))
+                sequence, stored_ns = (np.array([*each], np.int64) for each in (own.keys(), own.values()))
                 deleted = None if lost is None else np.array(lost, np.int64)
-                batches.append(rows_of(STRETCH, survey_part(number, *columns, before[number], UNTIL_NS, deleted)))
+                columns = survey_part(number, sequence, stored_ns, before[number], UNTIL_NS, deleted)
+                batches.append(rows_of(STRETCH, columns))
         surveyed = Survey(pa.Table.from_batches(batches, arrow_schema(STRETCH)))
         if surveyed.latest_before(len(firsts)) == before:
             return surveyed

@@ -13,8 +13,12 @@ import dagster as dg
 import pytest
 from pyarrow import parquet
 
+from sr_assets.adapters.spark import replay_tasks
+from sr_assets.adapters.state.operator_requests import Action
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.definitions import build
+from sr_assets.domain.tracking import replaying
+from sr_assets.stages import replay as stage
 from sr_assets.stages.operator_commands import act_on_node
 from sr_assets_tests.reference import Expected, Rules, Seen, blind_spans, by_field, covered, expect
 from sr_assets_tests.rig import ALL_ON_SPARK, SITE, Command, Rig, Sent
@@ -137,7 +141,7 @@ def test_replay_equals_the_independent_fold(
         (each["value"], each["event"], datetime.fromtimestamp(0, UTC) + (row_time(at_ns(each))))
         for each in expected.advisories
     )
-    seconds = dict[str, dict[str, float]]()
+    seconds = dict[str, Counter[str]]()
     for row in parquet.read_table(tmp_path / "out" / "availability.parquet").to_pylist():
         own = seconds.setdefault(row["node"], Counter())
         for name in ("up_seconds", "timeout_seconds", "retired_seconds"):
@@ -232,13 +236,15 @@ def test_verify_names_the_legitimate_reasons(rig: Rig, replay: Replay) -> None:
     assert not result["differences"]
 
 
+@pytest.mark.nightly
 def test_verify_recognises_nodes_that_an_operator_retired(rig: Rig, replay: Replay) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", **DURATIONS)
     rig.publish(stream, report("a", "b", "c"))
     rig.travel(minutes=10)
     rig.drain()
-    for action, node in (("retire", "a"), ("retire", "b"), ("unretire", "b")):
+    actions: list[tuple[Action, str]] = [("retire", "a"), ("retire", "b"), ("unretire", "b")]
+    for action, node in actions:
         act_on_node(rig.settings(), action, node, None)
         rig.drain()
     for _ in range(3):
@@ -253,6 +259,7 @@ def test_verify_recognises_nodes_that_an_operator_retired(rig: Rig, replay: Repl
     }
 
 
+@pytest.mark.nightly
 def test_verify_of_a_shortened_source_begins_after_an_interval(rig: Rig, replay: Replay, refused: Any) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", **DURATIONS)
@@ -267,8 +274,13 @@ def test_verify_of_a_shortened_source_begins_after_an_interval(rig: Rig, replay:
     assert result["differences"] == result["explained"] == []
     line = refused(stream, "--since", time_of(earliest_ns - MINUTE))
     assert line.endswith(f"use {time_of(ns_of(result['since']))} or later")
+    # A range between two messages has only the silence in it.
+    since_ns = seen[-4].stored_ns + MINUTE
+    quiet = replay(stream, "--since", time_of(since_ns), "--until", time_of(since_ns + MINUTE))
+    assert (quiet["messages"], quiet["nodes"], quiet["silent"]) == (0, 0, 0)
 
 
+@pytest.mark.nightly
 def test_holes_and_wrong_clocks_of_the_record_apply_to_the_replay(rig: Rig, replay: Replay) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", **DURATIONS)
@@ -305,7 +317,7 @@ def test_bad_input_is_one_line_with_the_remedy(rig: Rig, refused: Callable[..., 
         (("--since", late, "--until", early), "swap or correct them"),
         (("--until", late), "use this time or an earlier one"),
         (("--until", late, "--verify"), "let a run process newer messages"),
-        (("--until", early), "use an earlier time, or let a run process newer messages"),
+        (("--until", early), "use an earlier --since or a later --until, or let a run process newer messages"),
         (("--verify", "--warn-duration", "10m"), "leave out --warn-duration and --inspect-duration"),
         (("--warn-duration", "3h"), "must be shorter than --inspect-duration 7200s; set both"),
         (("--inspect-duration", "20m"), "--warn-duration 1800s must be shorter"),
@@ -316,7 +328,10 @@ def test_bad_input_is_one_line_with_the_remedy(rig: Rig, refused: Callable[..., 
 
 
 @pytest.mark.nightly
-def test_spark_and_the_own_process_replay_the_same(rig: Rig, replay: Replay, tmp_path: Path) -> None:
+def test_spark_and_the_own_process_replay_the_same(
+    rig: Rig, replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_tasks, "_PORTION_ROWS", 2_000)
     stream = rig.make()
     for _ in range(30):
         rig.publish(stream, report(*(f"n{number}" for number in range(0, 200, 3)), payload_bytes=10))
@@ -346,7 +361,7 @@ def test_asset_replays_with_the_durations_of_the_launchpad(rig: Rig) -> None:
     result = dg.materialize([asset], run_config=config)
     (event,) = result.asset_materializations_for_node(asset.op.name)
     seen = history(rig, stream)
-    values = {name: value.value for name, value in event.metadata.items()}
+    values: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
     expected = expect(rules_of(stream, 11), seen, ns_of(values["until"]))
     assert values["dagster/row_count"] == len(expected.advisories)
     assert values["silent"] == sum(node["status"] == "timeout" for node in expected.nodes.values())
@@ -364,8 +379,14 @@ def recorded(rig: Rig, stream: str) -> Expected:
     return expect(rules_of(stream), history(rig, stream), watermark * 1000)
 
 
-@pytest.mark.parametrize("seed", (0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 7))))
-def test_verify_of_random_histories_finds_no_difference(rig: Rig, replay: Replay, seed: int) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(7))
+def test_verify_of_random_histories_finds_no_difference(
+    rig: Rig, replay: Replay, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So few messages are several parts, and each part is folded in several steps.
+    monkeypatch.setattr(replaying, "_FOLDED_TOGETHER", 20)
+    monkeypatch.setattr(stage, "JOB_MESSAGES", 70)
     chance = random.Random(seed)
     stream = rig.make()
     classes = [

@@ -17,7 +17,6 @@ from sr_assets.adapters.arrow_rows import arrow_schema, rows_of
 from sr_assets.adapters.connection_file import pack_connection
 from sr_assets.adapters.range_rows import RangeRead
 from sr_assets.adapters.spark.jobs import ReadWork
-from sr_assets.adapters.spark.run_session import SparkConnection
 from sr_assets.adapters.spark.tasks import in_tasks
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.tracking.replaying import REPLAYED, STRETCH, RangeRules, fold_range, survey_part
@@ -25,6 +24,8 @@ from sr_assets.domain.tracking.replaying import REPLAYED, STRETCH, RangeRules, f
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
+
+    from sr_assets.adapters.spark.run_session import SparkConnection
 
 #: Sightings of a task that folds: their senders' states are in memory with a part of them.
 _FOLDED_MESSAGES: Final = 500_000
