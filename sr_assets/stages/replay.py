@@ -208,8 +208,12 @@ def _with_durations(stream: StreamSettings, wanted: Wanted) -> StreamSettings:
         raise ConfigurationError(
             f"--since {format_rfc3339_ns(since_ns)} is not before --until {format_rfc3339_ns(until_ns)}; swap or correct them"
         )
-    durations = {"warn_duration_ns": wanted.warn_ns, "inspect_duration_ns": wanted.inspect_ns}
-    changed = {key: ns for key, ns in durations.items() if ns is not None}
+    policy = stream.policy
+    durations = {
+        "warn_duration_ns": (wanted.warn_ns, policy.warning_ns),
+        "inspect_duration_ns": (wanted.inspect_ns, policy.interval_ns),
+    }
+    changed = {key: ns for key, (ns, configured_ns) in durations.items() if ns is not None and ns != configured_ns}
     if not changed:
         return stream
     if wanted.verify:
@@ -217,13 +221,13 @@ def _with_durations(stream: StreamSettings, wanted: Wanted) -> StreamSettings:
             "--verify compares with the record under the configured durations; leave out --warn-duration and"
             " --inspect-duration"
         )
-    inspect_ns = changed.get("inspect_duration_ns", stream.policy.interval_ns)
-    warn_ns = changed.get("warn_duration_ns", stream.warn_duration_ns or inspect_ns // 2)
+    inspect_ns = changed.get("inspect_duration_ns", policy.interval_ns)
+    warn_ns = wanted.warn_ns or stream.warn_duration_ns or inspect_ns // 2
     if not 0 < warn_ns < inspect_ns:
         raise ConfigurationError(
             f"--warn-duration {warn_ns / 1e9:g}s must be shorter than --inspect-duration {inspect_ns / 1e9:g}s; set both"
         )
-    replayed = stream.changed(**changed)
+    replayed = stream.changed(warn_duration_ns=warn_ns, inspect_duration_ns=inspect_ns)
     try:
         _ = replayed.node_classes
     except ValueError as error:

@@ -69,6 +69,9 @@ def test_survey_of_parts_finds_the_spans_of_the_whole_range(
     )
     assert BlindSpans(tuple(surveyed.blind_spans(holes, UNTIL_NS))) == BlindSpans(tuple(spans))
 
+    latest_ns = np.maximum.accumulate(np.where(ahead, 0, stored_ns))
+    assert bool(surveyed.unclear_times()) == bool(ahead.any() or (latest_ns - stored_ns > HOUR).any())
+
     first, after, at_ns = surveyed.times_ahead
     replaced = {
         number: int(at)

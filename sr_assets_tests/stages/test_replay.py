@@ -20,6 +20,7 @@ from sr_assets.definitions import build
 from sr_assets.domain.tracking import replaying
 from sr_assets.stages import replay as stage
 from sr_assets.stages.operator_commands import act_on_node
+from sr_assets.stages.report import Stage
 from sr_assets_tests.reference import Expected, Rules, Seen, blind_spans, by_field, covered, expect
 from sr_assets_tests.rig import ALL_ON_SPARK, SITE, Command, Rig, Sent
 
@@ -175,7 +176,7 @@ def test_verify_finds_a_tracked_stream_unchanged(rig: Rig, replay: Replay) -> No
     stream = rig.make()
     rig.add(stream, inspect_field="sender", **DURATIONS)
     live(rig, stream)
-    result = replay(stream, "--verify")
+    result = replay(stream, "--verify", "--warn-duration", DURATIONS["warn_duration"])
     assert result["differences"] == result["explained"] == []
     assert result["transitions"] == result["recorded"]
     assert result["copies"] == result["recorded_copies"] == len(rig.copies(stream))
@@ -190,7 +191,7 @@ def change_record(rig: Rig, statement: str) -> None:
     rig.drain()
 
 
-def test_verify_lists_what_a_wrong_record_lacks_and_invents(rig: Rig, replay: Replay) -> None:
+def test_verify_lists_what_a_wrong_record_lacks_and_invents(rig: Rig, replay: Replay, command: Command) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", **DURATIONS)
     live(rig, stream)
@@ -204,6 +205,23 @@ def test_verify_lists_what_a_wrong_record_lacks_and_invents(rig: Rig, replay: Re
         ("x", "expire", "recorded", None),
     ]
     assert not result["explained"]
+    code, output, _ = command("replay", "--stream", stream, "--verify", "--format", "csv")
+    assert (code, len(output.splitlines())) == (1, 4)
+    code, output, _ = command("replay", "--stream", f"{SITE}/{stream}", "--verify")
+    assert code == 1
+    assert output.splitlines()[-1] == "differences: 3 without a reason"
+
+
+@pytest.mark.nightly
+def test_verify_recognises_a_message_that_a_sweep_preceded(rig: Rig, replay: Replay) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", **DURATIONS)
+    live(rig, stream)
+    # The node returned at its timeout, because the time of its message was before the watermark.
+    swept = "(SELECT event_ns FROM transitions WHERE node = 'b' AND transition = 2)"
+    change_record(rig, f"UPDATE transitions SET event_ns = {swept} WHERE node = 'b' AND transition = 3")
+    result = replay(stream, "--verify")
+    assert {(each["event"], each["reason"]) for each in result["explained"]} == {("recover", "late_message")}
 
 
 def test_verify_of_a_part_begins_with_the_statuses_before_it(rig: Rig, replay: Replay) -> None:
@@ -281,7 +299,7 @@ def test_verify_of_a_shortened_source_begins_after_an_interval(rig: Rig, replay:
 
 
 @pytest.mark.nightly
-def test_holes_and_wrong_clocks_of_the_record_apply_to_the_replay(rig: Rig, replay: Replay) -> None:
+def test_blind_time_of_the_record_applies_to_the_replay(rig: Rig, replay: Replay) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", **DURATIONS)
     rig.publish(stream, report("a", "b"))
@@ -300,6 +318,32 @@ def test_holes_and_wrong_clocks_of_the_record_apply_to_the_replay(rig: Rig, repl
     # Without the blind 40 minutes, both would have timed out in them.
     assert result["transitions"] == {"new": 2, "timeout": 2, "recover": 1, "expire": 0}
     assert result["differences"] == result["explained"] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("reason", "keys"),
+    (
+        ("max_nodes", {"max_nodes": 3}),
+        ("max_age", {"max_age": "1h"}),
+        ("purged", {"purge_after": "1h"}),
+        ("queued", {}),
+    ),
+)
+def test_verify_names_what_a_key_or_the_queue_has_left_out(
+    rig: Rig, replay: Replay, reason: str, keys: dict[str, Any]
+) -> None:
+    stream = rig.make()
+    rig.add(stream, inspect_field="sender", **DURATIONS, **keys)
+    # With `max_age`, the first run reads most messages late.
+    live(rig, stream, drains=reason != "max_age")
+    if reason == "queued":
+        rig.publish(stream, report("e", "f"))
+        rig.travel(minutes=5)
+    rig.drain(stages=[Stage.NODE_STATE] if reason == "queued" else tuple(Stage))
+    result = replay(stream, "--verify")
+    assert not result["differences"]
+    assert {each["reason"] for each in result["explained"]} == {reason}
 
 
 def test_bad_input_is_one_line_with_the_remedy(rig: Rig, refused: Callable[..., str]) -> None:
