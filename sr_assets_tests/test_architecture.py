@@ -34,7 +34,7 @@ BUDGETS = {
     "domain": (41, 5_650),
     "settings": (21, 5_100),
     "adapters": (102, 20_150),
-    "stages": (52, 12_350),
+    "stages": (52, 12_400),
     "assets": (12, 2_250),
     "automation": (10, 1_400),
     "operate": (26, 5_000),

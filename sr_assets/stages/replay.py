@@ -27,7 +27,7 @@ from sr_assets.adapters.range_rows import RangeRead, Sightings
 from sr_assets.adapters.spark.run_session import SparkConnection
 from sr_assets.adapters.state.status_file import read_status
 from sr_assets.adapters.state.stream_tables import Counter
-from sr_assets.domain.blindness import BlindSpans, Span
+from sr_assets.domain.blindness import BLINDING_REASONS, BlindSpans, Span
 from sr_assets.domain.days import Day, date_at, dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError, cannot_write
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns, retention_begins_ns, watermark
@@ -37,7 +37,7 @@ from sr_assets.domain.tracking.replaying import RangeRules, Survey
 from sr_assets.domain.tracking.rules import Event
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.progress_lines import LongWork
-from sr_assets.stages.source.holes import find_holes, lost_sequences
+from sr_assets.stages.source.holes import Hole, find_holes, lost_sequences
 from sr_assets.stages.source.position import CLOCKS_DIFFER_NS, changed_since, sequence_at
 from sr_assets.stages.source.source_reading import average_bytes
 from sr_assets.stages.source.suitability import check_source
@@ -169,9 +169,14 @@ def replay(settings: Settings, stream: StreamSettings, wanted: Wanted, engine: S
         if record is not None:
             comparison.read_record(plan.begin_ns, plan.until_ns)
         with _rows(stream, source, plan, spark, Path(folder)) as (rows, parts):
-            survey, computed = _survey(stream, cluster, source, plan, rows, parts)
+            survey, holes = _survey(stream, cluster, source, plan, rows, parts)
+            computed = survey.blind_spans(holes, plan.until_ns)
             spans = recorded_spans.add(computed)
-            _refuse_changed(stream, cluster, source, plan, spans)
+            if changed_since(cluster, source):
+                raise RunError(
+                    f"source stream {stream.stream} was recreated or rolled back while it was read; repeat the replay"
+                )
+            plan = _after_losses(plan, wanted, survey, holes, spans)
             # Before the range, only the record knows when each node was copied.
             known = comparison.first_copies() if wanted.verify and not plan.whole else np.zeros(0, np.int64)
             _fold(replayed, plan, survey, spans, known, rows, comparison, lists_copies=wanted.verify)
@@ -381,8 +386,8 @@ def _survey(
     plan: _Plan,
     rows: RangeRows,
     parts: Sequence[SequenceRange],
-) -> tuple[Survey, list[Span]]:
-    """Return the survey of the folded range, and its blind spans."""
+) -> tuple[Survey, list[Hole]]:
+    """Return the survey of the folded range, and its holes."""
     from sr_assets.adapters.spark.replay_tasks import SurveyWork
 
     lost = lost_sequences(stream, cluster, source, plan.folded)
@@ -396,26 +401,28 @@ def _survey(
             break
         # The first survey does not know the latest times of earlier parts yet.
         before = latest
-    holes = find_holes(stream, cluster, source, survey.absent(plan.folded))
-    return survey, survey.blind_spans(holes, plan.until_ns)
+    return survey, find_holes(stream, cluster, source, survey.absent(plan.folded))
 
 
-def _refuse_changed(
-    stream: StreamSettings, cluster: Cluster, source: StreamInfo, plan: _Plan, spans: BlindSpans
-) -> None:
-    """Raise RunError if the source changed while it was read, or blind time leaves the statuses at the beginning unknown."""
-    if changed_since(cluster, source):
-        raise RunError(
-            f"source stream {stream.stream} was recreated or rolled back while it was read; repeat the replay"
-        )
-    known_ns = plan.since_ns if plan.whole else spans.exceeds_at_ns(plan.begin_ns, plan.longest_ns)
-    if cluster.stream_info(stream.stream).first_sequence > max(plan.folded.first, source.first_sequence):
-        known_ns = plan.until_ns
-    if known_ns > plan.since_ns:
+def _after_losses(plan: _Plan, wanted: Wanted, survey: Survey, holes: Sequence[Hole], spans: BlindSpans) -> _Plan:
+    """Return the plan without a beginning that messages decide which the source no longer held when it was read.
+
+    Raises RunError if `--since` is in it.
+    """
+    lost = [hole for hole in holes if hole.reason in BLINDING_REASONS and hole.covered.first == plan.folded.first]
+    # Messages before the first tracked one do not matter.
+    if plan.whole and not (lost and plan.begin_ns < _cut(survey.first_ns)):
+        return plan
+    known_ns = spans.exceeds_at_ns(max(plan.begin_ns, survey.first_ns) if lost else plan.begin_ns, plan.longest_ns)
+    if known_ns <= plan.since_ns:
+        return plan
+    since_ns = _cut(known_ns + _MICROSECOND_NS)
+    if wanted.since_ns is not None or since_ns >= plan.until_ns:
         raise RunError(
             f"--since {format_rfc3339_ns(plan.since_ns)}: the source lost messages before this time, which decide the statuses"
-            f" at it; use a time after {format_rfc3339_ns(known_ns)}"
+            f" at it; use {format_rfc3339_ns(since_ns)} or later"
         )
+    return replace(plan, since_ns=since_ns, whole=False)
 
 
 def _fold(

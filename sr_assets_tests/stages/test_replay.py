@@ -13,10 +13,12 @@ import dagster as dg
 import pytest
 from pyarrow import parquet
 
+from sr_assets.adapters.range_rows import RangeRead
 from sr_assets.adapters.spark import replay_tasks
 from sr_assets.adapters.state.operator_requests import Action
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.definitions import build
+from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.tracking import replaying
 from sr_assets.stages import replay as stage
 from sr_assets.stages.operator_commands import act_on_node
@@ -278,7 +280,9 @@ def test_verify_recognises_nodes_that_an_operator_retired(rig: Rig, replay: Repl
 
 
 @pytest.mark.nightly
-def test_verify_of_a_shortened_source_begins_after_an_interval(rig: Rig, replay: Replay, refused: Any) -> None:
+def test_verify_of_a_shortened_source_begins_after_an_interval(
+    rig: Rig, replay: Replay, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", **DURATIONS)
     live(rig, stream)
@@ -292,6 +296,17 @@ def test_verify_of_a_shortened_source_begins_after_an_interval(rig: Rig, replay:
     assert result["differences"] == result["explained"] == []
     line = refused(stream, "--since", time_of(earliest_ns - MINUTE))
     assert line.endswith(f"use {time_of(ns_of(result['since']))} or later")
+    # Messages that expire after the plan was made move the beginning of the default range.
+    read = RangeRead.table
+
+    def expire(wanted: RangeRead, part: SequenceRange) -> Any:
+        rig.api(f"STREAM.PURGE.{stream}", {"seq": seen[33].sequence})
+        return read(wanted, part)
+
+    monkeypatch.setattr(RangeRead, "table", expire)
+    later = replay(stream, "--verify")
+    assert 0 <= ns_of(later["since"]) - seen[33].stored_ns - 2 * 60 * MINUTE <= 1_000
+    assert not later["differences"]
     # A range between two messages has only the silence in it.
     since_ns = seen[-4].stored_ns + MINUTE
     quiet = replay(stream, "--since", time_of(since_ns), "--until", time_of(since_ns + MINUTE))

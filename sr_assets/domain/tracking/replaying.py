@@ -99,6 +99,11 @@ class Survey:
         before: list[int] = np.maximum.accumulate(np.concatenate(([_UNKNOWN_NS], highest[:-1]))).tolist()
         return before
 
+    @property
+    def first_ns(self) -> int:
+        """The earliest time of the first stretch; negative without a message."""
+        return int(self.stretches["lowest_ns"][0].as_py()) if self.stretches.num_rows else _UNKNOWN_NS
+
     def absent(self, covered: SequenceRange) -> list[SequenceRange]:
         """Return the ranges between the stretches of a range."""
         edges = zip(
