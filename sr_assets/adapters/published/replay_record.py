@@ -354,7 +354,7 @@ class Comparison:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def count_differences(self) -> dict[str | None, int]:
-        """Return the number of differences by reason; None are those without one."""
+        """Return the number of differences by reason; None: without a reason."""
         return dict(
             self._connection.execute("SELECT reason, count(*) FROM differences GROUP BY ALL ORDER BY ALL").fetchall()
         )
