@@ -9,6 +9,7 @@ from sr_assets.adapters.garbage import gc_paused
 from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET, build_daily_asset
 from sr_assets.assets.entry_assets import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
+from sr_assets.assets.replay import build_replay_asset
 from sr_assets.assets.sites import build_site_assets
 from sr_assets.assets.specs import site_job_name
 from sr_assets.assets.topology import build_topology_assets
@@ -43,7 +44,7 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     native = build_topology_assets(settings) if settings.topology else []
     daily = {asset.stage: build_daily_asset(settings, asset) for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)}
     hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
-    shared = [*native, build_fleet_assets(settings), *daily.values()]
+    shared = [*native, build_fleet_assets(settings), *daily.values(), build_replay_asset()]
     surveying = "Survey the native streams, and create or update them as `manage` allows."
     platform = {"platform": provided["platform"]}
     topology_jobs = [resolve_job(JOB, surveying, native, platform, {JOB_TAG: JOB})] if native else []

@@ -31,16 +31,16 @@ RINGS = (
 
 # The most files and lines of each ring's folder, so that growth is a decision: raise a number only in a commit that says why.
 BUDGETS = {
-    "domain": (40, 5_400),
+    "domain": (41, 5_650),
     "settings": (21, 5_100),
-    "adapters": (100, 19_500),
-    "stages": (51, 11_900),
-    "assets": (11, 2_150),
+    "adapters": (102, 20_150),
+    "stages": (52, 12_400),
+    "assets": (12, 2_250),
     "automation": (10, 1_400),
     "operate": (26, 5_000),
     "embedded": (13, 2_600),
     "measure": (8, 1_400),
-    "cli": (24, 3_700),
+    "cli": (25, 3_800),
 }
 # Rooms in which a module's name is what users type: a block of the configuration, a command, an asset.
 NAMED_BY_USERS = {"settings", "cli", "assets", "automation"}

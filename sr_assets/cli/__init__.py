@@ -12,6 +12,7 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     nodes,
     page,
     permissions,
+    replaying,
     report,
     spark,
     streams,

@@ -19,7 +19,7 @@ from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.domain.foreign_text import visible
 
 if TYPE_CHECKING:
-    from sr_assets.settings import Settings, StreamSettings
+    from sr_assets.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -146,20 +146,6 @@ def note_action(settings: "Settings", action: str, subject: str, detail: str = "
     if settings.logfile is not None:
         configure_logging(settings)
         logger.info("%s: %s by %s on %s", subject, action, row["user"], row["host"], extra=row)
-
-
-def stream_named(settings: "Settings", name: str, refusal: str) -> "StreamSettings":
-    """Return the stream that `--stream NAME` identifies; `refusal` is the error text for a feed.
-
-    Raises ConfigurationError for an unknown or ambiguous name, and for a feed.
-    """
-    labels = [entry.label for entry in settings.find(name)]
-    if len(labels) > 1:
-        raise ConfigurationError(f"--stream {name} is ambiguous; choose one of: {', '.join(labels)}")
-    for stream in settings.streams:
-        if stream.label in labels:
-            return stream
-    raise ConfigurationError(f"--stream {name}: {refusal}")
 
 
 def _use_config(_: click.Context, __: click.Parameter, config: Path | None) -> None:

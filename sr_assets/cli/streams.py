@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters.logs import print_error, print_warning
-from sr_assets.cli.base import cli, configured, echo, form_option, note_action, stream_named, stream_option
+from sr_assets.cli.base import cli, configured, echo, form_option, note_action, stream_option
 from sr_assets.cli.render import Format, print_note, show
 from sr_assets.cli.warnings import hint, warn
 from sr_assets.cli.watching import watchable
@@ -182,7 +182,7 @@ def pause(settings: "Settings", name: str) -> None:
     from sr_assets.adapters.state.operator_settings import set_paused
     from sr_assets.adapters.state.orders import request_checkpoint
 
-    stream = stream_named(settings, name, _NO_COPY)
+    stream = settings.stream_named(name, _NO_COPY)
     changed = set_paused(settings, stream, paused=True)
     if changed:
         note_action(settings, "pause", stream.label)
@@ -199,7 +199,7 @@ def resume(settings: "Settings", name: str) -> None:
     from sr_assets.adapters.state.operator_settings import set_paused
     from sr_assets.adapters.state.orders import request_checkpoint
 
-    stream = stream_named(settings, name, _NO_COPY)
+    stream = settings.stream_named(name, _NO_COPY)
     changed = set_paused(settings, stream, paused=False)
     if changed:
         note_action(settings, "resume", stream.label)

@@ -17,7 +17,6 @@ from sr_assets.cli.base import (
     configured,
     echo,
     note_action,
-    stream_named,
     stream_option,
     ui_port_option,
 )
@@ -161,7 +160,7 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
     configure_logging(settings)
     refusal = "a feed has no state to recover; without a state it folds its stream from the start"
     with progress_bars():
-        stream = stream_named(settings, name, refusal)
+        stream = settings.stream_named(name, refusal)
         done = recover_stream(settings, stream, force=force)
     note_action(settings, "recover", stream.label, done)
     for line in done.split("\n"):
@@ -192,7 +191,7 @@ def retry_parked(settings: "Settings", name: str) -> int:
     from sr_assets.stages.operator_commands import request_parked
 
     set_print_format(settings.log_format)
-    stream = stream_named(settings, name, "a feed copies no messages")
+    stream = settings.stream_named(name, "a feed copies no messages")
     again, gone = request_parked(settings, stream)
     if gone:
         echo(f"{stream.label}: {gone} parked messages stay parked: the source no longer holds them")

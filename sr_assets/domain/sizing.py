@@ -10,6 +10,8 @@ JOB_BYTES: Final = 128 << 20
 ENGINE_JOBS: Final = 10
 #: From this many nodes on, daily tables are worth a job.
 JOB_NODES: Final = 100_000
+#: A replay holds at most so many messages in its own process.
+MOST_HELD_MESSAGES: Final = 1_000_000
 #: Below this total, payloads are read with their headers in one request; a consumer needs several.
 _FETCHED_BYTES: Final = 1 << 20
 #: Messages that one core reads in about ten seconds while catching up: the limit of a batch.

@@ -493,6 +493,20 @@ class Settings(Block):
             raise ConfigurationError(f"stream {shown(name)} is not configured; {hint}configured: {labels}")
         return entries
 
+    def stream_named(self, name: str, refusal: str) -> StreamSettings:
+        """Return the stream with a name or a `name/stream`; `refusal` is the error text for a feed.
+
+        Raises ConfigurationError for an unknown or ambiguous name, and for a feed.
+        """
+        entries = self.find(name)
+        if len(entries) > 1:
+            labels = ", ".join(entry.label for entry in entries)
+            raise ConfigurationError(f"--stream {name} is ambiguous; choose one of: {labels}")
+        (entry,) = entries
+        if not isinstance(entry, StreamSettings):
+            raise ConfigurationError(f"--stream {name}: {refusal}")
+        return entry
+
 
 def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, tuple[T, ...]]:
     """Return the values of each key, in their order."""

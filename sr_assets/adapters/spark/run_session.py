@@ -24,7 +24,7 @@ from sr_assets.adapters.spark.session import (
     stop_work,
 )
 from sr_assets.domain.errors import EngineLostError
-from sr_assets.domain.sizing import ENGINE_JOBS, JOB_NODES, jobs_worth
+from sr_assets.domain.sizing import ENGINE_JOBS, JOB_NODES, MOST_HELD_MESSAGES, jobs_worth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,6 +180,14 @@ class SparkConnection:
         worth = nodes >= limit
         self._engine.was_worth |= worth
         return self._engine.is_given or self.remote or worth
+
+    def takes_range(self, messages: int, payload_bytes: int) -> bool:
+        """Return whether Spark replays a range of this size; a replay waits for its engine then."""
+        jobs = jobs_worth(messages, payload_bytes) / (1 if self._engine.is_warm else ENGINE_JOBS)
+        if self._from_messages is not None:
+            jobs = messages / max(1, min(self._from_messages, MOST_HELD_MESSAGES))
+        self._engine.was_worth |= jobs >= 1
+        return self._engine.is_given or self.remote or jobs >= 1
 
     def _decide(self, messages: int, payload_bytes: int) -> tuple[bool, str]:
         named = self._from_messages

@@ -18,7 +18,7 @@ from sr_assets.adapters.spark.config import source_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 #: The earliest time that an archive supports, so that equal sources give equal archives.
@@ -54,7 +54,12 @@ def run_tasks(
             frame = frame.coalesce(1)
         elif partitions is not None:
             frame = frame.repartition(partitions, *([by] if by else []))
-    return frame.mapInArrow(_task_of(work), work.schema).toArrow()
+    return in_tasks(frame, work).toArrow()
+
+
+def in_tasks(frame: DataFrame, work: Work) -> DataFrame:
+    """Return the results of work on a frame; each of its partitions is a task's rows."""
+    return frame.mapInArrow(_task_of(work), work.schema)
 
 
 def _task_of(work: Work) -> Callable[[Iterator[Any]], Iterator[Any]]:

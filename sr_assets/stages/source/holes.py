@@ -51,6 +51,11 @@ def find_holes(entry: Entry, cluster: Cluster, source: StreamInfo, absent: Itera
     return [part for hole in ranges for part in _split(hole, first, deleted, lost)]
 
 
+def lost_sequences(entry: Entry, cluster: Cluster, source: StreamInfo, covered: SequenceRange) -> list[int] | None:
+    """Return the sequences of a range that a source has deleted, or None if every absent one counts as lost."""
+    return _deleted(cluster, source, covered) if entry.filter_subject else None
+
+
 def without_hole(
     stream: StreamSettings, cluster: Cluster, covered: SequenceRange, available: int
 ) -> tuple[SequenceRange, int]:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 START_VARIABLE = "SR_ASSETS_START"
 _OLD_ANSWERS_SECONDS = 5.0
 #: Clock differences between a cluster's servers: an earlier sequence may have a later time.
-_CLOCKS_DIFFER_NS = 60 * 1_000_000_000
+CLOCKS_DIFFER_NS = 60 * 1_000_000_000
 
 
 def load_position(
@@ -120,7 +120,7 @@ def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int |
         return message.stored_ns == stored_ns
     # The message was deleted, or replaced by a later one of its subject. In a rolled-back source an earlier one would
     # be later.
-    later = cluster.next_message(source.stream, sequence_at(cluster, source, stored_ns + _CLOCKS_DIFFER_NS, sequence))
+    later = cluster.next_message(source.stream, sequence_at(cluster, source, stored_ns + CLOCKS_DIFFER_NS, sequence))
     return later is None or later.sequence > sequence
 
 

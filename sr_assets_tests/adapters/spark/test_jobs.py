@@ -43,6 +43,7 @@ absent = packages_distributions().keys() - here - sys.modules.keys()
 sys.meta_path.insert(0, Absent())
 import sr_assets.adapters.spark.jobs
 import sr_assets.adapters.spark.node_days
+import sr_assets.adapters.spark.replay_tasks
 """
 
 

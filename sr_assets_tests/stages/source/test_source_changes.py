@@ -168,7 +168,7 @@ def test_rollback_is_detected_when_the_last_message_read_was_replaced(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, restore_source: Callable[[str], None], entry: dict[str, Any]
 ) -> None:
     """The source keeps one message per subject, so the sequence of the last message read is empty."""
-    monkeypatch.setattr("sr_assets.stages.source.position._CLOCKS_DIFFER_NS", 0)
+    monkeypatch.setattr("sr_assets.stages.source.position.CLOCKS_DIFFER_NS", 0)
     stream = rig.make(max_msgs_per_subject=1)
     rig.add(stream, on_source_reset="recopy", **entry)
 
