@@ -32,10 +32,10 @@ RINGS = (
 # The most files and lines of each ring's folder, so that growth is a decision: raise a number only in a commit that says why.
 BUDGETS = {
     "domain": (40, 5_400),
-    "settings": (21, 5_100),
-    "adapters": (100, 19_500),
-    "stages": (51, 11_900),
-    "assets": (11, 2_150),
+    "settings": (22, 5_150),
+    "adapters": (101, 19_750),
+    "stages": (52, 12_000),
+    "assets": (12, 2_200),
     "automation": (10, 1_400),
     "operate": (26, 5_000),
     "embedded": (13, 2_600),
