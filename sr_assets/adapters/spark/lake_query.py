@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from pyspark.sql.types import StructType
 from sr_assets.adapters.private import make_shared_folder
 from sr_assets.adapters.spark.stream_format import STREAM_SCHEMA, StreamOptions, to_batch
 from sr_assets.adapters.spark.stream_reader import StreamStreamReader
+from sr_assets.adapters.spark.tasks import archive_name
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.senders import SenderExtractor, inspect
@@ -107,8 +109,9 @@ class LakeReader(StreamStreamReader):
 def _source_of(lake: Lake) -> type[DataSource]:
     """Return the data source of a lake."""
     format_name = f"sr_assets_lake_{hashlib.sha256(lake.path.encode()).hexdigest()[:16]}"
+    packed, archive = pickle.dumps(lake), archive_name()
 
-    # A class in a function is pickled as code with its variables, not by name.
+    # A class in a function is pickled as code with its variables, not by name, so loading it needs none of our modules.
     class LakeSource(DataSource):
         @classmethod
         def name(cls) -> str:
@@ -118,7 +121,17 @@ def _source_of(lake: Lake) -> type[DataSource]:
             return LAKE_SCHEMA
 
         def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-            return LakeReader(lake, schema)
+            import pickle
+            import sys
+            from pathlib import Path
+
+            path = next((path for path in sys.path if path.endswith(archive)), None)
+            if path is not None and not Path(path).exists():
+                # Spark names a folder of the query, and has the session's files above it.
+                sys.path[:0] = [str(file) for file in Path(path).parent.parent.rglob(archive)][:1]
+            from sr_assets.adapters.spark.lake_query import LakeReader
+
+            return LakeReader(pickle.loads(packed), schema)  # noqa: S301  our own bytes
 
     return LakeSource
 
