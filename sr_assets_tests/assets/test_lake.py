@@ -1,6 +1,7 @@
 """The lake as an asset: each message of the stream once, in any reader; and a line for whatever is in its way."""
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ import dagster as dg
 import duckdb
 import pyarrow as pa
 import pytest
+from pyspark.sql.connect.plan import LogicalPlan
 
 from sr_assets.adapters.locking import lock
 from sr_assets.adapters.private import open_private, own_folder
@@ -72,6 +74,19 @@ def fill_only(settings: Settings) -> LakeReport:
     (stream,) = settings.streams
     with closing(SparkConnection(HomeEngine(settings.spark, settings.home), None, f"{stream.label}/lake")) as spark:
         return fill(settings, stream, spark, "test")
+
+
+def test_lake_is_filled_from_its_stream_after_another_had_the_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Connect server keeps the plans of a session, and each process numbers the parts of its plans from 0."""
+    for payload in (b"first", b"second"):
+        stream = rig.make()
+        rig.entries[:] = []
+        rig.add(stream, lake={"path": "lake"})
+        rig.publish(stream, [Sent(payload)])
+        shutil.rmtree(rig.home / "lake", ignore_errors=True)
+        monkeypatch.setattr(LogicalPlan, "_nextPlanId", 0)
+        assert fill_only(rig.settings()).rows == 1
+        assert [row["payload"] for row in rows(rig.home / "lake")] == [payload]
 
 
 def failure(settings: Settings) -> str:

@@ -7,10 +7,10 @@ checkpoint or event log shows it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import pickle
 import re
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,8 +107,11 @@ class LakeReader(StreamStreamReader):
 
 
 def _source_of(lake: Lake) -> type[DataSource]:
-    """Return the data source of a lake."""
-    format_name = f"sr_assets_lake_{hashlib.sha256(lake.path.encode()).hexdigest()[:16]}"
+    """Return the data source of a lake for one query.
+
+    Its name is new each time: a Connect server keeps the plans of a session, with the sources that had their names then.
+    """
+    format_name = f"sr_assets_lake_{uuid.uuid4().hex}"
     packed, archive = pickle.dumps(lake), archive_name()
 
     # A class in a function is pickled as code with its variables, not by name, so loading it needs none of our modules.
@@ -185,7 +188,9 @@ def _has_files(session: SparkSession, lake: Lake, inner: str) -> bool:
         shown = (path for path in (lake.folder / inner).glob("*") if not path.name.startswith(("_", ".")))
         return any(file.is_file() for path in shown for file in (path, *path.rglob("*")))
     try:
-        files = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(f"{lake.path}/{inner}")
+        # A Connect server would show the files of an earlier run's plan with the same options.
+        new = {"recursiveFileLookup": "true", "listed_for": uuid.uuid4().hex}
+        files = session.read.format("binaryFile").options(**new).load(f"{lake.path}/{inner}")
         return bool(files.select("path").head(1))
     except Exception as error:
         if "PATH_NOT_FOUND" in str(error):
