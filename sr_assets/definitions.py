@@ -9,6 +9,7 @@ from sr_assets.adapters.garbage import gc_paused
 from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET, build_daily_asset
 from sr_assets.assets.entry_assets import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
+from sr_assets.assets.lake import build_lake_assets
 from sr_assets.assets.replay import build_replay_asset
 from sr_assets.assets.sites import build_site_assets
 from sr_assets.assets.specs import site_job_name
@@ -16,9 +17,11 @@ from sr_assets.assets.topology import build_topology_assets
 from sr_assets.automation.failures import build_failure_sensor
 from sr_assets.automation.jobs import (
     JOB_TAG,
+    LAKES,
     SITE_TAG,
     build_daily_job,
     build_daily_schedule,
+    build_lakes_schedule,
     resolve_job,
     sites_to_load,
 )
@@ -44,12 +47,16 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     native = build_topology_assets(settings) if settings.topology else []
     daily = {asset.stage: build_daily_asset(settings, asset) for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)}
     hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
-    shared = [*native, build_fleet_assets(settings), *daily.values(), build_replay_asset()]
+    lakes = build_lake_assets(settings)
+    shared = [*native, build_fleet_assets(settings), *daily.values(), *lakes, build_replay_asset()]
     surveying = "Survey the native streams, and create or update them as `manage` allows."
     platform = {"platform": provided["platform"]}
+    with_spark = {**platform, "spark": provided["spark"]}
     topology_jobs = [resolve_job(JOB, surveying, native, platform, {JOB_TAG: JOB})] if native else []
+    filling = "Append the new messages of each stream with a lake to its files."
+    lake_jobs = [resolve_job(LAKES, filling, lakes, with_spark, {JOB_TAG: LAKES})] if lakes else []
     assets = [*(asset for assets, _ in sites for asset in assets), *shared]
-    jobs = [*(job for _, job in sites), *topology_jobs, *hourly.values()]
+    jobs = [*(job for _, job in sites), *topology_jobs, *hourly.values(), *lake_jobs]
     retention, nightly = build_retention(settings, assets, [job.name for job in jobs])
     return dg.Definitions(
         assets=assets,
@@ -65,6 +72,7 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
                 build_daily_schedule(settings, stage, job, minute=7 + 10 * number)
                 for number, (stage, job) in enumerate(hourly.items())
             ),
+            *(build_lakes_schedule(settings, job) for job in lake_jobs),
         ],
         resources=provided,
         executor=dg.in_process_executor,

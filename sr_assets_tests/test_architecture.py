@@ -32,10 +32,10 @@ RINGS = (
 # The most files and lines of each ring's folder, so that growth is a decision: raise a number only in a commit that says why.
 BUDGETS = {
     "domain": (41, 5_650),
-    "settings": (21, 5_100),
-    "adapters": (102, 20_150),
-    "stages": (52, 12_400),
-    "assets": (12, 2_250),
+    "settings": (22, 5_150),
+    "adapters": (103, 20_450),
+    "stages": (53, 12_600),
+    "assets": (13, 2_300),
     "automation": (10, 1_400),
     "operate": (26, 5_000),
     "embedded": (13, 2_600),

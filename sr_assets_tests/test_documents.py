@@ -2,7 +2,7 @@
 
 The first line of a fenced block names its kind: `yaml` (a whole configuration), `yaml fragment` (some keys of one), `sql`
 (queries on the published tables), `console` (commands after `$`), `python` (a script), `python asset` (a Dagster module),
-`python data` (an asset that reads a data source).
+`python data` (an asset that reads a data source), `python lake` (a script that reads a lake, run by `assets/test_lake.py`).
 """
 
 import re
@@ -100,6 +100,7 @@ def test_every_block_has_a_known_kind() -> None:
         "python asset",
         "python data",
         "python spark",
+        "python lake",
         "mermaid",
         "text",
         "json",
@@ -229,11 +230,15 @@ def column_table(table: str) -> str:
     return "\n".join(("| column | type | meaning |", "| --- | --- | --- |", *rows, ""))
 
 
-@pytest.mark.parametrize("table", sorted(COLUMN_TYPES.keys() - {"messages"}))
+@pytest.mark.parametrize("table", sorted(COLUMN_TYPES.keys() - {"messages", "lake"}))
 def test_reference_lists_the_columns_of_the_schema(table: str) -> None:
     assert (
         column_table(table) in section("Tables in fleet.duckdb").partition(f"\n### {table}\n")[2].partition("\n### ")[0]
     )
+
+
+def test_reference_lists_the_columns_of_a_lake() -> None:
+    assert column_table("lake") in section("Lake")
 
 
 def test_reference_has_every_table_with_its_columns(home: Path) -> None:
@@ -256,8 +261,9 @@ def graph(tmp_path: Path) -> Any:
     from sr_assets.definitions import build
 
     file = tmp_path / "replication.yaml"
-    entry = {**_ENTRY, "inspect_field": "sender", "inspect_duration": "1h"}
+    entry: dict[str, Any] = {**_ENTRY, "inspect_field": "sender", "inspect_duration": "1h"}
     feed = {"name": "centre", "stream": "ADVISORIES", "url": "b:1"}
+    entry["lake"] = {"path": "lake"}
     native = {"cluster": "here", "stream": "N", "mirror": {"cluster": "there", "stream": "O"}}
     topology = {"clusters": {"here": {"url": "c:1"}, "there": {"url": "d:1"}}, "streams": [native]}
     file.write_text(yaml.safe_dump({"name": "X", "streams": [entry], "feeds": [feed], "topology": topology}))

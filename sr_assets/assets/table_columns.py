@@ -33,8 +33,17 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "stored_at": "TIMESTAMPTZ",
         **dict.fromkeys(("headers", "payload"), "BLOB"),
     },
+    "lake": {
+        "sequence": "BIGINT",
+        "stored_at": "TIMESTAMPTZ",
+        "subject": "VARCHAR",
+        "headers": "MAP(VARCHAR, VARCHAR[])",
+        "payload": "BLOB",
+        "sender": "VARCHAR",
+        "date": "DATE",
+    },
 }
-#: Table → column → type. `messages` is a replica or a native stream.
+#: Table → column → type. `messages` is a replica or a native stream, `lake` the files of a stream's lake.
 COLUMN_TYPES: Final = {table: {name: kind.strip() for name, kind in types.items()} for table, types in _TYPES.items()}
 #: Column → description, unless `_OWN` has another one for the table.
 _SHARED: Final = {
@@ -298,6 +307,12 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "all_nodes": "Nodes of the day.",
     },
     "messages": {"headers": "Headers of the message.", "payload": "Payload of the message."},
+    "lake": {
+        "headers": "Headers of the message; NULL without headers.",
+        "payload": "Payload of the message.",
+        "sender": "[Sender](rules.md#who-sent-it) of the message, or NULL.",
+        "date": "UTC date of `stored_at`.",
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""The jobs of the sites, the jobs and schedules of the daily tables, and the sites whose definitions a process loads."""
+"""The jobs of the sites, the jobs and schedules of the daily tables and the lakes, and the sites that a process loads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sr_assets.domain.days import date_at, day_of, due_dates
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.settings import Settings
 from sr_assets.stages.daily_computation import DailyStage
+from sr_assets.stages.lake_filling import is_filling
 
 #: The event log has every event. The console is for our own log lines; Dagster would add a traceback to every failure.
 RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -23,6 +24,8 @@ RUN_CONFIG: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}
 #: Each run of the platform has one of these tags: the name of its site, or of its job if it is no site's.
 SITE_TAG: Final = "sr_assets/site"
 JOB_TAG: Final = "sr_assets/job"
+#: The job of all lakes.
+LAKES: Final = "lakes"
 
 #: The statuses of a run that has a process.
 _PROCESS_STATUSES: Final = [dg.DagsterRunStatus[name] for name in ("STARTING", "STARTED", "CANCELING")]
@@ -128,3 +131,20 @@ def due_days(settings: Settings, stage: DailyStage, now_ns: int) -> tuple[date, 
         )
     # After a pause, the run also records the days that can no longer be computed, once: the next run starts after them.
     return first if computed else max(first, earliest), last
+
+
+def build_lakes_schedule(settings: Settings, job: dg.JobDefinition) -> dg.ScheduleDefinition:
+    """Return the hourly schedule of the lakes' job, which waits for the end of an earlier run."""
+
+    @dg.schedule(
+        name="hourly_lakes",
+        job=job,
+        cron_schedule="27 * * * *",
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    def hourly() -> dg.RunRequest | dg.SkipReason:
+        busy = [stream.label for stream in settings.streams if stream.lake and is_filling(settings, stream)]
+        return dg.SkipReason(f"a run fills the lake of {', '.join(busy)}") if busy else dg.RunRequest()
+
+    return hourly

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _LOCK: Final = "due_work.lock"
 #: The tag of the runs in processes of the due work; its value identifies the home.
 _HOME_TAG: Final = "sr_assets/due_work"
+#: The job of the lakes, which a single run does each time: it must leave no message of the sources behind.
+_LAKES: Final = "lakes"
 #: A job is due when its last run is older than this; other jobs are hourly.
 _PERIODS: Final = {"retention": timedelta(days=1)}
 _HOURLY: Final = timedelta(hours=1)
@@ -59,7 +61,8 @@ def is_due(settings: Settings) -> bool:
         checked_at = float(_remembered(settings.home)["checked_at"])
     except (ValueError, KeyError, TypeError):
         return True
-    return bool(settings.topology) or not 0 <= times.time() - checked_at < _HOURLY.total_seconds()
+    level = bool(settings.topology) or any(stream.lake for stream in settings.streams)
+    return level or not 0 <= times.time() - checked_at < _HOURLY.total_seconds()
 
 
 def note_checked(home: Path) -> None:
@@ -87,13 +90,14 @@ def _remember(home: Path, **changes: object) -> None:
 class DueWork:
     """The due work of one instance; each method does a part of the work that is due now, in any thread.
 
-    `since` is the time from which failed runs are reported, except failures that an earlier process reported.
+    `since` is the time from which failed runs are reported, except failures that an earlier process reported. `once`: it is the
+    work of a single run.
     """
 
-    def __init__(self, settings: Settings, instance: DagsterInstance, since: datetime) -> None:
+    def __init__(self, settings: Settings, instance: DagsterInstance, since: datetime, *, once: bool = False) -> None:
         from sr_assets.definitions import build
 
-        self._settings, self._instance = settings, instance
+        self._settings, self._instance, self._once = settings, instance, once
         self._repository = build(settings).get_repository_def()
         memory = _remembered(settings.home)
         self._id = str(memory.get("id") or uuid.uuid4())
@@ -131,7 +135,7 @@ class DueWork:
             if now < self._not_before.get(name, now):
                 continue
             recent = self._instance.get_run_records(dg.RunsFilter(job_name=name, created_after=now - period), limit=1)
-            if recent:
+            if recent and not (self._once and name == _LAKES):
                 self._not_before[name] = recent[0].create_timestamp.replace(tzinfo=UTC) + period
                 continue
             context = dg.build_schedule_context(instance=self._instance, scheduled_execution_time=now)
@@ -289,7 +293,7 @@ def due_work_process(*, once: bool, since: float) -> int:
                 if not is_ours:
                     # The process of another `run` does it.
                     return 0
-                work = DueWork(settings, instance, datetime.fromtimestamp(since, UTC))
+                work = DueWork(settings, instance, datetime.fromtimestamp(since, UTC), once=once)
                 try:
                     work.end_own_dead_runs()
                     if not once:

@@ -46,10 +46,10 @@ def _spark_mode(value: object) -> str:
     return text
 
 
-def _spark_config(value: object) -> dict[str, str]:
-    """Read Spark's configuration; numbers and flags of YAML become text for Spark."""
+def spark_options(value: object) -> dict[str, str]:
+    """Read options of Spark; numbers and flags of YAML become text for Spark."""
     if not isinstance(value, dict):
-        raise ValueError("must be a mapping of Spark's configuration keys")  # noqa: TRY004  as in read_text
+        raise ValueError("must be a mapping of Spark's options")  # noqa: TRY004  as in read_text
     for name, item in value.items():
         if not (isinstance(name, str) and isinstance(item, (str, int, float))):
             raise ValueError(f"{shown(name)} must be text with one value")  # noqa: TRY004  as in read_text
@@ -70,7 +70,7 @@ class SparkSettings(Block):
         None,
         default_text="by [the rule](rules.md#spark-or-the-runs-own-process)",
     )
-    config: Annotated[dict[str, str], Value(_spark_config, type="mapping")] = file_key(
+    config: Annotated[dict[str, str], Value(spark_options, type="mapping")] = file_key(
         "Spark options; with `sc://…`, session options", {}, default_text="none"
     )
 

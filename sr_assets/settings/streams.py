@@ -20,6 +20,7 @@ from sr_assets.domain.tracking.outages import Guard
 from sr_assets.domain.tracking.rules import Policy
 from sr_assets.settings.cluster_urls import ChoriaBlock, TlsBlock, Url, with_api, with_security
 from sr_assets.settings.entries import CommonKeys, FeedSettings
+from sr_assets.settings.lake import LakeSettings
 from sr_assets.settings.mapping import Block, file_key
 from sr_assets.settings.names import (
     AdvisoryTemplate,
@@ -293,6 +294,7 @@ class StreamSettings(CommonKeys):
         "a JSON field that forces a copy if it is `true`", None, name="inspect_force_field"
     )
     advisory: AdvisorySettings | None = file_key("[announce](#block-advisory) transitions", None)
+    lake: LakeSettings | None = file_key("keep the stream in [partitioned files](#block-lake)", None)
     retired_retention_ns: Duration | None = file_key(
         "retention of retired nodes", None, name="retired_retention", default_text="forever"
     )

@@ -125,6 +125,23 @@ def refuse_same_names(pairs: Sequence[tuple[str, str]]) -> None:
         _refuse_collision(streams, f"name {site!r}: stream", "get the same asset keys", asset_name)
 
 
+def _refuse_shared_lakes(streams: Sequence[StreamSettings]) -> None:
+    """Refuse a lake in the folder of another: its files would be taken for the other's."""
+    owners: dict[str, StreamSettings] = {}
+    for stream in streams:
+        if stream.lake and (owner := owners.setdefault(stream.lake.path, stream)) is not stream:
+            raise ValueError(
+                f"stream {stream.stream!r}: lake.path: is the lake of stream {owner.stream!r} too; set another path"
+            )
+    for path, stream in owners.items():
+        for outer in (path[:end] for end, letter in enumerate(path) if letter == "/"):
+            if outer in owners:
+                owner = owners[outer]
+                raise ValueError(
+                    f"stream {stream.stream!r}: lake.path: is inside the lake of stream {owner.stream!r}; set another path"
+                )
+
+
 def _sampling_contradictions(entry: StreamSettings) -> Iterable[tuple[bool, str]]:
     modes = [key for key in ("inspect_field", "inspect_header", "inspect_subject_token") if getattr(entry, key)]
     sampled, interval, warning = bool(modes), entry.inspect_duration_ns, entry.warn_duration_ns
@@ -349,6 +366,7 @@ class Settings(Block):
         refuse_unusable_locks(self.data, [self.locks, *(entry.locks or () for entry in self.entries)])
         refuse_other_sites(self.maintenance, dict.fromkeys(stream.name or self.replicator for stream in self.streams))
         streams = tuple(map(self._filled_in, self.streams))
+        _refuse_shared_lakes(streams)
         refuse_unknown_classes(self.maintenance, [name for stream in streams for name in stream.class_names])
         return self.changed(
             streams=streams,

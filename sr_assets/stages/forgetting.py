@@ -48,6 +48,7 @@ _FILES = (
     "checkpoint.zip",
     "leader.json",
     "election.lock",
+    "lake-*.lock",
     ".*.json.*",
 )
 

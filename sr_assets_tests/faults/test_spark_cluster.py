@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import psutil
 import pytest
 
@@ -25,15 +26,20 @@ from sr_assets.adapters.copying.fence import forget_claims, make_fence, take_awa
 from sr_assets.adapters.published.queries import ask
 from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
 from sr_assets.adapters.spark.session import leave_session, open_session
+from sr_assets.adapters.wire import Connection
 from sr_assets.domain.days import day_of
+from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import last_origin
-from sr_assets.settings import SparkSettings
+from sr_assets.settings import ClusterSettings, SparkSettings
 from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE
+from sr_assets.stages.lake_filling import fill
+from sr_assets_tests.adapters.wire.rig import create_stream, outgoing
+from sr_assets_tests.adapters.wire.rig import publish as publish_numbered
 from sr_assets_tests.faults.copying import BATCH, copy_plan
 from sr_assets_tests.faults.rig import finish, kill_run, start_run
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.histories import FIRST, HOUR, Change, Message, configured, publish
-from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, address, connection, stop_process, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, Rig, Sent, address, connection, files_with, stop_process, wait_until
 from sr_assets_tests.secured import Authority
 from sr_assets_tests.servers import NatsServer, free_port
 from sr_assets_tests.spark_cluster import SparkCluster
@@ -467,3 +473,63 @@ def check(rig: Rig) -> str:
     assert completed.returncode == 1, completed.stderr
     assert "Traceback" not in completed.stderr
     return completed.stdout
+
+
+@contextlib.contextmanager
+def lake_on_cluster(
+    cluster: SparkCluster, home: Path, folder: Path, stream: str, spark: dict[str, Any]
+) -> Iterator[tuple[Rig, Path]]:
+    """Yield a site whose source has a login, with a lake of 5,000 messages in a folder that all machines have."""
+    users = f"authorization {{users: [{{user: {_USER}, password: {_PASSWORD}}}]}}"
+    # The executors have another user.
+    lake = cluster.folder / "work" / stream / "lake"
+    for made in (lake.parent, lake):
+        made.mkdir()
+        made.chmod(0o777)
+    with NatsServer(folder / "source", "source", config=users) as source:
+        rig = Rig(home, source, source, str, spark=spark)
+        with Connection(ClusterSettings((source.address,), user=_USER, password=_PASSWORD)) as opened:
+            publish_numbered(opened, outgoing(create_stream(opened, stream), 5_000))
+        login = f"nats://{_USER}:{_PASSWORD}@{source.address}"
+        rig.add(stream, source_url=login, target_url="b:1", lake={"path": f"file:{lake}"})
+        yield rig, lake
+
+
+@pytest.mark.nightly
+def test_lake_needs_the_package_on_a_connect_server(
+    cluster: SparkCluster, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]
+) -> None:
+    """Spark ships nothing to the tasks of a streaming query there."""
+    with (
+        cluster.connect() as mode,
+        lake_on_cluster(cluster, engine_home, tmp_path, unique("NODES"), {"mode": mode}) as (rig, _),
+    ):
+        settings = rig.settings()
+        engine = HomeEngine(settings.spark, settings.home)
+        with (
+            closing(SparkConnection(engine, None, "lake")) as spark,
+            pytest.raises(RunError, match="the workers' Python lacks sr_assets; install it there"),
+        ):
+            fill(settings, settings.streams[0], spark, "test")
+        shown = cluster.shown() + cluster.events
+    assert _PASSWORD not in shown + cluster.logs()
+
+
+@pytest.mark.nightly
+def test_lake_is_filled_on_a_cluster_without_leaking_secrets(
+    cluster: SparkCluster, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]
+) -> None:
+    config = {"mode": cluster.mode, "config": cluster.config}
+    with lake_on_cluster(cluster, engine_home, tmp_path, unique("NODES"), config) as (rig, lake):
+        settings = rig.settings()
+        with closing(SparkConnection(HomeEngine(settings.spark, settings.home), None, "lake")) as spark:
+            rows = [fill(settings, settings.streams[0], spark, "test").rows for _ in range(2)]
+            # Its application would keep the cluster's cores.
+            spark.session().stop()
+    assert rows == [5_000, 0]
+    with duckdb.connect() as opened:
+        query = f"SELECT count(*), count(DISTINCT sequence) FROM read_parquet('{lake}/*/*.parquet')"
+        assert opened.execute(query).fetchall() == [(5_000, 5_000)]
+    (rig.home / "replication.yaml").unlink()
+    assert files_with(_PASSWORD, lake, rig.home) == []
+    assert _PASSWORD not in cluster.logs()

@@ -41,6 +41,8 @@ _DEFAULTS: Final = {
     "spark.speculation": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
+    # Parquet's type of a time in UTC; Spark's own default has no zone, and its values no statistics.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "768m",
     _JAVA_OPTIONS: JAVA_OPTIONS,

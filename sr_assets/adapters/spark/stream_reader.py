@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from sr_assets.adapters.nats.stream_info import StreamInfo
     from sr_assets.adapters.wire import Connection
+    from sr_assets.domain.messages import Message
 
 #: A server's clock may step back by less than this between two messages without hiding one from a filter by time.
 _STEP_BACK_NS: Final = 60 * 10**9
@@ -160,7 +161,10 @@ class _Reading:
                 held=True,
                 headers_only="payload" not in columns,
             ):
-                yield to_batch(columns, messages)
+                yield self._batch(messages)
+
+    def _batch(self, messages: Sequence[Message]) -> pa.RecordBatch:
+        return to_batch(self._columns, messages)
 
     @contextmanager
     def _connect(self) -> Iterator[Connection]:
@@ -213,6 +217,10 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     An offset is the next sequence, the first sequence of the query (`initial`), the created time of the stream, and the
     number of tasks of the batch that ends there: a repeated batch has the same tasks, whose rows get the same ids.
     """
+
+    #: The owner of the offsets in messages, and what to do if its stream is another one.
+    _owner = "this query's checkpoint"
+    _remedy = "use another checkpointLocation"
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -277,8 +285,8 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         stream = f"stream {info.stream} on {connection.address}"
         if start.get("created_ns") != info.created_ns:
             raise RunError(
-                f"{stream} is not the stream of this query's checkpoint: it was recreated, or the checkpoint belongs to"
-                " another query; use another checkpointLocation"
+                f"{stream} is not the stream of {self._owner}: it was recreated, or {self._owner} belongs to another"
+                f" stream; {self._remedy}"
             )
         # The option `start` may name a sequence that does not exist yet.
         if start["next"] != start.get("initial") and info.last_sequence:
@@ -286,8 +294,8 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             while start["next"] > info.last_sequence + 1:
                 if times.monotonic() > deadline:
                     raise RunError(
-                        f"{stream} ends at {info.last_sequence}, before the checkpoint's {start['next']}: it was rolled"
-                        " back; use another checkpointLocation"
+                        f"{stream} ends at {info.last_sequence}, before the position {start['next']} of {self._owner}: it was"
+                        f" rolled back; {self._remedy}"
                     )
                 times.sleep(0.2)
                 info = self._info(connection)

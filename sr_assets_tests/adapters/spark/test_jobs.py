@@ -31,7 +31,8 @@ class Absent:
         if name.partition(".")[0] in absent:
             raise ImportError(f"an executor has no {name}")
 
-here = {"sr_assets", "sr_assets_tests", "sr_assets_bench", "pyspark", "pyarrow", "numpy", "orjson"}
+# Every installation of pyspark has py4j.
+here = {"sr_assets", "sr_assets_tests", "sr_assets_bench", "pyspark", "py4j", "pyarrow", "numpy", "orjson"}
 # The workers of a cluster may have pyspark without its metadata.
 import importlib.metadata
 
@@ -42,6 +43,7 @@ importlib.metadata.version = refuse
 absent = packages_distributions().keys() - here - sys.modules.keys()
 sys.meta_path.insert(0, Absent())
 import sr_assets.adapters.spark.jobs
+import sr_assets.adapters.spark.lake_query
 import sr_assets.adapters.spark.node_days
 import sr_assets.adapters.spark.replay_tasks
 """
