@@ -63,7 +63,9 @@ def test_every_published_table_is_an_asset(definitions: dg.Definitions) -> None:
     tables = {key.path[1] for key in graph.get_all_asset_keys() if key.path[0] == "fleet"}
     global_tables = {"global_availability", "global_advisories", "global_summary", "global_rejects"}
     topology_tables = {"topology_streams", "topology_links", "topology_drift"}
-    assert tables == COLUMN_TYPES.keys() - global_tables - topology_tables - {"messages", "blind_spans", "lake"} | {"replay"}
+    assert tables == COLUMN_TYPES.keys() - global_tables - topology_tables - {"messages", "blind_spans", "lake"} | {
+        "replay"
+    }
 
 
 def test_every_asset_is_described_and_only_sources_are_external(definitions: dg.Definitions) -> None:

@@ -200,7 +200,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 
 @pytest.mark.process
-def test_lost_engine_is_replaced_with_a_new_token_once_unused_and_is_not_warm_then(tmp_path: Path) -> None:
+def test_lost_engine_is_replaced_with_a_new_token_once_unused(tmp_path: Path) -> None:
     settings, folder = SparkSettings(), tmp_path / "spark"
     command = [sys.executable, "-I", "-c", _LISTENER, watcher.__name__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
