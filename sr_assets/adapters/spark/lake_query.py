@@ -148,7 +148,7 @@ def fill_lake(session: SparkSession, lake: Lake, watch: Callable[[Filling], None
     """
     _refuse_foreign_files(session, lake)
     source = _source_of(lake)
-    with _without_leftovers(lake):
+    with _without_orphans(lake):
         session.dataSource.register(source)
         query = (
             session.readStream.format(source.name())
@@ -199,7 +199,7 @@ def _has_files(session: SparkSession, lake: Lake, inner: str) -> bool:
 
 
 @contextlib.contextmanager
-def _without_leftovers(lake: Lake) -> Iterator[None]:
+def _without_orphans(lake: Lake) -> Iterator[None]:
     """Delete the files of interrupted batches after a query that succeeds, so that every reader finds each row once.
 
     Only Spark knows from its log which files count. A batch that an interrupted query has left is complete by then, so that its

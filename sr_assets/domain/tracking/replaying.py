@@ -47,7 +47,7 @@ REPLAYED: Final = (
 COPY: Final = "copy"
 _UNKNOWN_NS: Final = -1
 _FOLDED_TOGETHER: Final = 200_000
-_NOT_COPIED: Final = pa.array([SAMPLED.reason.value, TOO_OLD.reason.value])
+_NOT_COPIED: Final = (SAMPLED.reason.value, TOO_OLD.reason.value)
 
 
 def survey_part(
@@ -256,7 +256,7 @@ def _transitions(folded: pa.Table, rules: RangeRules) -> pa.Table:
 def _copied(folded: pa.Table, sightings: pa.Table, rules: RangeRules) -> pa.Table:
     """Return the copies of the range: node, event, event_ns (the stored time) and sequence."""
     decided = folded.filter(pc.is_valid(folded["reason"]))
-    decided = decided.filter(pc.invert(pc.is_in(decided["reason"], _NOT_COPIED)))
+    decided = decided.filter(pc.invert(pc.is_in(decided["reason"], pa.array(_NOT_COPIED))))
     sequence = decided["decided"].to_numpy()
     at = np.searchsorted(sightings["sequence"].to_numpy(), sequence)
     stored_ns = sightings["stored_ns"].to_numpy()[at]
