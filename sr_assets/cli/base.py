@@ -50,7 +50,24 @@ class _Seconds(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-SECONDS = _Seconds()
+class _Time(click.ParamType[int]):
+    """A time as in the configuration."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return unix ns."""
+        from sr_assets.settings.values import read_time
+
+        if isinstance(value, int):
+            return value
+        try:
+            return read_time(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+SECONDS, TIME = _Seconds(), _Time()
 
 
 def form_option(command: Callable[..., Any]) -> Callable[..., Any]:

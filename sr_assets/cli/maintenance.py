@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sr_assets.adapters import times
-from sr_assets.cli.base import SECONDS, cli, configured, echo, form_option, note_action
+from sr_assets.cli.base import SECONDS, TIME, cli, configured, echo, form_option, note_action
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import ConfigurationError
@@ -14,23 +14,6 @@ from sr_assets.domain.errors import ConfigurationError
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
     from sr_assets.stages.tracking.windows import KnownWindow
-
-
-class _Time(click.ParamType[int]):
-    """A time as in the configuration."""
-
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return unix ns."""
-        from sr_assets.settings.values import read_time
-
-        if isinstance(value, int):
-            return value
-        try:
-            return read_time(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @cli.group()
@@ -42,8 +25,8 @@ def maintenance() -> None:
 @click.option("--match", "globs", multiple=True, metavar="M", help="Glob of nodes; may be repeated.")
 @click.option("--class", "classes", multiple=True, metavar="C", help="Class of nodes; may be repeated.")
 @click.option("--site", metavar="S", help="Glob of sites (default: every site).")
-@click.option("--from", "from_ns", type=_Time(), metavar="T", help="Begin then (default: now).")
-@click.option("--to", "to_ns", type=_Time(), metavar="T", help="End then.")
+@click.option("--from", "from_ns", type=TIME, metavar="T", help="Begin then (default: now).")
+@click.option("--to", "to_ns", type=TIME, metavar="T", help="End then.")
 @click.option("--for", "seconds", type=SECONDS, metavar="D", help="End after this time.")
 @click.option("--reason", required=True, metavar="R", help="The reason, for people.")
 @configured

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.cli.base import SECONDS, cli, configured, form_option, stream_option
+from sr_assets.cli.base import SECONDS, TIME, cli, configured, form_option, stream_option
 from sr_assets.cli.render import Format, print_document, print_note, show
 from sr_assets.domain.durations import duration
 
@@ -16,24 +16,10 @@ if TYPE_CHECKING:
 _DIFFERENCE = ("node", "event", "event_time", "sequence", "only_in", "reason")
 
 
-class _Time(click.ParamType[int]):
-    """A time as in the configuration, in unix ns."""
-
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from sr_assets.settings.values import read_time
-
-        try:
-            return value if isinstance(value, int) else read_time(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 @cli.command()
 @stream_option
-@click.option("--since", type=_Time(), metavar="T", help="Begin at this time (default: the earliest possible one).")
-@click.option("--until", type=_Time(), metavar="T", help="End before this time (default: the end of the record).")
+@click.option("--since", type=TIME, metavar="T", help="Begin at this time (default: the earliest possible one).")
+@click.option("--until", type=TIME, metavar="T", help="End before this time (default: the end of the record).")
 @click.option("--warn-duration", type=SECONDS, metavar="D", help="Silence for longer than this is a timeout.")
 @click.option("--inspect-duration", type=SECONDS, metavar="D", help="Sampling interval; longer silence retires a node.")
 @click.option("--verify", is_flag=True, help="Compare with the record; exit with 1 if there is a difference.")

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 _LOCK: Final = "due_work.lock"
 #: The tag of the runs in processes of the due work; its value identifies the home.
 _HOME_TAG: Final = "sr_assets/due_work"
-#: The job of the lakes, which a single run does each time: it must leave no message of the sources behind.
-_LAKES: Final = "lakes"
 #: A job is due when its last run is older than this; other jobs are hourly.
 _PERIODS: Final = {"retention": timedelta(days=1)}
 _HOURLY: Final = timedelta(hours=1)
@@ -127,6 +125,8 @@ class DueWork:
         """Return the hourly and nightly jobs without a recent run, in the order of their schedules."""
         import dagster as dg
 
+        from sr_assets.automation.jobs import LAKES
+
         due, now = [], times.utc_now()
         for schedule in self._repository.schedule_defs:
             if schedule.default_status is not dg.DefaultScheduleStatus.RUNNING:
@@ -135,7 +135,8 @@ class DueWork:
             if now < self._not_before.get(name, now):
                 continue
             recent = self._instance.get_run_records(dg.RunsFilter(job_name=name, created_after=now - period), limit=1)
-            if recent and not (self._once and name == _LAKES):
+            # A single run fills the lakes each time: it must leave no message of the sources behind.
+            if recent and not (self._once and name == LAKES):
                 self._not_before[name] = recent[0].create_timestamp.replace(tzinfo=UTC) + period
                 continue
             context = dg.build_schedule_context(instance=self._instance, scheduled_execution_time=now)

@@ -75,7 +75,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class DayCount:
-    """The transitions of a day, replayed and recorded, each of which is an advisory without rules of operators."""
+    """The replayed and the recorded transitions of a day. Each is an advisory, unless a rule of an operator suppresses it."""
 
     date: date
     advisories: int
@@ -298,7 +298,7 @@ def _plan(
 
 
 def _cut(time_ns: int) -> int:
-    """Return a time in whole microseconds: the tables have no more digits."""
+    """Round a time down to microseconds, the resolution of the tables."""
     return time_ns // _MICROSECOND_NS * _MICROSECOND_NS
 
 

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 _MEMORY: Final = "768MiB"
 #: Status codes for Spark, before and after a transition.
 UP, TIMEOUT, RETIRED = 0, 1, 2
-_STATUS_CODE: Final = "list_position(['up', 'timeout', 'retired'], {}) - 1"
-_AFTER: Final = f"CASE event WHEN 'timeout' THEN {TIMEOUT} WHEN 'expire' THEN {RETIRED} ELSE {UP} END"
+#: SQL: the code of the status in the column `{}`, and of the status after `event`.
+STATUS_CODE: Final = "list_position(['up', 'timeout', 'retired'], {}) - 1"
+AFTER: Final = f"CASE event WHEN 'timeout' THEN {TIMEOUT} WHEN 'expire' THEN {RETIRED} ELSE {UP} END"
 # Advisories of the Stream Replicator have no previous status.
 _BEFORE: Final = f"""
-    coalesce({_STATUS_CODE.format("previous")},
+    coalesce({STATUS_CODE.format("previous")},
         CASE event WHEN 'timeout' THEN {UP} WHEN 'recover' THEN {TIMEOUT} WHEN 'expire' THEN {TIMEOUT} END)
     """
 # Sites of this installation come from their own tables, others from their advisories. A forgotten node appears in
@@ -61,23 +62,23 @@ _UNDONE: Final = """
     """
 _TRANSITIONS: Final = f"""
     CREATE TEMP TABLE changes AS
-    SELECT number, node, event_ns, {_BEFORE} AS before, {_AFTER} AS after, epoch, transition FROM node_advisories AS a
+    SELECT number, node, event_ns, {_BEFORE} AS before, {AFTER} AS after, epoch, transition FROM node_advisories AS a
     JOIN streams AS s ON s.own AND s.name = a.name AND s.stream = a.stream
     UNION ALL
-    SELECT number, node, event_ns, {_BEFORE}, {_AFTER}, epoch, transition FROM global_advisories AS a
+    SELECT number, node, event_ns, {_BEFORE}, {AFTER}, epoch, transition FROM global_advisories AS a
     JOIN streams AS s ON NOT s.own AND s.replicator = a.replicator AND s.name IS NOT DISTINCT FROM a.name
         AND s.stream IS NOT DISTINCT FROM a.stream
     UNION ALL
-    SELECT number, node, epoch_ns(undone_at), {RETIRED}, {_STATUS_CODE.format("coalesce(following, status)")}, epoch, transition
+    SELECT number, node, epoch_ns(undone_at), {RETIRED}, {STATUS_CODE.format("coalesce(following, status)")}, epoch, transition
     FROM ({_UNDONE}) AS a JOIN streams AS s ON s.own AND s.name = a.name AND s.stream = a.stream
     """
 _NODES: Final = f"""
     CREATE TEMP TABLE node_keys AS
     WITH found AS (
-        SELECT number, node, epoch_ns(first_seen) AS first_ns, {_STATUS_CODE.format("status")} AS status
+        SELECT number, node, epoch_ns(first_seen) AS first_ns, {STATUS_CODE.format("status")} AS status
         FROM node_availability AS a JOIN streams AS s ON s.own AND s.name = a.name AND s.stream = a.stream
         UNION ALL
-        SELECT number, node, min(epoch_ns(event_time)), arg_max({_STATUS_CODE.format("status")}, event_time)
+        SELECT number, node, min(epoch_ns(event_time)), arg_max({STATUS_CODE.format("status")}, event_time)
         FROM global_availability AS a
         JOIN streams AS s ON NOT s.own AND s.replicator = a.replicator AND s.name IS NOT DISTINCT FROM a.name
             AND s.stream IS NOT DISTINCT FROM a.stream

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from sr_assets.adapters.published.fleet_reader import open_fleet
+from sr_assets.adapters.published.node_histories import AFTER, STATUS_CODE
 from sr_assets.adapters.published.tables import at, literal
 from sr_assets.domain.blindness import BlindSpans, Span
 from sr_assets.domain.tracking.replaying import COPY
@@ -87,8 +88,9 @@ _DIFFERENCES: Final = f"""
             WHERE event_ns >= $since_ns
         UNION ALL SELECT node, event, event_ns, NULL, false FROM replayed WHERE event <> '{COPY}'
     ), unequal AS (
-        SELECT node, event, event_ns, sequence, bool_or(in_record) AS in_record FROM sides
-        GROUP BY node, event, event_ns, sequence HAVING count(*) = 1
+        SELECT node, event, event_ns, sequence, count(*) FILTER (in_record) > count(*) FILTER (NOT in_record) AS in_record
+        FROM sides GROUP BY node, event, event_ns, sequence
+        HAVING count(*) FILTER (in_record) <> count(*) FILTER (NOT in_record)
         UNION ALL
         SELECT coalesce(p.node, r.node), '{COPY}', coalesce(p.event_ns, r.stored_ns), sequence, r.sequence IS NOT NULL
         FROM (SELECT node, event_ns, sequence FROM replayed WHERE event = '{COPY}') AS p
@@ -102,23 +104,19 @@ _DIFFERENCES: Final = f"""
         AND (u.event_ns <= w.until_ns OR u.event = '{COPY}')
     GROUP BY ALL
     """
-_HISTORIES: Final = """
+_HISTORIES: Final = f"""
     SELECT key::INTEGER AS key, 0::INTEGER AS stream, greatest(first_ns, $since_ns) AS first_ns, $until_ns AS until_ns,
-        if(c.node IS NULL, code(status), c.before)::TINYINT AS status,
+        if(c.node IS NULL, {STATUS_CODE.format("status")}, c.before)::TINYINT AS status,
         coalesce(c.at_ns, []) AS at_ns, coalesce(c.after, []) AS after
     FROM keys LEFT JOIN (
-        SELECT node, arg_min_null(code(previous), (event_ns, place)) AS before,
+        SELECT node, arg_min_null({STATUS_CODE.format("previous")}, (event_ns, place)) AS before,
             list(event_ns ORDER BY event_ns, place) AS at_ns,
-            list(after(event)::TINYINT ORDER BY event_ns, place) AS after
+            list(({AFTER})::TINYINT ORDER BY event_ns, place) AS after
         FROM (SELECT *, rowid AS place FROM replayed) SEMI JOIN (FROM keys WHERE key >= $first AND key < $next) USING (node)
         WHERE event <> 'copy' GROUP BY node) AS c USING (node)
     WHERE key >= $first AND key < $next
     """
-_MACROS: Final = """
-    CREATE TEMP MACRO code(status) AS list_position(['up', 'timeout', 'retired'], status) - 1;
-    CREATE TEMP MACRO after(event) AS CASE event WHEN 'timeout' THEN 1 WHEN 'expire' THEN 2 ELSE 0 END;
-    CREATE TEMP TABLE keys AS SELECT row_number() OVER (ORDER BY node) AS key, * FROM replayed_nodes
-    """
+_KEYS: Final = "CREATE TEMP TABLE keys AS SELECT row_number() OVER (ORDER BY node) AS key, * FROM replayed_nodes"
 _AVAILABILITY: Final = pa.schema(
     [
         ("date", pa.date32()),
@@ -294,7 +292,7 @@ class Comparison:
                 self.note_reason(reason, [(since_ns, _LATEST_NS if until_ns is None else until_ns)], node)
 
     def note_late_holes(self, spans: BlindSpans) -> None:
-        """Note the recorded silences of which a blind span became known later."""
+        """Note the recorded silences whose blind spans became known later."""
         since_ns, until_ns = zip(*spans.spans, strict=True) if spans.spans else ((), ())
         bounds = {"since_ns": pa.array(since_ns, pa.int64()), "until_ns": pa.array(until_ns, pa.int64())}
         self._connection.register("spans", pa.table(bounds))
@@ -375,8 +373,7 @@ class Comparison:
 
         `measure` computes the rows of `adapters.spark.node_days.measure_days` from the nodes of a `History`.
         """
-        for statement in _MACROS.split(";"):
-            self._connection.execute(statement)
+        self._connection.execute(_KEYS)
         ((nodes,),) = self._connection.execute("SELECT count(*) FROM keys").fetchall()
         step = max(1, _DAY_ROWS // len(days))
         dates = pa.array([day.date for day in days], pa.date32())

@@ -114,8 +114,8 @@ class _HeldRows:
 class _SparkRows:
     """Sightings on the disks of a session's executors, a partition for each part."""
 
-    def __init__(self, spark: SparkConnection, rows: DataFrame, parts: int, messages: int) -> None:
-        self._spark, self._rows, self._parts, self._messages = spark, rows, parts, messages
+    def __init__(self, spark: SparkConnection, rows: DataFrame, messages: int) -> None:
+        self._spark, self._rows, self._messages = spark, rows, messages
 
     def survey(self, work: SurveyWork) -> pa.Table:
         with self._spark.use():
@@ -166,7 +166,7 @@ def rows_in_spark(
         rows = _on_disk(in_tasks(session.range(0, len(parts), 1, len(parts)), work))
     with _progress(session, lambda share: reached(int(share * messages))):
         try:
-            yield _SparkRows(spark, rows, len(parts), messages)
+            yield _SparkRows(spark, rows, messages)
         finally:
             with contextlib.suppress(Exception):  # its engine may be lost
                 rows.unpersist()
