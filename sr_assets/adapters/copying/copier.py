@@ -10,6 +10,7 @@ import bisect
 import contextlib
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -47,7 +48,6 @@ _WHOLE_TEXTS: Final = 1000
 _MOST_LETTERS: Final = 200
 _SUBJECTS: Final = 1 << 16
 _SETTLED_AT_ONCE: Final = 500
-_CONFIRMED_AT_ONCE: Final = 64
 _TARGET: Final = "sr-assets writer: target"
 _STAGED_AT_ONCE: Final = 500
 _STAGED_BYTES: Final = 8 << 20
@@ -400,17 +400,15 @@ class Sender:
             self._settle(end.sent[: end.stored], before + 1)
         else:
             # Read to the end first, because the contents are read on the same connection.
-            added = iter([*self.copies.added()])
-            while portion := list(itertools.islice(added, _CONFIRMED_AT_ONCE)):
-                ours = [copy for copy in portion if self._is_copy_of_window(copy.of)]
-                genuine = self.copies.genuine(ours, self._window)
-                for copy in ours:
-                    if copy.of.sequence not in self._window:
-                        continue
-                    if copy.at in genuine:
-                        self._settle([copy.of.sequence], copy.at)
-                    else:
-                        self._receipt.forged += 1
+            ours = [copy for copy in self.copies.added() if self._is_copy_of_window(copy.of)]
+            genuine = self.copies.genuine(ours, self._window)
+            for copy in ours:
+                if copy.of.sequence not in self._window:
+                    continue
+                if copy.at in genuine:
+                    self._settle([copy.of.sequence], copy.at)
+                else:
+                    self._receipt.forged += 1
         self._receipt.batched += self._receipt.copied - count
         self._settled_at = times.monotonic()
         return clean and not self._window
@@ -607,15 +605,17 @@ class Copier:
         counts, unless it is outside of the batch.
         """
         plan = self._plan
-        first, after = min(plan.first, plan.whole[0] or plan.first), max(plan.next, plan.whole[1])
+        batch = SequenceRange(min(plan.first, plan.whole[0] or plan.first), max(plan.next, plan.whole[1]))
         outside: list[int] = []
         # Read to the end first, because the contents are read on the same connection.
-        copies = iter([*sender.copies.found()])
+        copies = [copy for copy in sender.copies.found() if self._concerns(copy.of.sequence)]
         if source is not None:
-            copies = self._genuine(copies, sender, source, first, after)
+            genuine = self._genuine(copies, sender, source, batch)
+            self._receipt.forged += len(copies) - len(genuine)
+            copies = [copy for copy in copies if copy.at in genuine]
         for target_sequence, copy, *_ in copies:
             if not plan.first <= copy.sequence < plan.next:
-                if not first <= copy.sequence < after:
+                if copy.sequence not in batch:
                     outside = [min([copy.sequence, *outside])]
                 continue
             self._found[copy.sequence] = target_sequence, copy.stored_ms
@@ -623,28 +623,44 @@ class Copier:
                 self._receipt.locate(target_sequence, copy.sequence)
         return outside
 
+    def _concerns(self, sequence: int) -> bool:
+        """Return whether this writer accounts for a copy; those of the batch's other writers are theirs."""
+        return self._rows is None or sequence in self._rows or not self._plan.first <= sequence < self._plan.next
+
     def _genuine(
-        self, copies: Iterator[FoundCopy], sender: Sender, source: wire.Connection, first: int, after: int
-    ) -> Iterator[FoundCopy]:
-        """Yield the found copies without forged ones; `first` and `after` bound the batch."""
+        self, copies: list[FoundCopy], sender: Sender, source: wire.Connection, batch: SequenceRange
+    ) -> set[int]:
+        """Return the target sequences of the found copies without forged ones."""
+        plan, claims = self._plan, defaultdict[int, list[FoundCopy]](list)
+        for copy in copies:
+            claims[copy.of.sequence].append(copy)
+        genuine = {copy.at for copy in copies if copy.of.sequence in batch}
+        for messages in self._originals(sorted(claims), source):
+            originals = {message.sequence: message for message in messages if message.sequence in claims}
+            same_time = []
+            for sequence, original in originals.items():
+                for copy in claims[sequence]:
+                    genuine.discard(copy.at)
+                    if copy.of.stored_ms == original.stored_ns // 1_000_000:
+                        same_time.append(copy)
+                    elif plan.source_sequence is None or copy.at <= plan.since:
+                        # The source has changed since the plan, or a later state has made the copy.
+                        genuine.add(copy.at)
+            genuine |= sender.copies.genuine(same_time, originals)
+        return genuine
+
+    def _originals(self, sequences: list[int], source: wire.Connection) -> Iterator[list[Message]]:
+        """Yield the originals of ascending sequences that the source holds: of the batch's only a lane's, with others of it."""
         plan = self._plan
-        while portion := list(itertools.islice(copies, _CONFIRMED_AT_ONCE)):
-            wanted = sorted({copy.of.sequence for copy in portion})
-            lists = wire.read_sequences(source, plan.source_stream, wanted, direct=plan.direct)
-            originals = {message.sequence: message for messages in lists for message in messages}
-            genuine = sender.copies.genuine([copy for copy in portion if copy.of.sequence in originals], originals)
-            for copy in portion:
-                original = originals.get(copy.of.sequence)
-                if original is None:
-                    forged = not first <= copy.of.sequence < after
-                elif copy.of.stored_ms != original.stored_ns // 1_000_000:
-                    # The source has not changed since the plan, or a later state has made the copy.
-                    forged = plan.source_sequence is not None and copy.at > plan.since
-                else:
-                    forged = copy.at not in genuine
-                self._receipt.forged += forged
-                if not forged:
-                    yield copy
+        if self._rows is None:
+            low, high = (bisect.bisect_left(sequences, end) for end in (plan.first, plan.next))
+            if low < high:
+                claimed = SequenceRange(sequences[low], sequences[high - 1] + 1)
+                yield from wire.read_confirmed(
+                    source, plan.source_stream, claimed, filter_subject=plan.filter, direct=False
+                )
+            sequences = sequences[:low] + sequences[high:]
+        yield from wire.read_sequences(source, plan.source_stream, sequences, direct=plan.direct)
 
     def _prepare(self, source: wire.Connection, sender: Sender) -> Generator[wire.Outgoing]:
         """Yield the messages to send; account for the others."""

@@ -312,6 +312,26 @@ def test_batch_between_other_writers_messages_is_located_in_the_target(
     assert (receipt.failure, receipt.copied, located) == (None, count, copies)
 
 
+def test_requests_of_a_writer_do_not_grow_with_the_copies_it_finds(rig: Rig) -> None:
+    """A request for each few copies makes a writer far from its target several times slower."""
+    rig.fill(sent=())
+    publish(rig.connection, outgoing("FROM", 1_200))
+
+    def requests(batch: range, rows: range, found: int) -> int:
+        before = rig.connection.request_api("INFO")["api"]["total"]
+        changes = {"first": batch.start, "next": batch.stop, "since": batch.start - 1, "batched": rig.batched}
+        plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", **changes)
+        receipt = Copier(plan, dict.fromkeys(rows), 0).run()
+        assert (receipt.failure, receipt.copied, receipt.found) == (None, len(rows), found)
+        return int(rig.connection.request_api("INFO")["api"]["total"]) - before
+
+    counts = []
+    for batch in (range(1, 201), range(201, 1_201)):
+        requests(batch, batch[::2], 0)
+        counts.append((requests(batch, batch[1::2], 0), requests(batch, batch, len(batch))))
+    assert counts[0] == counts[1]
+
+
 def test_batch_of_copies_that_no_intent_explains_is_refused(rig: Rig) -> None:
     rig.fill()
     rig.copy()
@@ -329,6 +349,20 @@ FORGERIES: dict[str, dict[str, Any]] = {
     "outside": {"sequence": 2**63 - 1},
     "second": {"sequence": 7, "payload": b"forged"},
 }
+
+
+def test_forged_copy_replaces_no_message_of_a_lane(rig: Rig) -> None:
+    """The writer of FROM.3 neither believes the forged copies of its message nor takes those of another lane for its own."""
+    rig.fill()
+    plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", next=7, lanes=("FROM.3", "FROM.4"), filter="FROM.3")
+    write = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
+    for original in flat(read_range(rig.connection, "FROM", SequenceRange(3, 5), direct=True)):
+        headers = write(b"", original.sequence, original.stored_ns, 0)
+        publish(rig.connection, [Outgoing(1, "to.FROM.forged", headers, b"forged")])
+    receipt = Copier(plan, None, 0).run()
+    assert (receipt.failure, receipt.copied, receipt.found, receipt.forged) == (None, 1, 0, 1)
+    repeated = Copier(plan, None, 0).run()
+    assert (repeated.copied, repeated.found, repeated.forged) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("before", (False, True), ids=("after the intent", "before the intent"))
