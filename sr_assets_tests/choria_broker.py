@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from nats.aio.msg import Msg
 
-from sr_assets_tests.rig import PATIENCE_SECONDS
+from sr_assets_tests.rig import PATIENCE_SECONDS, in_background
 from sr_assets_tests.secured import Authority, Key, encoded, new_key, signed_jwt
 from sr_assets_tests.servers import NatsServer
 
@@ -99,15 +99,12 @@ def broker(home: Path, authority: Authority, issuer: Issuer) -> Iterator[Broker]
         made = Broker(server)
         loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
         work = _answer(made, authority, issuer, account, service, ready, ended)
-        thread = threading.Thread(target=lambda: loop.run_until_complete(work))
-        thread.start()
-        try:
-            assert ready.wait(PATIENCE_SECONDS), "the callout does not begin"
-            yield made
-        finally:
-            loop.call_soon_threadsafe(ended.set)
-            thread.join()
-            loop.close()
+        with closing(loop), in_background(lambda: loop.run_until_complete(work)):
+            try:
+                assert ready.wait(PATIENCE_SECONDS), "the callout does not begin"
+                yield made
+            finally:
+                loop.call_soon_threadsafe(ended.set)
 
 
 async def _answer(

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 import psutil
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
     from sr_assets.domain.messages import Message
     from sr_assets.embedded.nats_server import NatsServer
+
+T = TypeVar("T")
 
 SITE = "LONDON"
 #: The block `spark` that sends every batch to Spark.
@@ -179,13 +182,11 @@ class Rig:
             while not ended.wait(0.1):
                 self.publish(stream, [message], server)
 
-        publishing = threading.Thread(target=beat)
-        publishing.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            publishing.join()
+        with in_background(beat):
+            try:
+                yield
+            finally:
+                ended.set()
 
     def stored(self, stream: str, server: NatsServer | None = None) -> list[Message]:
         """Return all messages of a stream in order, by default on the source."""
@@ -347,13 +348,26 @@ def wait_until(
 ) -> None:
     """Poll until a condition holds; at the deadline, raise AssertionError with the text `awaited`.
 
-    Poll an expensive condition, such as a query of a database file, at longer intervals (`every`, in seconds): at the
-    default it would use half a core, which the awaited process needs.
+    The pause between two polls (`every`, in seconds) grows with the cost of the condition, such as a query of a database
+    file: the awaited process needs the core. A condition that does the awaited work itself has no pause: `every=0.0`.
     """
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {awaited}"
-        time.sleep(every)
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        ended = time.monotonic()
+        assert ended < deadline, f"waited {seconds:g} s for {awaited}"
+        time.sleep(every and max(every, min(3 * (ended - began), 0.5)))
+
+
+@contextmanager
+def in_background(work: Callable[[], T]) -> Iterator[Future[T]]:
+    """Do some work in a thread during the block and wait for its end; an error of it is raised unless the block raises one."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        yield future
+    future.result()
 
 
 def stop_process(pid: int) -> None:

@@ -1,7 +1,6 @@
 """The commands `data …` and `check --explain`."""
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from sr_assets.adapters.published.actions import actions_query
 from sr_assets_tests.published import publish_nodes
-from sr_assets_tests.rig import Command, Rig, wait_until
+from sr_assets_tests.rig import Command, Rig, in_background, wait_until
 from sr_assets_tests.sourced import kv, make_data_bucket
 
 
@@ -143,15 +142,13 @@ def test_watch_prints_each_change(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sr_assets.cli.data.echo", echo)
-    watching = threading.Thread(target=command, args=("data", "watch", "ops/cadence"))
-    watching.start()
-    wait_until(lambda: len(printed) == 1, "the first value")
     from sr_assets.adapters.data import open_source
     from sr_assets.settings import SourceSettings
 
-    with open_source("ops", SourceSettings.model_validate(kv(rig, bucket))) as source:
-        source.put("cadence", "2h")
-        watching.join()
+    with in_background(lambda: command("data", "watch", "ops/cadence")):
+        wait_until(lambda: len(printed) == 1, "the first value")
+        with open_source("ops", SourceSettings.model_validate(kv(rig, bucket))) as source:
+            source.put("cadence", "2h")
     assert [line.split()[1:] for line in printed] == [["ops/cadence", "1h"], ["ops/cadence", "2h"]]
 
 

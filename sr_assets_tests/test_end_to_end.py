@@ -6,7 +6,6 @@ history at arbitrary points.
 
 import json
 import random
-import threading
 import time
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ from sr_assets_bench.comparison.streams import compare
 from sr_assets_bench.comparison.tables import Kind
 from sr_assets_tests import reference
 from sr_assets_tests.reference import SECOND, Rules, Seen, by_field
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import SITE, Rig, Sent, in_background
 
 INTERVAL, WARNING = 3 * SECOND, 1 * SECOND
 NODES = [*(f"node{n}.dc.example.net" for n in range(14)), "a b*>.c", "größe ☃", "x" * 255, "%s/%v"]
@@ -94,10 +93,9 @@ def test_copies_and_transitions_match_the_reference(rig: Rig, monkeypatch: pytes
         tokens: Rules(SITE, SITE, tokens, INTERVAL, WARNING, "3", by_token),
     }
     rig.run()  # the engine and the session are warm before the clock starts
-    fleet = threading.Thread(target=live, args=(rig, plain, headed, tokens, 10.0))
-    fleet.start()
-    while fleet.is_alive():
-        rig.drain()
+    with in_background(lambda: live(rig, plain, headed, tokens, 10.0)) as fleet:
+        while not fleet.done():
+            rig.drain()
     end = max(rig.info(stream).last_stored_ns or 0 for stream in rules) + INTERVAL
     while any(row["watermark"] <= (reference.clock(end) or 0) for row in rig.rows("replication")):
         rig.drain()

@@ -14,6 +14,26 @@ _SHORT_TIMEOUTS: Final = {
     "faults/test_targets.py",
     "operate/test_notify.py",
 }
+#: Ends of names of intervals: a shorter one costs time, but fails nothing.
+_INTERVALS: Final = tuple(
+    f"{each}_SECONDS" for each in ("CHECK", "INTERVAL", "PAUSE", "PICK_UP", "POLL", "RESEND", "TEXTFILE")
+)
+#: Files with tests whose subject is a limit that the product sets, and in which no success depends on it.
+_SHORT_LIMITS: Final = {
+    "adapters/copying/test_sending.py",
+    "adapters/nats/test_cluster.py",
+    "adapters/spark/test_sink.py",
+    "faults/test_cluster.py",
+    "faults/test_published_file.py",
+    "faults/test_server_versions.py",
+    "measure/test_suites.py",
+    "operate/test_metrics.py",
+    "operate/test_notify.py",
+    "operate/test_report.py",
+    "operate/test_webserver.py",
+    "stages/topology/test_apply.py",
+    "stages/tracking/test_retiring.py",
+}
 #: Files whose sockets keep their ports until the other side has used or found them closed.
 _BOUND_SOCKETS: Final = {
     "adapters/nats/test_cluster.py",
@@ -110,6 +130,31 @@ def test_no_test_sleeps_to_synchronise() -> None:
     assert (
         offenders(lambda node: isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep", _SLEEPERS) == []
     )
+
+
+def test_success_has_the_limits_of_the_product() -> None:
+    """A limit of seconds (`_ACK_SECONDS`) is patched to less than 5 s only where it is the subject."""
+
+    def is_wrong(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call) or called(node) != "setattr" or not is_number(node.args[-1]):
+            return False
+        name, value = ast.unparse(node.args[-2]).strip("'\""), ast.literal_eval(node.args[-1])
+        return name.endswith("_SECONDS") and not name.endswith(_INTERVALS) and 0.0 < value < 5.0
+
+    assert offenders(is_wrong, _SHORT_LIMITS) == []
+
+
+def test_errors_of_threads_reach_their_test() -> None:
+    """`in_background` raises them. A daemon, such as a server, may outlive its test."""
+
+    def is_wrong(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("threading.Thread", "Thread")
+            and not any(keyword.arg == "daemon" for keyword in node.keywords)
+        )
+
+    assert offenders(is_wrong) == []
 
 
 def test_no_module_reads_a_clock_when_it_is_imported() -> None:

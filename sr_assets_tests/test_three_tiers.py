@@ -20,7 +20,7 @@ from sr_assets.settings import Settings, load_settings, parse_duration
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
-from sr_assets_tests.rig import Command, cluster, connection, wait_until
+from sr_assets_tests.rig import Command, cluster, connection, in_background, wait_until
 from sr_assets_tests.servers import NatsServer
 
 EXAMPLE = Path(__file__).parent.parent / "conf" / "three-tiers"
@@ -97,13 +97,11 @@ class Fleet:
             while not ended.wait(REPORT_SECONDS):
                 self.report()
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        with in_background(work):
+            try:
+                yield
+            finally:
+                ended.set()
 
 
 def drain(tiers: dict[str, Settings]) -> None:

@@ -1,6 +1,5 @@
 """The results of a site's run in Dagster: of a lingering run, and of a run with a failing stream."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from sr_assets.assets.specs import site_job_name, stream_key
 from sr_assets.definitions import build
 from sr_assets.resources import LINGER, MODE_TAG
 from sr_assets.stages.replication.batch import CopyBatch
-from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
+from sr_assets_tests.rig import SITE, Rig, Sent, in_background, wait_until
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "1h"}
 NOUNS = ("node_state", "replica", "node_snapshots", "node_advisories")
@@ -102,16 +101,13 @@ def test_lingering_run_records_assets_and_checks_before_it_ends(rig: Rig, instan
         wait_until(
             lambda: all(materialised(instance, key) for key in (*assets, *tables)) and is_evaluated(instance, check),
             "the first results",
-            every=0.25,
         )
         seen.append(lock_owner(settings.home / "sites" / SITE))
         # A message without a sender changes a check result while the run lingers.
         rig.publish(stream, [Sent(b"nobody")])
 
-    watching = threading.Thread(target=watch)
-    watching.start()
-    result = job.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
-    watching.join()
+    with in_background(watch):
+        result = job.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
     assert result.success
     assert seen[0] is not None, "the run ended before its results were recorded"
     replica = materialised(instance, assets[1])

@@ -251,15 +251,15 @@ def test_host_run_lasts_six_budgets_while_it_hosts(
         return copied == count or not running.is_alive()
 
     rig.publish(cairo.stream, [Sent(b'{"sender": "cairo"}')])
-    wait_until(lambda: is_copied(1), "the first hosted run", every=0.2)
+    wait_until(lambda: is_copied(1), "the first hosted run")
     minutes.append(50)
-    wait_until(lambda: not minutes, "the move", every=0.2)
-    wait_until(lambda: lock_owner(settings.home / "sites" / "cairo") is None, "the hosted run's end", every=0.2)
+    wait_until(lambda: not minutes, "the move")
+    wait_until(lambda: lock_owner(settings.home / "sites" / "cairo") is None, "the hosted run's end")
     rig.publish(cairo.stream, [Sent(b'{"sender": "giza"}')])
-    wait_until(lambda: is_copied(2), "another hosted run", every=0.2)
+    wait_until(lambda: is_copied(2), "another hosted run")
     assert running.is_alive(), "the host run did not last six budgets"
     minutes.append(20)
-    wait_until(lambda: not running.is_alive(), "the host run's end", every=0.2)
+    wait_until(lambda: not running.is_alive(), "the host run's end")
     (run,) = instance.get_runs()
     assert run.status is dg.DagsterRunStatus.SUCCESS
     key = dg.AssetKey([*cairo.asset_prefix, "replica"])

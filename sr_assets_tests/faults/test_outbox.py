@@ -4,13 +4,12 @@ Every advisory arrives once within the dedupe window, in order per sender, and t
 """
 
 import json
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from sr_assets_tests.rig import Rig, Sent
+from sr_assets_tests.rig import Rig, Sent, in_background
 from sr_assets_tests.servers import NatsServer
 
 
@@ -88,10 +87,8 @@ def test_killed_server_receives_the_rest_of_the_outbox(rig: Rig, tmp_path: Path)
                 time.sleep(1)  # an outage, not a synchronisation
                 target.start()
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        while killer.is_alive() or rig.rows("SELECT 1 FROM node_advisories WHERE published_at IS NULL"):
-            rig.run()
-        killer.join()
+        with in_background(kill) as killing:
+            while not killing.done() or rig.rows("SELECT 1 FROM node_advisories WHERE published_at IS NULL"):
+                rig.run()
         assert assert_published_once(rig, feed, target) == 5_000
         assert len(rig.stored(stream, target)) == 5_000

@@ -5,7 +5,6 @@ The run may survive the fault or fail with one line; later runs recover.
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from sr_assets_tests.faults.conftest import Hold
 from sr_assets_tests.faults.rig import configure, outcome, publish_rounds
-from sr_assets_tests.rig import Rig, stop_process, wait_until
+from sr_assets_tests.rig import Rig, in_background, stop_process, wait_until
 from sr_assets_tests.servers import NatsServer
 
 _OUTAGE_SECONDS = 3.0
@@ -83,18 +82,13 @@ def test_server_failure_during_a_batch_changes_no_outcome(
         hold.marker.write_text("disarmed")
     feed, target_stream = rig.make("FEED", source), rig.unique("CUT")
     configure(rig, undisturbed["stream"], feed, target_stream, **options)
-    reports: list[Any] = []
     hold.arm()
-    run = threading.Thread(target=lambda: reports.append(rig.run()))
-    run.start()
-    hold.await_writer()
-    failing = threading.Thread(target=fault, args=(failing_servers[victim],))
-    failing.start()
-    wait_until(lambda: is_down(failing_servers[victim]), "the fault")
-    hold.release()
-    for thread in (failing, run):
-        thread.join()
-    failures = [report.failure for report in reports[0].values() if report.failure]
+    with in_background(rig.run) as run:
+        hold.await_writer()
+        with in_background(lambda: fault(failing_servers[victim])):
+            wait_until(lambda: is_down(failing_servers[victim]), "the fault")
+            hold.release()
+    failures = [report.failure for report in run.result().values() if report.failure]
     assert all("\n" not in failure and "Traceback" not in failure for failure in failures)
     rig.drain()
     assert outcome(rig, target_stream, target) == undisturbed["outcome"]

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 
 from sr_assets.adapters.state.status_file import read_status
-from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.report import Stage
 from sr_assets.stages.run import SiteRun
 from sr_assets.stages.site import Site
 from sr_assets_tests.faults.rig import finish, start_run
-from sr_assets_tests.rig import SITE, Rig, Sent, stop_process, wait_until
+from sr_assets_tests.rig import SITE, Rig, Sent, in_background, stop_process, wait_until
 from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10h", "inspect_force_field": "force"}
@@ -118,13 +117,12 @@ def test_lingering_run_publishes_promptly_during_a_target_outage(
 def test_target_that_dies_during_a_copy_loses_nothing(rig: Rig, target: NatsServer) -> None:
     stream, advisories = add_tracked_stream(rig, target)
     rig.publish(stream, forced(0, 1_000))
-    reports: list[dict[str, StreamReport]] = []
-    run = threading.Thread(target=lambda: reports.append(rig.run(run_budget="20s")))
-    run.start()
-    wait_until(lambda: bool(rig.api(f"STREAM.INFO.{stream}", server=target).get("state", {}).get("messages")), "copies")
-    target.kill()
-    wait_until(lambda: not run.is_alive(), "the run's end")
-    failure = reports[0][stream].failure
+    with in_background(lambda: rig.run(run_budget="20s")) as run:
+        wait_until(
+            lambda: bool(rig.api(f"STREAM.INFO.{stream}", server=target).get("state", {}).get("messages")), "copies"
+        )
+        target.kill()
+    failure = run.result()[stream].failure
     row = rig.row("replication")
     assert (row["seen_messages"], row["lag_messages"]) == (1_000, 0)
     assert len(rig.stored(advisories)) == 20

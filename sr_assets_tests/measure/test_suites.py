@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from sr_assets.measure.observation import Expectation
 from sr_assets.settings import Settings, StreamSettings, load_settings, parse_cluster
 from sr_assets_tests.forks import Forked
 from sr_assets_tests.measure.test_measure import rows
-from sr_assets_tests.rig import Command, wait_until
+from sr_assets_tests.rig import Command, in_background, wait_until
 from sr_assets_tests.servers import NatsServer
 
 SITE = "MEASURED"
@@ -145,13 +144,11 @@ def test_stopped_target_is_refused(
             wait_until(lambda: watcher.stream_info("FLEET").last_sequence > before, "the first message")
         os.kill(target.pid, signal.SIGSTOP)
 
-    stopping = threading.Thread(target=stop_target)
-    stopping.start()
     options = ["--nodes", "5", "--interval", "1s", "--for", "1h", "--out", str(tmp_path / "out")]
     try:
-        code, output, errors = command("--config", str(running), "measure", "pipeline", *options)
+        with in_background(stop_target):
+            code, output, errors = command("--config", str(running), "measure", "pipeline", *options)
     finally:
-        stopping.join()
         os.kill(target.pid, signal.SIGCONT)
     assert (code, output, errors.count("\n")) == (1, "", 1)
     assert target.address in errors

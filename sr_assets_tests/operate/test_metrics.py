@@ -8,11 +8,11 @@ import signal
 import socket
 import stat
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -455,14 +455,8 @@ def is_answered(url: str) -> bool:
 
 def test_concurrent_scrapes_all_succeed(tmp_path: Path) -> None:
     write_stream(tmp_path, SITES[0], {"created_ns": 1, "lag_messages": 5})
-    answers: list[str] = []
-    with MetricsServer(Exposition(configured(tmp_path)), "127.0.0.1", 0) as url:
-        threads = [threading.Thread(target=lambda: answers.append(scrape(url))) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert len(answers) == 8
+    with MetricsServer(Exposition(configured(tmp_path)), "127.0.0.1", 0) as url, ThreadPoolExecutor(8) as pool:
+        answers = [*pool.map(scrape, [url] * 8)]
     assert len({value(answer, "sr_assets_lag_messages") for answer in answers}) == 1
 
 

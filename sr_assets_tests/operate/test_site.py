@@ -1,8 +1,5 @@
 """The repeated runs of one site in `run --follow`."""
 
-import threading
-import time
-
 import pytest
 
 from sr_assets.adapters.state.status_file import last_alive
@@ -11,7 +8,7 @@ from sr_assets.operate import site_job
 from sr_assets.operate.instance import prepare_instance
 from sr_assets.settings import Settings
 from sr_assets.stages.leadership import Leadership
-from sr_assets_tests.rig import wait_until
+from sr_assets_tests.rig import in_background, wait_until
 
 
 def test_failure_of_dagsters_storage_ends_no_site(
@@ -42,11 +39,10 @@ def test_site_with_a_long_interval_stays_alive(platform: Settings, monkeypatch: 
     folder = platform.home / "sites" / "london"
     folder.mkdir(parents=True)
     leadership = Leadership(hourly, "london")
-    waiting = threading.Thread(target=site_job._await_poll, args=(hourly, leadership, folder))
-    waiting.start()
-    try:
-        began = time.time()
-        wait_until(lambda: last_alive(folder) > began + 0.5, "a sign of life after the first")
-    finally:
-        monkeypatch.setattr(Leadership, "leads", False)
-        waiting.join()
+    with in_background(lambda: site_job._await_poll(hourly, leadership, folder)):
+        try:
+            wait_until(lambda: last_alive(folder) > 0.0, "a sign of life")
+            first = last_alive(folder)
+            wait_until(lambda: last_alive(folder) > first, "a sign of life after the first")
+        finally:
+            monkeypatch.setattr(Leadership, "leads", False)

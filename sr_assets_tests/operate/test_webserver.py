@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from sr_assets.operate.webserver import bounded_protocol, most_connections
-from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, in_background, wait_until
 
 
 @contextlib.contextmanager
@@ -30,14 +30,12 @@ def served(most: int, release: threading.Event | None = None) -> Iterator[int]:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(application, http=bounded_protocol(most), log_level="error", lifespan="off")
         server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            wait_until(lambda: server.started, "the server")
-            yield listening.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(30)
+        with in_background(lambda: server.run(sockets=[listening])):
+            try:
+                wait_until(lambda: server.started, "the server")
+                yield listening.getsockname()[1]
+            finally:
+                server.should_exit = True
 
 
 def request(port: int, path: str = "/") -> http.client.HTTPConnection:

@@ -17,7 +17,7 @@ from sr_assets.cli import run_command
 from sr_assets.settings import load_settings
 from sr_assets_tests.choria_broker import Issuer, broker
 from sr_assets_tests.forks import run_forked
-from sr_assets_tests.rig import Rig, Sent, files_with
+from sr_assets_tests.rig import Rig, Sent, files_with, in_background
 from sr_assets_tests.secured import Authority, Operator, creds, new_key
 from sr_assets_tests.servers import NatsServer
 
@@ -134,16 +134,16 @@ def test_choria_site_runs_without_leaking_its_secrets(
                 for process in psutil.process_iter(["cmdline"]):
                     output.append(repr(process.info))
 
-        watching = threading.Thread(target=watch)
-        watching.start()
         try:
-            for arguments in (("check", "--connect"), ("run", "--once")):
-                completed = run_forked([sys.executable, "-m", "sr_assets", *arguments])
-                output += [completed.stdout, completed.stderr]
-                assert completed.returncode == 0, completed.stderr
+            with in_background(watch):
+                try:
+                    for arguments in (("check", "--connect"), ("run", "--once")):
+                        completed = run_forked([sys.executable, "-m", "sr_assets", *arguments])
+                        output += [completed.stdout, completed.stderr]
+                        assert completed.returncode == 0, completed.stderr
+                finally:
+                    ended.set()
         finally:
-            ended.set()
-            watching.join()
             stop_engine(home.resolve())
         with Cluster(load_settings(file, {}).streams[0].target) as opened:
             assert opened.stream_info(f"{stream}_COPY").messages == len(nodes)

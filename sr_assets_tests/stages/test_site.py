@@ -1,5 +1,6 @@
 """A whole run: one at a time per site, closed and published however it ends, and the errors of its work loops."""
 
+import contextlib
 import math
 import threading
 import time
@@ -22,7 +23,7 @@ from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun, WorkLoop
 from sr_assets.stages.site import Site, needs_publishing
 from sr_assets.stages.tracking.node_state import NodeStage
-from sr_assets_tests.rig import SITE, Rig, wait_until
+from sr_assets_tests.rig import SITE, Rig, in_background, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 
 SAMPLED = {"inspect_field": "sender", "inspect_duration": "10m"}
@@ -56,11 +57,9 @@ def test_waiting_run_starts_when_the_site_is_unlocked(rig: Rig) -> None:
         with Site(settings, SITE, owner="second", run_id="2", wait_seconds=30):
             entered.set()
 
-    with rig.open():
-        second = threading.Thread(target=open_when_free)
-        second.start()
+    with contextlib.ExitStack() as waiting, rig.open():
+        waiting.enter_context(in_background(open_when_free))
         assert not entered.wait(0.3)
-    second.join()
     assert entered.is_set()
 
 
@@ -201,15 +200,12 @@ def test_lingering_run_copies_new_messages_then_ends(rig: Rig) -> None:
     rig.publish(stream, from_sender("a"))
     rig.add(stream)
     rig.drain()
-    reports = []
-    run = threading.Thread(target=lambda: reports.append(rig.run(drain_only=False, linger="4s")))
-    run.start()
-    rig.publish(stream, from_sender("b"))
-    wait_until(lambda: len(rig.copies(stream)) == 2, "the second copy")
-    rig.publish(stream, from_sender("c"))
-    run.join()
+    with in_background(lambda: rig.run(drain_only=False, linger="4s")) as run:
+        rig.publish(stream, from_sender("b"))
+        wait_until(lambda: len(rig.copies(stream)) == 2, "the second copy")
+        rig.publish(stream, from_sender("c"))
     assert len(rig.copies(stream)) == 3
-    assert [report.failure for report in reports[0].values()] == [None]
+    assert [report.failure for report in run.result().values()] == [None]
 
 
 def test_removed_streams_stay_in_the_tables(rig: Rig) -> None:

@@ -25,6 +25,7 @@ from sr_assets.domain.messages import Message, header_writer, last_origin
 from sr_assets.domain.positions import SequenceRange
 from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
 from sr_assets_tests.faults.copying import copy_plan
+from sr_assets_tests.rig import in_background
 from sr_assets_tests.servers import NatsServer
 
 pytestmark = pytest.mark.process
@@ -84,6 +85,11 @@ def batched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.5)
+
+
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a writer wait 2 s for an acknowledgement that never comes."""
     monkeypatch.setattr(copier, "_ACK_SECONDS", 2.0)
 
 
@@ -178,7 +184,7 @@ def test_target_refusing_all_stops_stream_without_parking(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("subjects", ((1, 2, 9, 4, 5, 6), (1, 2, 3, 4, 5, 9)), ids=("in the middle", "at the end"))
-def test_unanswered_message_waits_and_is_resent_once(rig: Rig, subjects: tuple[int, ...]) -> None:
+def test_unanswered_message_waits_and_is_resent_once(rig: Rig, short_silence: None, subjects: tuple[int, ...]) -> None:
     rig.fill(subjects)
     with Connection(rig.cluster) as listener:
         listener.send(b"SUB void.> 99\r\n")
@@ -223,7 +229,7 @@ def test_batch_with_message_without_outcome_fails(rig: Rig, monkeypatch: pytest.
         rig.copy()
 
 
-def test_silent_target_is_a_lost_connection(rig: Rig) -> None:
+def test_silent_target_is_a_lost_connection(rig: Rig, short_silence: None) -> None:
     rig.fill(no_ack=True)
     with pytest.raises(WireError, match=r"no acknowledgement within 2 s"):
         rig.copy()
@@ -238,11 +244,9 @@ def test_lost_source_fails_batch(rig: Rig, tmp_path: Path) -> None:
             create_stream(connection, "FROM", storage="memory")
             assert not any(ack.error for ack in publish(connection, outgoing("FROM", count, size_bytes=600)))
         here = str(write_connection(tmp_path / "source", source))
-        killer = threading.Thread(target=kill_after_first_copy, args=(mortal, rig.cluster, "TO"))
-        killer.start()
-        with pytest.raises(WireError, match=str(mortal.port)):
+        kill = partial(kill_after_first_copy, mortal, rig.cluster, "TO")
+        with in_background(kill), pytest.raises(WireError, match=str(mortal.port)):
             rig.copy(count, source_connection=here)
-        killer.join()
     assert 0 < len(rig.copied(count)) < count
 
 
@@ -296,13 +300,11 @@ def test_batch_between_other_writers_messages_is_located_in_the_target(
                 if ended.is_set():
                     return
 
-        thread = threading.Thread(target=disturb)
-        thread.start()
-        try:
-            receipt = rig.copy(count)
-        finally:
-            ended.set()
-            thread.join()
+        with in_background(disturb):
+            try:
+                receipt = rig.copy(count)
+            finally:
+                ended.set()
         last = rig.connection.request_api("STREAM.INFO.TO")["state"]["last_seq"]
     stored = flat(read_range(rig.connection, "TO", SequenceRange(1, last + 1), direct=True))
     copies = {message.sequence: origin.sequence for message in stored if (origin := last_origin(message.headers))}
@@ -317,12 +319,12 @@ def test_requests_of_a_writer_do_not_grow_with_the_copies_it_finds(rig: Rig) -> 
     rig.fill(sent=())
     publish(rig.connection, outgoing("FROM", 1_200))
 
-    def requests(batch: range, rows: range, found: int) -> int:
-        before = rig.connection.request_api("INFO")["api"]["total"]
+    def requests(batch: range, rows: range, copied_before: int) -> int:
+        before = int(rig.connection.request_api("INFO")["api"]["total"])
         changes = {"first": batch.start, "next": batch.stop, "since": batch.start - 1, "batched": rig.batched}
         plan = copy_plan(rig.folder, rig.cluster, "FROM", "TO", **changes)
         receipt = Copier(plan, dict.fromkeys(rows), 0).run()
-        assert (receipt.failure, receipt.copied, receipt.found) == (None, len(rows), found)
+        assert (receipt.failure, receipt.copied, receipt.found) == (None, len(rows), copied_before)
         return int(rig.connection.request_api("INFO")["api"]["total"]) - before
 
     counts = []

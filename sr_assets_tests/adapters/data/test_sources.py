@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError, TransientError
 from sr_assets.settings import SourceSettings
 from sr_assets.settings.references import MissingValueError
 from sr_assets_tests.consul import BINARY, real_consul, stand_in
-from sr_assets_tests.rig import Rig, cluster
+from sr_assets_tests.rig import Rig, cluster, in_background
 from sr_assets_tests.servers import NatsServer
 from sr_assets_tests.sourced import kv, make_data_bucket
 
@@ -225,12 +224,9 @@ def test_broken_response_of_consul_is_one_line(opened: Opened, response: bytes) 
                 client.recv(65536)
                 client.sendall(response)
 
-        answering = threading.Thread(target=answer)
-        answering.start()
         source = opened(type="consul", url=f"http://127.0.0.1:{server.getsockname()[1]}")
-        with pytest.raises(TransientError) as raised:
+        with in_background(answer), pytest.raises(TransientError) as raised:
             source.read("budget")
-        answering.join()
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 500
 
@@ -246,13 +242,10 @@ def test_endless_response_of_consul_is_one_line(opened: Opened, monkeypatch: pyt
                 while True:
                     client.sendall(bytes(65536))
 
-        answering = threading.Thread(target=answer, daemon=True)
-        answering.start()
         source = opened(type="consul", url=f"http://127.0.0.1:{server.getsockname()[1]}")
-        with pytest.raises(RunError, match=r"budget: the response has more than 1 MiB; correct the URL"):
+        too_long = r"budget: the response has more than 1 MiB; correct the URL"
+        with in_background(answer), pytest.raises(RunError, match=too_long):
             source.read("budget")
-        answering.join(30)
-        assert not answering.is_alive()
 
 
 def test_unavailable_consul_is_one_line(opened: Opened) -> None:

@@ -192,11 +192,9 @@ def test_acknowledgements_before_lost_connection_count(tmp_path: Path) -> None:
             _await_messages(mortal, "FEED", 500)
             mortal.kill()
 
-        killer = threading.Thread(target=kill)
-        killer.start()
         items = [(f"FEED.{n}", b"x" * 1000, str(n)) for n in range(50_000)]
-        done = acknowledged(cluster.publish_many(items, timeout_seconds=120))
-        killer.join()
+        with rig.in_background(kill):
+            done = acknowledged(cluster.publish_many(items, timeout_seconds=120))
         assert cluster.last_refusal in ("connection lost", "unexpected EOF", "Connection reset by peer", "Broken pipe")
         mortal.start()
         stored = cluster.stream_info("FEED").messages
@@ -237,10 +235,8 @@ def test_close_does_not_wait_for_a_stopped_server(tmp_path: Path, monkeypatch: p
         try:
             with pytest.raises(TransientError):
                 opened.publish_many([("FEED.x", b"x" * 1_000_000, f"{n}") for n in range(16)], timeout_seconds=0.1)
-            ending = threading.Thread(target=opened.close)
-            ending.start()
-            ending.join(30)
-            assert not ending.is_alive()
+            with rig.in_background(opened.close) as ending:
+                ending.result(rig.PATIENCE_SECONDS)
         finally:
             os.kill(server.pid, signal.SIGCONT)
 

@@ -22,6 +22,7 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import Message
 from sr_assets_tests.published import SITE, publish_message, publish_nodes
+from sr_assets_tests.rig import in_background
 
 SITES = ("LONDON", "PARIS")
 STREAMS = (PublishedStream("S", "T", tracked=True), PublishedStream("PLAIN", "PLAIN", tracked=False))
@@ -214,12 +215,12 @@ def test_reader_never_sees_half_a_file(tmp_path: Path, state: SiteState) -> None
             with duckdb.connect(str(tmp_path / "fleet.duckdb"), read_only=True) as reader:
                 counts.add(reader.execute("SELECT count(*) FROM replication").fetchall()[0])
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    for _ in range(10):
-        publish(tmp_path, state)
-    ended.set()
-    reader.join()
+    with in_background(read):
+        try:
+            for _ in range(10):
+                publish(tmp_path, state)
+        finally:
+            ended.set()
     assert counts == {(2,)}
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.sizing import ENGINE_JOBS, JOB_BYTES, JOB_MESSAGES
 from sr_assets.settings import SparkSettings
-from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -170,24 +171,20 @@ def test_operations_of_other_sites_are_not_interrupted(rig: Rig) -> None:
                 started.set()
                 other.range(0, 1, 1, 1).mapInArrow(task, "id long").toArrow()
 
-        failures = list[str]()
-
-        def run() -> None:
-            try:
-                wait_in_task()
-            except RunError as error:
-                failures.append(str(error))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert started.wait(PATIENCE_SECONDS)
-        ours.interrupt()
-        assert session.range(5).count() == 5
-        assert not failures
-        while thread.is_alive():
+        def is_ended() -> bool:
             theirs.interrupt()
-            thread.join(0.2)
-    assert len(failures) == 1
+            return task.done()
+
+        with ThreadPoolExecutor(1) as pool:
+            task = pool.submit(wait_in_task)
+            try:
+                assert started.wait(PATIENCE_SECONDS)
+                ours.interrupt()
+                assert session.range(5).count() == 5
+                assert not task.done()
+            finally:
+                wait_until(is_ended, "the end of the task", every=0.2)
+        assert isinstance(task.exception(), RunError)
 
 
 def test_first_drain_of_a_run_goes_to_the_warm_engine(rig: Rig) -> None:

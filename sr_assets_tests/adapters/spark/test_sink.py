@@ -1,7 +1,6 @@
 """Copying tasks: interruptions between an intent and its commit neither duplicate nor lose messages."""
 
 import json
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from sr_assets.settings import ClusterSettings
 from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets_tests.axes import every_pair
 from sr_assets_tests.faults.copying import copy_plan
-from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent, address, cluster, files_with, wait_until
+from sr_assets_tests.rig import ALL_ON_SPARK, Rig, Sent, address, cluster, files_with, in_background, wait_until
 from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m", "inspect_force_field": "force"}
@@ -129,10 +128,8 @@ def test_run_survives_short_target_outage(rig: Rig, tmp_path: Path) -> None:
             mortal.start()
             rig.api(f"STREAM.UPDATE.{stream}", rig.info(stream, mortal).config | {"max_msgs": -1}, mortal)
 
-        restarter = threading.Thread(target=restart_target)
-        restarter.start()
-        (report,) = rig.drain().values()
-        restarter.join()
+        with in_background(restart_target):
+            (report,) = rig.drain().values()
         assert 0 < report.found <= 1_000
         copied = [json.loads(copy.payload)["n"] for copy in rig.stored(stream, mortal)]
         assert copied == list(range(1, 6_001))
@@ -249,10 +246,8 @@ def test_writer_keeps_order_when_full_target_gets_room(rig: Rig, stream: str, wr
                 pass
         rig.api(f"STREAM.UPDATE.{stream}", {**limited, "max_msgs": -1}, rig.target)
 
-    limiter = threading.Thread(target=make_room)
-    limiter.start()
-    receipt = write()
-    limiter.join()
+    with in_background(make_room):
+        receipt = write()
     assert (receipt.failure, receipt.copied, receipt.disordered) == (None, 6, 0)
     assert numbers(rig, stream) == [1, 2, 3, 4, 5, 6]
 

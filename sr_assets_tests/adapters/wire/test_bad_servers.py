@@ -29,7 +29,7 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import create_stream, flat, outgoing, publish
-from sr_assets_tests.rig import PATIENCE_SECONDS, address, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, address, in_background, wait_until
 from sr_assets_tests.servers import NatsServer
 
 SECRET = "hunter2"
@@ -92,18 +92,16 @@ def scripted_server(*steps: Step, end: End = End.SILENCE, patience: float = 10.0
                     while client.recv(65536):
                         pass
 
-        thread = threading.Thread(target=play)
-        thread.start()
         port = server.getsockname()[1]
-        try:
-            servers = (f"127.0.0.1:{port}",)
-            yield ClusterSettings(servers, user="me", password=SECRET, connect_timeout_seconds=patience)
-        finally:
-            test_ended.set()
-            # End a server that no client connected to.
-            with suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS).close()
-            thread.join()
+        with in_background(play):
+            try:
+                servers = (f"127.0.0.1:{port}",)
+                yield ClusterSettings(servers, user="me", password=SECRET, connect_timeout_seconds=patience)
+            finally:
+                test_ended.set()
+                # End a server that no client connected to.
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS).close()
 
 
 def _read_until(client: socket.socket, awaited: bytes) -> bytes:

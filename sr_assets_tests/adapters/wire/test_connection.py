@@ -23,7 +23,7 @@ from sr_assets.adapters.wire import (
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.settings import ClusterSettings
 from sr_assets_tests.adapters.wire.rig import Names, create_stream, flat, outgoing, publish
-from sr_assets_tests.rig import address, stop_process, wait_until
+from sr_assets_tests.rig import address, in_background, stop_process, wait_until
 from sr_assets_tests.servers import NatsServer
 
 
@@ -102,10 +102,8 @@ def test_request_is_resent_until_answered(
             replies = [line.split()[3] for line in islice(lines, 6) if line.startswith(b"MSG")]
             responder.sendall(b'PUB %b 8\r\n{"ok":1}\r\n' % replies[-1])
 
-        thread = threading.Thread(target=respond_to_third)
-        thread.start()
-        assert connection.request(subject, {}) == {"ok": 1}
-        thread.join()
+        with in_background(respond_to_third):
+            assert connection.request(subject, {}) == {"ok": 1}
 
 
 class AnswerCounter:

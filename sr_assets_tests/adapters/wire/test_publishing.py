@@ -1,7 +1,6 @@
 """Publishing to real servers: messages are stored in order, and each refusal is reported."""
 
 import socket
-import threading
 from itertools import islice
 
 import pytest
@@ -20,7 +19,7 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.refusals import INVALID_SUBJECT, MESSAGE_TOO_LARGE
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import ODD_HEADERS, Names, create_stream, flat, outgoing, publish
-from sr_assets_tests.rig import address
+from sr_assets_tests.rig import address, in_background
 
 
 def test_publisher_stores_more_than_a_window_in_order(connection: Connection, stream: str) -> None:
@@ -98,10 +97,8 @@ def test_publisher_rejects_response_of_another_subscriber(nats_server: NatsServe
             reply = reader.readline().split()[3]
             responder.sendall(b"PUB %b 2\r\nok\r\n" % reply)
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        acks = publish(c, [Outgoing(1, subject, b"", b"")])
-        thread.join()
+        with in_background(answer):
+            acks = publish(c, [Outgoing(1, subject, b"", b"")])
         reader.close()
     assert acks[0].error == "not the answer of a stream: b'ok'"
 

@@ -21,7 +21,7 @@ from sr_assets.stages.operator_commands import act_on_node, save_site
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import SiteRun
 from sr_assets_tests.members import elected, key_of, make_bucket, write_key
-from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Command, Rig, wait_until
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Command, Rig, in_background, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
 from sr_assets_tests.stages.tracking.test_node_state import SECOND, events
 
@@ -137,16 +137,14 @@ def test_active_run_applies_a_request_between_its_batches(rig: Rig, monkeypatch:
 
     settings, ready = rig.settings(), threading.Event()
     monkeypatch.setattr(operator_commands, "_run", lambda *_: pytest.fail("the active run must apply the request"))
-    running = threading.Thread(target=run)
-    running.start()
-    try:
-        assert ready.wait(PATIENCE_SECONDS)
-        with rig.beating(stream, from_sender("b")[0]):
-            assert [answer.done for answer in act_on_node(settings, "retire", "a", None)] == [True]
-            wait_until(lambda: len(announced(rig, advisories, "a")) == 2, "the advisory")
-    finally:
-        ended.set()
-        running.join()
+    with in_background(run):
+        try:
+            assert ready.wait(PATIENCE_SECONDS)
+            with rig.beating(stream, from_sender("b")[0]):
+                assert [answer.done for answer in act_on_node(settings, "retire", "a", None)] == [True]
+                wait_until(lambda: len(announced(rig, advisories, "a")) == 2, "the advisory")
+        finally:
+            ended.set()
     assert [event for node, event in events(rig) if node == "a"] == ["new", "expire"]
 
 
@@ -287,7 +285,7 @@ def test_commands_are_recorded_with_reason_and_user(
     ]
 
 
-@pytest.mark.parametrize("keys", ({}, {"retired_retention": "1h"}))
+@pytest.mark.parametrize("keys", (pytest.param({}, marks=pytest.mark.nightly), {"retired_retention": "1h"}))
 def test_purged_node_leaves_no_rows_and_continues_its_counter(rig: Rig, keys: dict[str, str]) -> None:
     stream, _ = tracked(rig, "a", "b", purge_after="2h", **keys)
     act(rig, "retire", "a")
