@@ -26,6 +26,7 @@ _WARM: Final = {
         "adapters/spark/test_sink.py",
         "adapters/spark/test_source.py",
         "assets/test_daily.py",
+        "assets/test_lake.py",
         "faults/test_crashes.py",
         "faults/test_disk.py",
         "faults/test_partitions.py",

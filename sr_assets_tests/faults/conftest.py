@@ -1,12 +1,13 @@
 """A fixture for fault tests: an engine whose writers can be held in the middle of a batch."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from sr_assets.adapters.crash_points import Point
-from sr_assets.adapters.spark.engine import engine_status, start_engine, stop_engine
+from sr_assets.adapters.spark.engine import Engine, engine_status, start_engine, stop_engine
 from sr_assets.settings import SparkSettings
 from sr_assets_tests.faults.holding import hold_at
 from sr_assets_tests.rig import ALL_ON_SPARK, Rig, wait_until
@@ -31,6 +32,16 @@ class Hold:
         )
         return int(self.marker.read_text())
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment in which a started engine has the hook."""
+        return {**os.environ, **hold_at(Point.PUBLISHING, self.marker)}
+
+    def note_engine(self, engine: Engine | None) -> None:
+        """Note that an engine was started in `environ`, so that no test restarts it."""
+        assert engine is not None
+        _engines_with_hold.add(engine.pid)
+
     def release(self) -> None:
         """Release the writer and hold no other."""
         self.marker.write_text("released")
@@ -48,8 +59,7 @@ def hold(rig: Rig) -> Hold:
     if engine is None or engine.pid not in _engines_with_hold:
         stop_engine(rig.home)
         with pytest.MonkeyPatch.context() as environment:
-            for name, text in hold_at(Point.PUBLISHING, writer_hold.marker).items():
+            for name, text in writer_hold.environ.items():
                 environment.setenv(name, text)
-            engine = start_engine(SparkSettings(), rig.home)
-        _engines_with_hold.add(engine.pid)
+            writer_hold.note_engine(start_engine(SparkSettings(), rig.home))
     return writer_hold

@@ -11,6 +11,7 @@ _FOLDER = Path(__file__).parent / "hold"
 
 
 def hold_at(point: Point | str, marker: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that hold a process at a checkpoint; PYTHONPATH keeps its entries."""
+    """Return the variables that hold a process at a checkpoint; both keep their entries."""
     path = os.pathsep.join(filter(None, [str(_FOLDER), environ.get("PYTHONPATH")]))
-    return {HOLD_VARIABLE: f"{point}:{marker}", "PYTHONPATH": path}
+    holds = ";".join(filter(None, [f"{point}:{marker}", environ.get(HOLD_VARIABLE)]))
+    return {HOLD_VARIABLE: holds, "PYTHONPATH": path}

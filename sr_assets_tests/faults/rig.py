@@ -46,7 +46,11 @@ def start_run(
     It leaves out the hourly and nightly jobs, which would take longer than the run itself.
     """
     leave_out_due_work(rig.home)
-    environ = {**environ, "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"), **(hold_at(*hold) if hold else {})}
+    environ = {
+        **environ,
+        "SR_ASSETS_CONFIG": str(rig.home / "replication.yaml"),
+        **(hold_at(*hold, environ) if hold else {}),
+    }
     for name in ("DAGSTER_HOME", "SR_ASSETS_HOME"):
         environ.pop(name, None)
     return Forked(

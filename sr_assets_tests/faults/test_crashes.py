@@ -175,11 +175,11 @@ def test_run_finishes_its_batch_after_its_python_worker_dies(
 
 
 def test_run_starts_another_engine_after_its_engine_dies(
-    rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
+    rig: Rig, hold: Hold, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
 ) -> None:
-    rig.spark, marker = ALL_ON_SPARK, tmp_path / Point.READ
+    marker = tmp_path / Point.READ
     rig.settings()
-    process = start_run(rig, (Point.READ, marker))
+    process = start_run(rig, (Point.READ, marker), environ=hold.environ)
     await_marker(process, marker)
     engine = engine_status(rig.home)
     assert engine is not None
@@ -187,6 +187,7 @@ def test_run_starts_another_engine_after_its_engine_dies(
         engine_process.kill()
     marker.write_text("released")
     assert "Spark no longer responds" in finish(process)
+    hold.note_engine(engine_status(rig.home))
     assert_recovered(rig, undisturbed, disturbed)
 
 
