@@ -14,16 +14,16 @@ from sr_assets_tests.postgres import postgres
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.process
-SPECS = [dg.AssetSpec(name, skippable=True) for name in ("source", "state", "replica", "snapshots", "advisories")]
-CHECKS = [dg.AssetCheckSpec(f"check{number}", asset="replica") for number in range(6)]
+SPECS = [dg.AssetSpec(name, skippable=True) for name in ("source", "replica")]
+CHECKS = [dg.AssetCheckSpec("check", asset="replica")]
 
 
 @dg.multi_asset(specs=SPECS, check_specs=CHECKS)
 def site(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
-    """Record as many events as a site's run."""
+    """Record events of each kind that a site's run records."""
     print("a line in the run's log")  # noqa: T201  captured by Dagster
     for spec in SPECS:
-        yield dg.MaterializeResult(spec.key, metadata={f"number{n}": n for n in range(10)})
+        yield dg.MaterializeResult(spec.key, metadata={"number": 1})
     for check in CHECKS:
         yield dg.AssetCheckResult(asset_key=check.asset_key, check_name=check.name, passed=True)
 
@@ -222,6 +222,6 @@ def test_job_keeps_the_newest_of_too_many_runs(
 ) -> None:
     limits = _Retention((dg.DagsterRunStatus.SUCCESS,), timedelta(days=7), max_runs=2)
     monkeypatch.setattr("sr_assets.automation.old_runs._RETENTIONS", (limits,))
-    runs = [run_at(instance, timedelta(hours=10 - number)) for number in range(7)]
+    runs = [run_at(instance, timedelta(hours=10 - number)) for number in range(4)]
     clean(instance)
-    assert [bool(traces(instance, tmp_path, run_id)) for run_id in runs] == [False] * 5 + [True] * 2
+    assert [bool(traces(instance, tmp_path, run_id)) for run_id in runs] == [False] * 2 + [True] * 2

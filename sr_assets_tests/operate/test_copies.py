@@ -6,6 +6,7 @@ import sys
 import psutil
 import pytest
 
+from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.rig import wait_until
 
 pytestmark = pytest.mark.process
@@ -53,7 +54,8 @@ WORKS = (
     ),
 )
 def test_child_leads_a_group_and_ends_with_its_own_code(kind: str, work: str, code: int) -> None:
-    ended = subprocess.run([sys.executable, "-c", PARENT, kind, work], capture_output=True, text=True, check=True)
+    ended = run_forked([sys.executable, "-c", PARENT, kind, work])
+    assert ended.returncode == 0, ended.stderr
     child_end = ["end of the child"] if "atexit" in work else []
     assert ended.stdout.splitlines() == [*child_end, str(code), "end of the parent"]
     assert ("ZeroDivisionError" in ended.stderr) == ("//" in work)
@@ -62,7 +64,7 @@ def test_child_leads_a_group_and_ends_with_its_own_code(kind: str, work: str, co
 @pytest.mark.parametrize("kind", ("copy", "new"))
 def test_child_ends_with_its_parent(kind: str) -> None:
     command = [sys.executable, "-c", PARENT, kind, "__import__('threading').Event().wait()", "kill"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+    with Forked(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie", "the child's end")

@@ -110,7 +110,6 @@ def test_run_follow_does_the_daily_tables(tracked: Settings) -> None:
         wait_until(
             lambda: process.poll() is not None or has_rows(tracked.home, "availability_daily"),
             "a daily table",
-            every=0.25,
         )
         assert process.poll() is None
 
@@ -143,7 +142,7 @@ def test_up_without_ui_runs_the_sites(platform: Settings) -> None:
     with following("up", "--no-ui") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "Dagster: without the UI  (Ctrl-C stops it)\n"
-        wait_until(lambda: has_rows(platform.home, "replication"), "a run of the sensor", every=0.25)
+        wait_until(lambda: has_rows(platform.home, "replication"), "a run of the sensor")
 
 
 def test_run_once_records_a_run_that_failed_as_a_whole(platform: Settings) -> None:
@@ -168,7 +167,7 @@ def test_native_streams_are_created_and_shown(
         assert has_rows(configured.home, shown)
         return
     with following("run", "--follow"):
-        wait_until(lambda: has_rows(configured.home, shown), "the native stream", every=0.25)
+        wait_until(lambda: has_rows(configured.home, shown), "the native stream")
 
 
 def native_streams(folder: Path, monkeypatch: pytest.MonkeyPatch, server: NatsServer, *names: str) -> Settings:

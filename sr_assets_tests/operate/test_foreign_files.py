@@ -80,19 +80,21 @@ def command(command: Command) -> Command:
 
 
 @pytest.fixture
-def used(platform: Settings, command: Command) -> Settings:
-    """The settings of a home that tracked a stream, with its tables, its history and its Dagster instance."""
+def tracked(platform: Settings) -> Settings:
+    """The settings of two sites, the first of which tracks a stream with messages."""
     file = Path(os.environ["SR_ASSETS_CONFIG"])
     document = yaml.safe_load(file.read_text())
     document["streams"][0] |= {"inspect_field": "sender", "inspect_duration": "1h"}
     file.write_text(yaml.safe_dump(document))
     settings = load_settings()
     publish(settings, 3)
-    assert command("run", "--once")[0] == 0
     return settings
 
 
-def test_no_command_and_no_job_deletes_files_of_others(used: Settings, command: Command) -> None:
+def test_no_command_and_no_job_deletes_files_of_others(tracked: Settings, command: Command) -> None:
+    used = tracked
+    # Tables, history and the Dagster instance.
+    assert command("run", "--once")[0] == 0
     planted = plant(used.home)
     publish(used, 5)
     file = Path(os.environ["SR_ASSETS_CONFIG"])
@@ -127,7 +129,9 @@ def test_no_command_and_no_job_deletes_files_of_others(used: Settings, command: 
     assert [file for file, text in planted.items() if not file.exists() or file.read_text() != text] == []
 
 
-def test_forgotten_site_leaves_no_file_of_ours(used: Settings, command: Command) -> None:
+def test_forgotten_site_leaves_no_file_of_ours(tracked: Settings, command: Command) -> None:
+    used = tracked
+    assert run("--once").returncode == 0
     file = Path(os.environ["SR_ASSETS_CONFIG"])
     site = used.streams[0].name
     assert site is not None

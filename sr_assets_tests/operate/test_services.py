@@ -3,7 +3,6 @@
 import base64
 import json
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import quote
@@ -21,10 +20,17 @@ SENSORS = {"london_lag", "paris_lag", "run_failures"}
 LOCATION = '"sr_assets.definitions"'
 SHUTDOWN = f"mutation {{ shutdownRepositoryLocation(repositoryLocationName: {LOCATION}) {{ __typename }} }}"
 SENSOR = f'{{sensorName: "london_lag", {REPOSITORY[1:-1]}}}'
+#: `sr-assets` with a usual shell's limit of open files.
+LIMITED = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+runpy.run_module("sr_assets", run_name="__main__")
+"""
 SET_CURSOR = f'mutation {{ setSensorCursor(sensorSelector: {SENSOR}, cursor: "x") {{ __typename }} }}'
 
 
-def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, planted: Path, tmp_path: Path) -> None:
+def test_up_serves_only_its_own_pages_and_leaves_no_process(platform: Settings, planted: Path, tmp_path: Path) -> None:
+    """It also refuses a second `up`, and starts the code server again."""
     log_in_json()
     errors = tmp_path / "errors"
     with Up(folder=planted, errors=errors) as up:
@@ -36,22 +42,10 @@ def test_up_serves_the_platform_and_leaves_no_process(platform: Settings, plante
             if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
         }
         assert listening == {("127.0.0.1", up.port), ("::1", up.port)}
-        second = subprocess.run([*up.command, "--port", str(up.port + 1)], capture_output=True, text=True, check=False)
+        second = run_forked([*up.command, "--port", str(up.port + 1)])
         assert second.returncode == 1
         refused = json.loads(second.stderr)
         assert (refused["level"], refused["message"].partition("` ")[0]) == ("error", "another `sr-assets up")
-        children = up.processes()[1:]
-        assert len(children) >= 3
-    wait_until(lambda: not any(child.is_running() for child in children), "the end of all children")
-    assert not imported_from(planted)
-    # Dagster's lines have the same format as this package's.
-    events = [json.loads(line) for line in errors.read_text().splitlines()]
-    assert all({"time", "level", "logger", "message"} <= event.keys() for event in events)
-    assert any(event["logger"].startswith("dagster.") for event in events)
-
-
-def test_up_refuses_cross_site_requests_and_restarts_the_code_server(platform: Settings, tmp_path: Path) -> None:
-    with Up(errors=tmp_path / "errors") as up:
         assert up.send("GET", f"/graphql?query={quote(SHUTDOWN)}")[0] == 405
         foreign: tuple[dict[str, str], ...] = (
             {"host": "evil.example"},
@@ -60,11 +54,19 @@ def test_up_refuses_cross_site_requests_and_restarts_the_code_server(platform: S
         )
         for headers in foreign:
             assert up.send("POST", f"/graphql?query={quote(SHUTDOWN)}", b"", **headers)[0] == 403
-        assert "restarting it" not in (tmp_path / "errors").read_text()
+        assert "restarting it" not in errors.read_text()
         # A request that the UI itself may send; it ends the code server, like a crash.
         up.ask(SHUTDOWN)
-        wait_until(lambda: "restarting it" in (tmp_path / "errors").read_text(), "the end of the code server")
+        wait_until(lambda: "restarting it" in errors.read_text(), "the end of the code server")
         wait_until(lambda: up.sensors() == SENSORS, "the sensors of the code server that was started again")
+        children = up.processes()[1:]
+        assert len(children) >= 3
+    wait_until(lambda: not any(child.is_running() for child in children), "the end of all children")
+    assert not imported_from(planted)
+    # Dagster's lines have the same format as this package's.
+    events = [json.loads(line) for line in errors.read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= event.keys() for event in events)
+    assert any(event["logger"].startswith("dagster.") for event in events)
 
 
 def test_read_only_ui_with_login_refuses_changes(platform: Settings, tmp_path: Path) -> None:
@@ -124,8 +126,7 @@ def test_up_outlives_half_open_connections_and_its_webserver(platform: Settings,
     file.write_text("0123456789abcdef\n")
     file.chmod(0o600)
     up = Up("--auth-file", str(file), errors=errors)
-    # A usual shell's limit.
-    up.command = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *up.command]
+    up.command = [sys.executable, "-c", LIMITED, *up.command[3:]]
     with up, connected_stranger(up.port, 1_500, b"GET / HT"):
         token = "Bearer 0123456789abcdef"
         assert up.sensors(authorization=token) == SENSORS

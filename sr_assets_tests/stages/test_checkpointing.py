@@ -4,6 +4,7 @@ import errno
 import json
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,30 +208,32 @@ def change_directory(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    (
-        (lambda file: change_about(file, format=2), "upgrade this host first"),
-        (lambda file: change_about(file, site="PARIS"), "is a checkpoint of LONDON/PARIS, not of LONDON/LONDON"),
-        (lambda file: change_about(file, unknown=1), "is not a complete checkpoint"),
-        (cut, "is not a complete checkpoint"),
-        (flip, "use another one"),
-        (change_directory, "is not a complete checkpoint"),
-        (lambda file: file.write_text("not a checkpoint"), "is not a complete checkpoint"),
-    ),
-    ids=("newer", "other_site", "unknown_field", "cut", "flipped", "directory", "text"),
+#: How a checkpoint is damaged, and the problem in the error.
+DAMAGES: tuple[tuple[Callable[[Path], object], str], ...] = (
+    (lambda file: change_about(file, format=2), "upgrade this host first"),
+    (lambda file: change_about(file, site="PARIS"), "is a checkpoint of LONDON/PARIS, not of LONDON/LONDON"),
+    (lambda file: change_about(file, unknown=1), "is not a complete checkpoint"),
+    (cut, "is not a complete checkpoint"),
+    (flip, "use another one"),
+    (change_directory, "is not a complete checkpoint"),
+    (lambda file: file.write_text("not a checkpoint"), "is not a complete checkpoint"),
 )
-def test_unusable_checkpoint_leaves_the_state_untouched(rig: Rig, tmp_path: Path, damage: Any, problem: str) -> None:
+
+
+def test_unusable_checkpoint_leaves_the_state_untouched(rig: Rig, tmp_path: Path) -> None:
     stream, _ = add(rig)
     rig.publish(stream, numbered(1, 9))
     rig.drain()
     file, before = tmp_path / "checkpoint", state_rows(rig)
     save_site(rig.settings(), SITE, file)
-    damage(file)
-    with pytest.raises(RunError, match=problem) as raised:
-        restore_site(rig.settings(), SITE, file)
-    assert "\n" not in str(raised.value)
-    assert state_rows(rig) == before
+    whole = file.read_bytes()
+    for damage, problem in DAMAGES:
+        file.write_bytes(whole)
+        damage(file)
+        with pytest.raises(RunError, match=problem) as raised:
+            restore_site(rig.settings(), SITE, file)
+        assert "\n" not in str(raised.value)
+        assert state_rows(rig) == before, problem
 
 
 def test_unusable_stored_checkpoint_does_not_stop_a_new_site(rig: Rig, tmp_path: Path, store: dict[str, Any]) -> None:
@@ -245,7 +248,7 @@ def test_unusable_stored_checkpoint_does_not_stop_a_new_site(rig: Rig, tmp_path:
     assert numbers(rig, stream) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("is_elected", (False, True))
+@pytest.mark.parametrize("is_elected", (True, pytest.param(False, marks=pytest.mark.nightly)))
 def test_failed_restore_does_not_prevent_a_later_one(rig: Rig, is_elected: bool) -> None:
     """An unreachable or damaged store leaves a home with an empty state, which stops, and replaces no checkpoint."""
     stream, _ = add(rig)
@@ -357,7 +360,9 @@ def test_leader_keeps_the_commits_that_it_has_not_published(rig: Rig) -> None:
     assert list((rig.home / "sites" / SITE).glob("*.replaced-*")) == []
 
 
-@pytest.mark.parametrize("status", (None, ""), ids=("missing", "empty"))
+@pytest.mark.parametrize(
+    "status", (pytest.param(None, id="missing"), pytest.param("", id="empty", marks=pytest.mark.nightly))
+)
 def test_home_without_a_status_keeps_its_state(rig: Rig, store: dict[str, Any], status: str | None) -> None:
     stream = rig.make()
     rig.add(stream)
@@ -448,7 +453,7 @@ class Members:
 STEPS = ("read", "commit", "checkpoint", "publish", "lose status")
 
 
-@one_in(12)
+@one_in(25)
 @given(turns=st.lists(st.tuples(st.sampled_from((0, 1)), st.lists(st.sampled_from(STEPS), max_size=5)), max_size=5))
 @example(turns=[(0, ["read", "publish", "read", "checkpoint", "commit"]), (0, [])])
 @example(turns=[(0, ["read", "checkpoint", "commit", "commit"]), (1, ["commit", "checkpoint"]), (0, []), (1, [])])
@@ -475,7 +480,8 @@ def is_retired(settings: Settings, node: str) -> bool:
     return [dict(zip(rows.columns, row, strict=True))["status"] for row in rows.values] == ["retired"]
 
 
-@pytest.mark.parametrize("change", ("pause", "maintenance", "retire"))
+# A window is an operator's setting like a pause.
+@pytest.mark.parametrize("change", ("pause", "retire", pytest.param("maintenance", marks=pytest.mark.nightly)))
 def test_next_leader_has_what_an_operator_changed_at_a_quiet_site(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, change: str
 ) -> None:
