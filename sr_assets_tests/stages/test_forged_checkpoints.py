@@ -264,7 +264,14 @@ def test_checkpoint_with_an_impossible_number_is_refused(forged: Path, tmp_path:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("column", ("target_adopted", "target_checked", "lost_messages"))
+@pytest.mark.parametrize(
+    "column",
+    (
+        "target_adopted",
+        pytest.param("target_checked", marks=pytest.mark.nightly),
+        pytest.param("lost_messages", marks=pytest.mark.nightly),
+    ),
+)
 def test_state_with_a_forged_number_stops_no_run(rig: Rig, column: str) -> None:
     stream, _ = add(rig)
     rig.publish(stream, numbered(1, 4))

@@ -256,7 +256,7 @@ def smallest(rig: Rig, messages: Sequence[Sent]) -> Sequence[Sent]:
 
 
 # Without shrinking, because `smallest` needs fewer drains.
-@settings(one_in(50), phases=[Phase.explicit, Phase.generate])
+@settings(one_in(100), phases=[Phase.explicit, Phase.generate])
 @example(KNOWN)
 @given(st.lists(MESSAGES, min_size=MESSAGES_AT_ONCE, max_size=MESSAGES_AT_ONCE))
 def test_no_message_of_a_publisher_stops_a_stream(rig: Rig, messages: list[Sent]) -> None:

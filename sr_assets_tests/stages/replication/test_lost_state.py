@@ -64,7 +64,7 @@ def test_tracked_stream_without_its_state_announces_nothing(rig: Rig) -> None:
     assert numbers(rig, stream) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("empty", (purge_target, delete_target))
+@pytest.mark.parametrize("empty", (delete_target, pytest.param(purge_target, marks=pytest.mark.nightly)))
 def test_advisories_alone_reveal_a_lost_state(rig: Rig, empty: Callable[[Rig, str], None]) -> None:
     stream, advisories = add_tracked(rig)
     rig.publish(stream, numbered(3))
@@ -85,7 +85,7 @@ def test_advisories_alone_reveal_a_lost_state(rig: Rig, empty: Callable[[Rig, st
     assert numbers(rig, stream) == [4, 1, 2, 3]
 
 
-@pytest.mark.parametrize("change", (keep_target, purge_target))
+@pytest.mark.parametrize("change", (purge_target, pytest.param(keep_target, marks=pytest.mark.nightly)))
 def test_recovered_node_keeps_its_announced_silence(rig: Rig, change: Callable[[Rig, str], None]) -> None:
     stream, advisories = add_tracked(rig, warn_duration="5h")
     rig.publish(stream, numbered(2))

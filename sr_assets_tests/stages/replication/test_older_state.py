@@ -69,8 +69,15 @@ def results(rig: Rig) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("entry", (PLAIN, TRACKED), ids=("plain", "tracked"))
-@pytest.mark.parametrize("parts", (STATE, HOME), ids=("state", "home"))
+@pytest.mark.parametrize(
+    ("entry", "parts"),
+    (
+        pytest.param(PLAIN, STATE, id="plain-state"),
+        pytest.param(TRACKED, HOME, id="tracked-home"),
+        pytest.param(PLAIN, HOME, id="plain-home", marks=pytest.mark.nightly),
+        pytest.param(TRACKED, STATE, id="tracked-state", marks=pytest.mark.nightly),
+    ),
+)
 def test_older_state_makes_no_copy_twice(rig: Rig, entry: dict[str, Any], parts: tuple[str, ...]) -> None:
     stream = rig.make()
     configured = rig.add(stream, batch_messages=7, **entry)
@@ -119,7 +126,10 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[[Point | None], None]:
 CRASHES = (None, None, Point.PLANNED, Point.PUBLISHED, Point.COMMITTED, Point.FOLDED, Point.PUBLISHING_OUTBOX)
 
 
-@pytest.mark.parametrize("tracked", (False, True), ids=("plain", "tracked"))
+# A plain stream takes the steps of a tracked one that tracking does not add.
+@pytest.mark.parametrize(
+    "tracked", (pytest.param(False, marks=pytest.mark.nightly, id="plain"), pytest.param(True, id="tracked"))
+)
 @pytest.mark.parametrize(
     "seed",
     (
@@ -233,12 +243,17 @@ def test_waiting_advisory_is_sent_after_published_ones_were_deleted(rig: Rig, de
     assert announced(rig, feed)[2:] == ["n0"]
 
 
-@pytest.mark.parametrize("created", ("by_us", "by_others"))
 @pytest.mark.parametrize(
-    ("entry", "paused"),
+    ("entry", "paused", "created"),
     # A paused plain stream reads nothing, so its state equals an empty one.
-    ((PLAIN, False), (FORCED, False), (FORCED, True)),
-    ids=("plain-empty", "tracked-empty", "tracked-paused"),
+    (
+        pytest.param(PLAIN, False, "by_others", id="plain-empty-by_others"),
+        pytest.param(FORCED, False, "by_us", id="tracked-empty-by_us"),
+        pytest.param(FORCED, True, "by_others", id="tracked-paused-by_others"),
+        pytest.param(PLAIN, False, "by_us", id="plain-empty-by_us", marks=pytest.mark.nightly),
+        pytest.param(FORCED, False, "by_others", id="tracked-empty-by_others", marks=pytest.mark.nightly),
+        pytest.param(FORCED, True, "by_us", id="tracked-paused-by_us", marks=pytest.mark.nightly),
+    ),
 )
 def test_state_before_the_first_copy_makes_no_copy_twice(
     rig: Rig, entry: dict[str, Any], created: str, paused: bool

@@ -98,7 +98,11 @@ def test_forced_recovery_rebuilds_one_stream_and_leaves_the_other(
     assert len(rig.rows(f"SELECT * FROM node_advisories WHERE stream = '{first}'")) == 4
 
 
-@pytest.mark.parametrize("deleted", ((), (2,), (1, 3), (2, 4, 5), (1, 2, 3, 4, 5)), ids=str)
+@pytest.mark.parametrize(
+    "deleted",
+    ((2, 4, 5), (1, 2, 3, 4, 5), *(pytest.param(each, marks=pytest.mark.nightly) for each in ((), (2,), (1, 3)))),
+    ids=str,
+)
 def test_recovery_finds_the_copy_of_a_deleted_message(rig: Rig, deleted: tuple[int, ...]) -> None:
     """A source with a limit per subject loses messages between others; no node's next message is copied too early."""
     stream = rig.make()
@@ -135,7 +139,9 @@ def test_recovery_keeps_uncopied_messages_queued(rig: Rig) -> None:
     assert sorted(numbers(rig, stream)) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("tracked", (True, False), ids=("tracked", "plain"))
+@pytest.mark.parametrize(
+    "tracked", (pytest.param(True, id="tracked"), pytest.param(False, id="plain", marks=pytest.mark.nightly))
+)
 def test_forced_recovery_resumes_on_a_recreated_source(rig: Rig, tracked: bool) -> None:
     stream = rig.make()
     rig.add(stream, **(SAMPLED if tracked else {}))

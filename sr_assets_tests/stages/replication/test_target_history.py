@@ -20,6 +20,10 @@ from sr_assets_tests.rig import SITE, Rig, Sent, wait_until
 from sr_assets_tests.servers import NatsServer
 
 TRACKED = {"inspect_field": "sender", "inspect_duration": "10m"}
+#: A sampled stream does more: its queue holds the messages to copy.
+KINDS = pytest.mark.parametrize(
+    "entry", (pytest.param(TRACKED, id="sampled"), pytest.param({}, id="plain", marks=pytest.mark.nightly))
+)
 
 
 def numbered(first: int, after: int) -> list[Sent]:
@@ -53,7 +57,7 @@ def restore_target(restorable: Rig, tmp_path: Path) -> Callable[[str], None]:
     return act
 
 
-@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
+@KINDS
 def test_copies_lost_in_a_target_rollback_are_resent_first(
     restorable: Rig, restore_target: Callable[[str], None], entry: dict[str, str]
 ) -> None:
@@ -115,8 +119,15 @@ def test_target_rollback_is_detected_after_other_writes(restorable: Rig, restore
     assert payloads(restorable, stream) == [1, 2, 3, 91, 92, 93, 94, 4, 5]
 
 
-@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
-@pytest.mark.parametrize("same_connection", (False, True), ids=("reconnected", "in_time"))
+@pytest.mark.parametrize(
+    ("same_connection", "entry"),
+    (
+        pytest.param(False, {}, id="reconnected-plain"),
+        pytest.param(True, TRACKED, id="in_time-sampled"),
+        pytest.param(False, TRACKED, id="reconnected-sampled", marks=pytest.mark.nightly),
+        pytest.param(True, {}, id="in_time-plain", marks=pytest.mark.nightly),
+    ),
+)
 def test_idle_run_detects_a_filled_target_rollback(
     restorable: Rig,
     restore_target: Callable[[str], None],
@@ -182,7 +193,7 @@ def test_purged_target_causes_no_resend(restorable: Rig) -> None:
     assert not restorable.rows("gaps")
 
 
-@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
+@KINDS
 def test_recreated_target_is_refilled_if_configured(rig: Rig, entry: dict[str, str]) -> None:
     stream = rig.make()
     rig.add(stream, on_target_reset="recopy", batch_messages=2, **entry)
@@ -232,7 +243,7 @@ def test_open_batch_is_finished_in_a_recreated_target(rig: Rig, copied: int) -> 
     assert payloads(rig, stream) == [copied + 1, copied + 2]
 
 
-@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
+@KINDS
 def test_open_batch_follows_recopied_messages_into_a_renamed_target(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, str]
 ) -> None:
@@ -289,8 +300,15 @@ def test_long_target_scan_logs_and_saves_its_progress(
     assert (copying.target_looked, copying.target_looked_ns) == (300, rig.info(target, rig.target).created_ns)
 
 
-@pytest.mark.parametrize("entry", ({}, TRACKED), ids=("plain", "sampled"))
-@pytest.mark.parametrize("reset", ("continue", "recopy"))
+@pytest.mark.parametrize(
+    ("reset", "entry"),
+    (
+        pytest.param("continue", TRACKED, id="continue-sampled"),
+        pytest.param("recopy", {}, id="recopy-plain"),
+        pytest.param("continue", {}, id="continue-plain", marks=pytest.mark.nightly),
+        pytest.param("recopy", TRACKED, id="recopy-sampled", marks=pytest.mark.nightly),
+    ),
+)
 def test_returning_to_an_earlier_target_doubles_no_copy(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, entry: dict[str, str], reset: str
 ) -> None:

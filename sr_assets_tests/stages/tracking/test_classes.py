@@ -90,11 +90,11 @@ def test_history_of_changing_classes_equals_the_independent_rules(rig: Rig) -> N
     fast = {"name": "fast", "field": "role", "value": "fast", "inspect_duration": "1h", "warn_duration": "30m"}
     stream, advisories = add(rig, fast, inspect_duration="4h", warn_duration="2h")
     chance = random.Random(7)
-    for _ in range(30):
+    for _ in range(15):
         nodes = [node for node in "abcdefgh" if chance.random() < 0.3]
         rig.publish(stream, [message(node, chance.choice(["fast", "slow"])) for node in nodes])
         rig.drain()
-        rig.travel(minutes=16)
+        rig.travel(minutes=32)
 
     def durations(seen: Seen) -> tuple[int, int]:
         fast = json.loads(seen.payload)["role"] == "fast"

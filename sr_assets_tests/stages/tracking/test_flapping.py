@@ -53,7 +53,7 @@ def restless(draw: st.DrawFn) -> list[tuple[int, str]]:
     return sorted(sightings)
 
 
-@one_in(12)
+@one_in(25)
 @given(
     restless(),
     st.sampled_from((0, 3, 5)),
@@ -76,7 +76,7 @@ def test_flapping_announces_the_same_for_every_cut(
                 assert outbox(state) == announced
 
 
-@one_in(12)
+@one_in(25)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.sampled_from((None, "quiet"))), min_size=3, max_size=20),
     st.lists(st.integers(0, 250), max_size=5, unique=True),
@@ -118,7 +118,7 @@ def back_and_forth(at: int, second: int) -> Transition:
     return Transition(event, event_ns, event_ns, 0, at, previous, at + 1, returned=False, outage_ns=None)
 
 
-@one_in(12)
+@one_in(25)
 @given(
     restless(),
     st.tuples(st.integers(0, 150), st.integers(1, 60)),
@@ -154,7 +154,7 @@ def test_rules_together_announce_the_same_for_every_cut(
         assert results[0] == results[1]
 
 
-@one_in(12)
+@one_in(25)
 @given(restless(), st.lists(st.integers(0, 250), max_size=3, unique=True), st.integers(60, 250), st.randoms())
 def test_centre_shows_the_status_of_nodes_that_have_settled(
     sightings: list[tuple[int, str]], cuts: list[int], end: int, chance: random.Random

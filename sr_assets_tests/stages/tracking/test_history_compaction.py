@@ -225,8 +225,15 @@ def test_open_reader_finishes_and_its_files_stay(history: History) -> None:
     history.check()
 
 
-@pytest.mark.parametrize("deleted", (0, 1, 4))
-@pytest.mark.parametrize("day", (1, 24))
+@pytest.mark.parametrize(
+    ("day", "deleted"),
+    (
+        (1, 0),
+        (24, 1),
+        (1, 4),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((24, 0), (1, 1), (24, 4))),
+    ),
+)
 def test_restored_older_state_counts_each_row_once(history: History, deleted: int, day: int) -> None:
     """Of the parts that the older state lists, none, one or all were deleted since."""
     with history.open() as site:
