@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 
 from sr_assets.adapters.garbage import gc_paused
+from sr_assets.adapters.spark.config import is_cluster
 from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET, build_daily_asset
 from sr_assets.assets.entry_assets import entry_assets
 from sr_assets.assets.fleet import build_fleet_assets
@@ -45,7 +46,14 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     sites = [_site_parts(settings, name, provided) for name in settings.sites]
     stream_infos, run_slots = share_stream_infos(settings), RunSlots(settings)
     native = build_topology_assets(settings) if settings.topology else []
-    daily = {asset.stage: build_daily_asset(settings, asset) for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)}
+    # With these, Spark may compute the daily tables; otherwise no size is worth an engine.
+    in_spark = (
+        "spark" in (resources or {}) or settings.spark.from_messages is not None or is_cluster(settings.spark.mode)
+    )
+    daily = {
+        asset.stage: build_daily_asset(settings, asset, in_spark=in_spark)
+        for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)
+    }
     hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
     lakes = build_lake_assets(settings)
     shared = [*native, build_fleet_assets(settings), *daily.values(), *lakes, build_replay_asset()]

@@ -1,4 +1,4 @@
-"""The daily tables of a large fleet, computed by Spark and compared with the same tables computed in SQL."""
+"""The daily tables of a large fleet, computed in this process and compared with the same tables computed in SQL."""
 
 from __future__ import annotations
 
@@ -158,16 +158,16 @@ def _write_messages(bench: Bench, nodes: int, days: int) -> Iterator[Path]:
 
 
 def _compute(bench: Bench, stage: DailyStage, dates: list[date], independent: str) -> dict[str, Any]:
-    """Measure the computation of days with a warm Spark session.
+    """Measure the computation of days.
 
     `differing_rows` is the number of rows that differ from a computation in SQL.
     """
     settings = _settings(bench)
-    with closing(SparkConnection(HomeEngine(settings.spark, bench.home), 0, "daily")) as spark:
+    with closing(SparkConnection(HomeEngine(settings.spark, bench.home), None, "daily")) as spark:
         stage.compute_days(settings, dates[:1], spark)
         with PeakMemory(bench.home) as peak:
             started = time.perf_counter()
-            rows = stage.compute_days(settings, dates, spark)
+            rows, _ = stage.compute_days(settings, dates, spark)
             seconds = time.perf_counter() - started
     with closing(duckdb.connect(str(bench.home / "fleet.duckdb"), read_only=True)) as fleet:
         query = {"first": day_of(_FIRST).first_ns, "days": len(dates)}

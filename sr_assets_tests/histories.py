@@ -86,6 +86,7 @@ def publish(
     watermark_ns: int,
     spans: list[tuple[int, int]] | None = None,
     messages: Sequence[Message] = (),
+    site: str = SITE,
 ) -> None:
     """Publish a site's nodes with their transitions, blind spans and messages."""
     rows = [
@@ -120,7 +121,7 @@ def publish(
         }
         for node, changes in histories.items()
     ]
-    with SiteState(home / "sites" / SITE) as state:
+    with SiteState(home / "sites" / site) as state:
         with state.transaction():
             state.save_stream(StreamState(STREAM, 1, 8, watermark_ns=watermark_ns, as_of_ns=watermark_ns))
             if rows:
@@ -129,12 +130,12 @@ def publish(
                 state.nodes(STREAM).merge(pa.Table.from_pylist(states))
             state.nodes(STREAM).save_blind_spans(spans or [])
             if messages:
-                state.snapshot_index(STREAM).add(1, len(messages) + 1, [*map(describe, store(home, messages))])
+                state.snapshot_index(STREAM).add(1, len(messages) + 1, [*map(describe, store(home, messages, site))])
         streams = [PublishedStream(STREAM, "COPY", tracked=True)]
-        publish_site(home, SITE, state, streams, sites=[SITE], run=Run(watermark_ns, "run"))
+        publish_site(home, site, state, streams, sites=[site], run=Run(watermark_ns, "run"))
 
 
-def store(home: Path, messages: Sequence[Message]) -> list[Path]:
+def store(home: Path, messages: Sequence[Message], site: str = SITE) -> list[Path]:
     """Write messages into the Parquet history, one file per UTC date; return the files."""
     by_date: dict[str, list[dict[str, object]]] = {}
     for sequence, message in enumerate(messages, 1):
@@ -152,7 +153,7 @@ def store(home: Path, messages: Sequence[Message]) -> list[Path]:
         by_date.setdefault(stored_at.date().isoformat(), []).append(row)
     files = []
     for when, rows in by_date.items():
-        file = history.stream_folder(home, SITE, STREAM) / f"date={when}" / f"1-{len(messages) + 1}.parquet"
+        file = history.stream_folder(home, site, STREAM) / f"date={when}" / f"1-{len(messages) + 1}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pa.Table.from_pylist(rows, schema=history.SCHEMA), file)
         files.append(file)

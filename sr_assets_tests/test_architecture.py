@@ -33,7 +33,7 @@ RINGS = (
 BUDGETS = {
     "domain": (41, 5_650),
     "settings": (22, 5_150),
-    "adapters": (103, 20_450),
+    "adapters": (104, 20_800),
     "stages": (53, 12_600),
     "assets": (13, 2_300),
     "automation": (10, 1_400),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import duckdb
 import pytest
 from dagster_duckdb import DuckDBResource
 from dagster_pyspark import PySparkResource
+from pyarrow import parquet
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
 from sr_assets.assets.specs import site_job_name
+from sr_assets.automation.jobs import FIRST_TAG, LAST_TAG
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import FleetTables, Platform
@@ -187,31 +190,46 @@ home = Path(sys.argv[1]).parent
 os.environ |= {key: value for key, value in child_environment(home).items() if key.startswith(("JAVA_", "PYSPARK_"))}
 options = {"spark.master": "local[2]", "spark.app.name": "theirs", "spark.ui.enabled": "false"}
 own = PySparkResource(spark_config=options)
-job = build(load_settings(Path(sys.argv[1]), {}), {"spark": own}).resolve_job_def(sys.argv[2])
+definitions = build(load_settings(Path(sys.argv[1]), {}), {"spark": own})
 with dg.DagsterInstance.ephemeral() as instance:
-    result = job.execute_in_process(instance=instance)
+    result = definitions.resolve_job_def(sys.argv[2]).execute_in_process(instance=instance)
+    days = [
+        definitions.resolve_job_def(job).execute_in_process(instance=instance, tags=json.loads(sys.argv[3]))
+        for job in ("availability", "inventory")
+    ]
 numbers = {
     made.asset_key.path[-1]: {name: made.metadata[name].value for name in ("spark_messages", "local_messages")}
     for made in (event.materialization for event in result.get_asset_materialization_events())
     if "spark_messages" in made.metadata
 }
+for daily in days:
+    for made in (event.materialization for event in daily.get_asset_materialization_events()):
+        numbers[made.asset_key.path[-1]] = {name: made.metadata[name].value for name in ("computed_in", "days")}
 print(json.dumps(numbers))
 """
 
 
 @pytest.mark.process
-def test_site_works_in_the_session_of_a_users_resource(rig: Rig) -> None:
+def test_site_and_days_are_work_of_a_users_session(rig: Rig) -> None:
     stream = rig.make()
     rig.add(stream, inspect_field="sender", inspect_duration="1h")
     rig.spark = {"config": {"spark.master": "local[0]"}}  # no engine of ours could start
     rig.publish(stream, [Sent(b'{"sender": "n%d"}' % (n % 2)) for n in range(6)])
     rig.settings()
     file, job = rig.home / "replication.yaml", site_job_name(SITE)
-    command = [sys.executable, "-c", _OWN_RESOURCE, str(file), job]
+    day = datetime.now(UTC).date()
+    tags = json.dumps({FIRST_TAG: f"{day}", LAST_TAG: f"{day}"})
+    command = [sys.executable, "-c", _OWN_RESOURCE, str(file), job, tags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "node_state": {"spark_messages": 6, "local_messages": 0},
         "replica": {"spark_messages": 2, "local_messages": 0},
+        "availability_daily": {"computed_in": "Spark", "days": 1},
+        "inventory_daily": {"computed_in": "Spark", "days": 1},
     }
+    for folder in ("availability", "inventory"):
+        about = parquet.read_metadata(rig.home / folder / f"{day}.parquet")
+        # The executors wrote the file.
+        assert (about.num_rows > 0, about.created_by.split()[0]) == (True, "parquet-mr")
     assert len(rig.copies(stream)) == 2

@@ -1,4 +1,4 @@
-"""The daily tables as assets: a partition for each day, computed by Spark, any number of consecutive days in one run.
+"""The daily tables as assets: a partition for each day, any number of consecutive days in one run.
 
 Add a daily table here. No `from __future__ import annotations`: Dagster reads the annotations of an asset's function.
 """
@@ -33,6 +33,7 @@ _CHART_DAYS: Final = 30
 _WORST_NODES: Final = 10
 _OUTAGES: Final = 20
 _VERSIONS: Final = 6
+_PLACES: Final = {True: "Spark", False: "the run's process"}
 _VALUES_PER_PROPERTY: Final = 5
 
 
@@ -57,8 +58,8 @@ class DailyAsset:
         return table_key(self.stage.table.name)
 
 
-def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinition:
-    """Return a table's asset; one run computes any number of consecutive days."""
+def build_daily_asset(settings: Settings, daily: DailyAsset, *, in_spark: bool) -> dg.AssetsDefinition:
+    """Return a table's asset; one run computes any number of consecutive days, `in_spark` or in its own process."""
     stage = daily.stage
     # From the earliest day that exists or can be computed until today.
     first, zone = stage.first_date(settings, times.time_ns()), stage.settings(settings).timezone
@@ -72,8 +73,13 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
         try:
             engine = engine_of(spark, configured.home.resolve())
             with closing(SparkConnection(engine, configured.spark.from_messages, stage.table.computed)) as connection:
-                rows = stage.compute_days(configured, dates, connection)
-            metadata = {ROW_COUNT: sum(rows.values()), "days": len(rows), **daily.metadata(configured, dates[-1])}
+                rows, in_spark = stage.compute_days(configured, dates, connection)
+            metadata = {
+                ROW_COUNT: sum(rows.values()),
+                "days": len(rows),
+                "computed_in": _PLACES[in_spark],
+                **daily.metadata(configured, dates[-1]),
+            }
             if expired := [day.isoformat() for day in dates if day not in rows]:
                 metadata["not_computable"] = f"{', '.join(expired)}: the input has expired"
             computed = [day_of(day, stage.settings(configured).timezone) for day in rows]
@@ -98,7 +104,7 @@ def build_daily_asset(settings: Settings, daily: DailyAsset) -> dg.AssetsDefinit
             ),
             metadata=column_metadata(stage.table.name),
             group_name="fleet",
-            kinds={"duckdb", "spark"},
+            kinds={"duckdb", *(["spark"] if in_spark else [])},
             owners=OWNERS,
         )(compute)
 

@@ -16,6 +16,7 @@ from sr_assets.adapters.published.tables import (
     SNAPSHOT_INFO,
     TABLES,
     TOPOLOGY_TABLES,
+    kinds_of,
 )
 
 _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -24,8 +25,8 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     "node_availability": NODE_COLUMNS,
     "node_snapshots": SNAPSHOT_COLUMNS,
     **HOP_COLUMNS,
-    "snapshot_info": dict(column.split(maxsplit=1) for column in SNAPSHOT_INFO.split(",")),
-    "site_leaders": dict(column.split(maxsplit=1) for column in LEADERS_COLUMNS.split(",")),
+    "snapshot_info": kinds_of(SNAPSHOT_INFO),
+    "site_leaders": kinds_of(LEADERS_COLUMNS),
     actions.NAME: actions.COLUMNS,
     "messages": {
         "sequence": "BIGINT",

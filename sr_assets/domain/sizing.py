@@ -8,8 +8,6 @@ from typing import Final
 JOB_MESSAGES: Final = 50_000
 JOB_BYTES: Final = 128 << 20
 ENGINE_JOBS: Final = 10
-#: From this many nodes on, daily tables are worth a job.
-JOB_NODES: Final = 100_000
 #: A replay holds at most so many messages in its own process.
 MOST_HELD_MESSAGES: Final = 1_000_000
 #: Below this total, payloads are read with their headers in one request; a consumer needs several.
@@ -51,15 +49,16 @@ def jobs_worth(messages: int, payload_bytes: int) -> float:
 
 
 def spark_rule(from_messages: int | None, *, cluster: bool) -> str:
-    """Return in a line which batches go to Spark, by the keys of the block `spark`."""
+    """Return in a line which batches and daily tables go to Spark, by the keys of the block `spark`."""
     if cluster:
-        return "the cluster does all work"
+        return "the cluster does all work, and computes daily tables if its executors have the files of the home"
     if from_messages is None:
         size = f"{JOB_MESSAGES:,} messages or {JOB_BYTES >> 20} MiB"
-        return f"batches from {size} on, any batch of a run that Dagster started until it has caught up; once the engine is warm"
+        first = "any batch of a run that Dagster started until it has caught up"
+        return f"batches from {size} on, {first}; once the engine is warm; no daily table"
     if from_messages <= 1:
-        return "every batch; runs wait for the engine"
-    return f"batches from {from_messages:,} messages on; once the engine is warm"
+        return "every batch, and the daily tables; runs wait for the engine"
+    return f"batches from {from_messages:,} messages on, once the engine is warm; daily tables from as many nodes on"
 
 
 def reads_headers_only(payload_bytes: int, *, needed: bool, direct: bool) -> bool:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
-from sr_assets.adapters.published.node_histories import History
+from sr_assets.adapters.published.daily_rows import measure_days
 from sr_assets.adapters.published.replay_record import Comparison, StreamRecord, open_comparison
 from sr_assets.adapters.range_rows import RangeRead, Sightings
 from sr_assets.adapters.spark.run_session import SparkConnection
@@ -531,8 +531,6 @@ def _verified(
 
 def _write(folder: Path, comparison: Comparison, plan: _Plan, days: Sequence[Day], spans: BlindSpans) -> None:
     """Write the Parquet files of a replay, both or none."""
-    from sr_assets.adapters.spark.node_days import measure_days
-
     blind = pa.table(
         {
             "stream": pa.array([0] * len(spans.spans), pa.int32()),
@@ -550,7 +548,7 @@ def _write(folder: Path, comparison: Comparison, plan: _Plan, days: Sequence[Day
             days,
             plan.since_ns,
             plan.until_ns,
-            lambda nodes: measure_days(None, History(nodes, blind), days),
+            lambda nodes: measure_days(nodes, blind, days),
         )
         for draft, file in drafts.items():
             draft.replace(file)

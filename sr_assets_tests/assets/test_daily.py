@@ -106,7 +106,7 @@ def test_one_availability_run_computes_and_checks_several_days(
         "no_node_missing": True,
     }
     metadata = result.asset_materializations_for_node("fleet__availability_daily")[0].metadata
-    assert metadata["dagster/row_count"].value == 4
+    assert (metadata["dagster/row_count"].value, metadata["computed_in"].value) == (4, "the run's process")
     assert str(metadata["availability"].value).startswith("![availability by day](data:image/png;base64,iVBOR")
     worst = metadata["worst_nodes"]
     assert isinstance(worst, dg.TableMetadataValue)

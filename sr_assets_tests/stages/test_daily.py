@@ -1,21 +1,32 @@
 """The daily tables: availability and inventory against a separate computation for each node and day."""
 
+from __future__ import annotations
+
+import glob
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import pytest
 
-from sr_assets.adapters.published import availability, inventory
+from sr_assets.adapters.published import availability, daily_rows, inventory, site_publishing
 from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY
+from sr_assets.adapters.published.fleet_file import Run, view_files
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.queries import unfinished_dates
-from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
+from sr_assets.adapters.published.site_publishing import publish_site
+from sr_assets.adapters.published.stream_status import PublishedStream
+from sr_assets.adapters.spark import daily_jobs
+from sr_assets.adapters.spark.jobs import try_links
+from sr_assets.adapters.spark.run_session import GivenEngine, HomeEngine, SparkConnection
 from sr_assets.adapters.state.operator_settings import add_windows
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.jobs import due_days
 from sr_assets.domain.days import Day, dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -41,6 +52,9 @@ from sr_assets_tests.histories import (
     publish_centre,
     random_histories,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: A message of the site in `histories` is valid for two intervals of one hour.
 HELD_NS = 2 * HOUR
@@ -72,7 +86,7 @@ def no_spark(tmp_path: Path) -> SparkConnection:
 
 def compute(stage: DailyStage, settings: Settings, dates: Sequence[date], spark: SparkConnection) -> dict[Any, Any]:
     """Compute some days; return the table's rows by key, whose number must be the number of rows written."""
-    written = stage.compute_days(settings, dates, spark)
+    written, _ = stage.compute_days(settings, dates, spark)
     assert list(written) == list(dates)
     rows = availability_rows(settings.home) if stage is AVAILABILITY_STAGE else inventory_rows(settings.home)
     assert sum(written.values()) == sum(key[0] in written for key in rows)
@@ -106,14 +120,14 @@ def test_pause_longer_than_the_retention_costs_only_expired_days(
     # The first day is half over when the platform stops for 20 days.
     messages = [Message("a", BEGIN_NS + HOUR, {"build_info": {"version": "0.31.0"}})]
     publish(settings.home, histories, BEGIN_NS + 12 * HOUR, messages=messages)
-    assert list(stage.compute_days(settings, [FIRST], spark)) == [FIRST]
+    assert list(stage.compute_days(settings, [FIRST], spark).rows) == [FIRST]
     now_ns = BEGIN_NS + 20 * DAY_NS + HOUR
     publish(settings.home, histories, now_ns, messages=messages)
     today, earliest = FIRST + timedelta(days=20), stage.earliest_input(settings, now_ns)
     assert FIRST + timedelta(days=1) < earliest < today
     assert due_days(settings, stage, now_ns) == (FIRST + timedelta(days=1), today)
     due = list(dates_between(FIRST + timedelta(days=1), today))
-    assert list(stage.compute_days(settings, due, spark)) == list(dates_between(earliest, today))
+    assert list(stage.compute_days(settings, due, spark).rows) == list(dates_between(earliest, today))
     # The expired days are not due again, nor is the first one, which stays as it was computed.
     first, last = due_days(settings, stage, now_ns + HOUR)
     assert (first > earliest, last) == (True, today)
@@ -180,7 +194,7 @@ def test_availability_matches_each_node_history(
     chosen = spark if seed > 1 else no_spark
     if seed > 1:
         monkeypatch.setattr(daily_computation, "_HELD_ROWS", 130)
-        monkeypatch.setattr(daily_computation, "_JOB_ROWS", 200)
+        monkeypatch.setattr(daily_rows, "PORTION_ROWS", 200)
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR + 123_456_000
     histories = random_histories(seed, 60, watermark_ns)
     chance = random.Random(seed)
@@ -266,6 +280,123 @@ def test_availability_days_begin_at_local_midnight(tmp_path: Path, spark: SparkC
     }
 
 
+@pytest.fixture
+def varied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A home with a name of many characters, and everything that daily tables are computed from.
+
+    Random nodes at sites and at a feed's site, a forgotten node, one with expired advisories, an undone retirement, blind spans,
+    maintenance windows, messages, rows that replace others, and days of a time zone.
+    """
+    # Each table has a base file.
+    monkeypatch.setattr(site_publishing, "LARGE", 1)
+    folder = tmp_path / "it's [a] hömé {1}"
+    folder.mkdir()
+    more = {"availability": "{timezone: America/New_York}", "inventory": r"{facts: [country, 'a\.b.0']}"}
+    settings = configured(folder, **more)
+    watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
+    histories = random_histories(5, 40, watermark_ns)
+    histories["undone"] = [Change(BEGIN_NS, "new", None), Change(BEGIN_NS + HOUR, "expire", "up")]
+    messages = random_messages(random.Random(5), histories, watermark_ns)
+    spans = [(BEGIN_NS + hours * HOUR, BEGIN_NS + (hours + 5) * HOUR + 1) for hours in (3, 30)]
+    publish_centre(settings.home, random_histories(6, 20, watermark_ns), watermark_ns)
+    with SiteState(settings.home / "sites" / "centre") as state:
+        with state.transaction():
+            change = f"REPLACE ({watermark_ns + DAY_NS} AS received_ns, event_ns + {HOUR} AS event_ns)"
+            state.connection.execute(
+                f"CREATE TEMP TABLE newer AS SELECT * {change} FROM global_nodes WHERE node < 'node2'"
+            )
+            state.connection.execute("DELETE FROM global_nodes WHERE node < 'node2'")
+            state.connection.execute("INSERT INTO global_nodes BY NAME FROM newer")
+            state.connection.execute("DELETE FROM global_history WHERE node = 'node1'")
+        streams = [PublishedStream("ADVISORIES", None, tracked=False)]
+        publish_site(settings.home, "centre", state, streams, sites=["centre"], run=Run(watermark_ns, "again"))
+    publish(settings.home, histories, watermark_ns, spans, messages, site="köln")
+    publish(settings.home, histories, watermark_ns, spans, messages)
+    with SiteState(settings.home / "sites" / SITE) as state:
+        with state.transaction():
+            state.outbox(STREAM).undo("undone", 2, BEGIN_NS + 2 * HOUR)
+            state.connection.execute("UPDATE nodes SET status = 'up', retired_at_ns = NULL WHERE node = 'undone'")
+            state.connection.execute("DELETE FROM nodes WHERE node = 'node7'")
+        streams = [PublishedStream(STREAM, "COPY", tracked=True)]
+        sites = [SITE, "köln", "centre"]
+        publish_site(settings.home, SITE, state, streams, sites=sites, run=Run(watermark_ns, "again"))
+    windows = [
+        Window("1", ("node1*",), BEGIN_NS + HOUR, BEGIN_NS + 3 * HOUR),
+        Window("2", (), cron="0 3 * * *", length_ns=2 * HOUR),
+    ]
+    add_windows(settings.home / "sites" / SITE, windows)
+    with open_fleet(settings.home) as connection:
+        assert all(view_files(connection, "global_availability")), "there are no rows that replace others"
+    return settings
+
+
+def daily_files(settings: Settings, stage: DailyStage) -> dict[date, tuple[str, list[Any], int]]:
+    """Return the schema, the sorted rows and the permissions of each day's file; there is no other."""
+    files = {
+        when: settings.home / stage.table.folder / f"{when}.parquet"
+        for when in stage.table.computed_dates(settings.home)
+    }
+    listed = {file.name for file in (settings.home / stage.table.folder).iterdir()}
+    assert listed == {file.name for file in files.values()} | {f"0000-00-00-{len(stage.table.kinds)}.parquet"}
+    with duckdb.connect() as connection:
+        read = {when: connection.read_parquet(glob.escape(str(file))) for when, file in files.items()}
+        return {
+            when: (
+                str(list(zip(rows.columns, rows.types, strict=True))),
+                sorted(rows.fetchall(), key=repr),
+                files[when].stat().st_mode & 0o777,
+            )
+            for when, rows in read.items()
+        }
+
+
+@pytest.mark.parametrize("stage", (AVAILABILITY_STAGE, INVENTORY_STAGE), ids=("availability", "inventory"))
+def test_spark_writes_the_same_files_as_the_process_of_the_run(
+    varied: Settings,
+    spark: SparkConnection,
+    no_spark: SparkConnection,
+    stage: DailyStage,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dates = list(dates_between(FIRST - timedelta(days=4), FIRST + timedelta(days=4)))
+    here = stage.compute_days(varied, dates, no_spark)
+    expected = daily_files(varied, stage)
+    assert [len(rows) for _, rows, _ in expected.values()] == list(here.rows.values())
+    assert (here.rows[dates[0]], here.in_spark) == (0, False)
+    killed = varied.home / stage.table.folder / ".spark-killed"
+    (killed / "rows").mkdir(parents=True)
+    os.utime(killed, ns=(0, 0))
+    # Several groups of nodes.
+    monkeypatch.setattr(daily_jobs, "PORTION_ROWS", 1_000)
+    for when in dates:
+        (varied.home / stage.table.folder / f"{when}.parquet").unlink()
+    assert stage.compute_days(varied, dates, spark) == (here.rows, True)
+    assert daily_files(varied, stage) == expected
+
+
+class Given(NamedTuple):
+    """A user's resource `spark`."""
+
+    spark_session: SparkSession
+
+
+def test_given_session_computes_days_if_it_has_the_files_of_the_home(
+    settings: Settings, spark: SparkConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session of a Connect server may run its tasks on any machine."""
+    publish(settings.home, {"a": [Change(BEGIN_NS, "new", None)]}, BEGIN_NS + 2 * DAY_NS)
+    given = SparkConnection(GivenEngine(Given(spark.session()), settings.home), None, "daily")
+    assert AVAILABILITY_STAGE.compute_days(settings, [FIRST], given) == ({FIRST: 1}, True)
+    # The executors get another path than the driver.
+    elsewhere = lambda session, links, cores, folder: try_links(session, links, cores, f"{folder}-elsewhere")  # noqa: E731
+    monkeypatch.setattr(daily_jobs, "try_links", elsewhere)
+    assert AVAILABILITY_STAGE.compute_days(settings, [FIRST], given) == ({FIRST: 1}, False)
+    assert (
+        "availability in the run's process: the executors cannot use the files of the home (executor on" in caplog.text
+    )
+    assert f"for Spark, mount {settings.home} there" in caplog.text
+
+
 def inventory_rows(home: Path) -> dict[tuple[date, str, str | None], tuple[int, int, int, int, bool]]:
     with duckdb.connect(str(home / "fleet.duckdb"), read_only=True) as connection:
         rows = connection.execute(
@@ -333,7 +464,7 @@ def test_inventory_matches_a_count_of_each_node(
     chosen = spark if seed > 1 else no_spark
     if seed > 1:
         monkeypatch.setattr(daily_computation, "_HELD_ROWS", 200)
-        monkeypatch.setattr(daily_computation, "_JOB_ROWS", 4_000)
+        monkeypatch.setattr(daily_rows, "PORTION_ROWS", 4_000)
     chance = random.Random(seed)
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
     histories = random_histories(seed, 60, watermark_ns)

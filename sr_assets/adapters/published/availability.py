@@ -1,56 +1,18 @@
-"""The table `availability_daily`: writing the rows that Spark computed, and the queries on it."""
+"""The queries on the table `availability_daily`."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-from sr_assets.adapters.published.daily_tables import AVAILABILITY
 from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.queries import ask, day_parameters
 from sr_assets.domain.days import Day
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from sr_assets.adapters.published.node_histories import Histories
 
 By = Literal["node", "site", "day"]
 
 _KEYS: Final[dict[By, str]] = {"node": "name, stream, node", "site": "name, stream", "day": "date"}
 #: Tolerance, because published times have microseconds.
 _ROUNDED_SECONDS: Final = 2e-6
-
-
-def write_availability(
-    histories: Histories, days: Sequence[Day], measured: pa.Table, maintained: tuple[pa.Table, pa.Table], mode: int
-) -> dict[date, int]:
-    """Replace the rows of some days, in files of permissions `mode`; return the number of rows by date.
-
-    `measured` has a row for each node and day. Its columns: day (an index into `days`), key, transitions, outages, and
-    in ns up_ns, timeout_ns, retired_ns, blind_ns and longest_ns. `maintained` are nodes (key, windows) and the disjoint times
-    of their maintenance (windows, from_ns, to_ns). Raises RunError if they cannot be written.
-    """
-    queries = {
-        day.date: f"""
-            SELECT DATE '{day.date}', replicator, name, stream, node, up_ns / 1e9, timeout_ns / 1e9, retired_ns / 1e9,
-                blind_ns / 1e9, transitions, outages, longest_ns / 1e9, until_ns >= {day.next_ns},
-                coalesce(maintenance_ns, 0) / 1e9
-            FROM measured JOIN node_keys USING (key) JOIN streams USING (number) LEFT JOIN (
-                SELECT key, sum(greatest(0, least(to_ns, until_ns, {day.next_ns}) - greatest(from_ns, first_ns, {day.first_ns})))
-                    AS maintenance_ns
-                FROM maintained_nodes JOIN maintained_spans USING (windows) JOIN node_keys USING (key)
-                    JOIN streams USING (number)
-                WHERE to_ns > {day.first_ns} AND from_ns < {day.next_ns} GROUP BY key) USING (key)
-            WHERE day = {number} ORDER BY key
-            """
-        for number, day in enumerate(days)
-    }
-    nodes, spans = maintained
-    with histories.with_tables(measured=measured, maintained_nodes=nodes, maintained_spans=spans) as connection:
-        return AVAILABILITY.write_days(connection, histories.home, queries, mode)
 
 
 def availability(

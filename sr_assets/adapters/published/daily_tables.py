@@ -13,7 +13,7 @@ from typing import Final
 import duckdb
 
 from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.tables import literal
+from sr_assets.adapters.published.tables import kinds_of, literal
 from sr_assets.domain.errors import RunError, cannot_write
 
 #: The beginning of the name of the file without rows, so that the view's pattern always matches one.
@@ -25,20 +25,21 @@ _DAY: Final = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
 class DailyTable:
     """A daily table of `fleet.duckdb`: name, folder in a home, and columns as DuckDB declares them.
 
-    `clocks` is the query of each stream's progress: name, stream, known_until (NULL: none). `computed` names the
-    content, as in "availability of 2026-01-31".
+    `order` are the columns by which Spark sorts the rows of a day. `clocks` is the query of each stream's progress: name,
+    stream, known_until (NULL: none). `computed` names the content, as in "availability of 2026-01-31".
     """
 
     name: str
     folder: str
     computed: str
     columns: str
+    order: tuple[str, ...]
     clocks: str
 
     @property
     def kinds(self) -> dict[str, str]:
         """Type of each column by name, in column order."""
-        return dict(column.split(maxsplit=1) for column in self.columns.split(","))
+        return kinds_of(self.columns)
 
     def computed_dates(self, home: Path) -> list[date]:
         """Return the computed dates in order."""
@@ -56,8 +57,7 @@ class DailyTable:
         empty = home / self.folder / f"{_EMPTY}-{len(self.kinds)}.parquet"
         if not empty.exists():
             make_shared_folder(empty.parent)
-            nulls = ", ".join(["NULL"] * len(self.kinds))
-            self._write(connection, empty, f"SELECT {nulls} WHERE false", mode)
+            self._write(connection, empty, self._no_rows, mode)
         pattern = literal(f"{glob.escape(str(home))}/{self.folder}/*.parquet")
         # Files of an earlier build lack the newest columns. DuckDB reads every file for their names.
         by_name = str((home / self.folder / f"{_EMPTY}.parquet").exists()).lower()
@@ -65,9 +65,9 @@ class DailyTable:
         return f"SELECT {columns} FROM read_parquet({pattern}, hive_partitioning = false, union_by_name = {by_name})"
 
     def write_days(
-        self, connection: duckdb.DuckDBPyConnection, home: Path, queries: Mapping[date, str], mode: int
+        self, connection: duckdb.DuckDBPyConnection, home: Path, query: str, dates: Iterable[date], mode: int
     ) -> dict[date, int]:
-        """Replace the rows of some days by those of queries; return the number of rows by date.
+        """Replace the rows of some days by those of a query; return the number of rows by date.
 
         The files have permissions `mode`. Raises RunError if they cannot be written.
         """
@@ -75,23 +75,60 @@ class DailyTable:
         try:
             make_shared_folder(folder)
             return {
-                when: self._write(connection, folder / f"{when}.parquet", query, mode)
-                for when, query in queries.items()
+                when: self._write(
+                    connection, folder / f"{when}.parquet", f"FROM ({query}) WHERE date = DATE '{when}'", mode
+                )
+                for when in dates
             }
         except (OSError, duckdb.OperationalError) as error:
             raise RunError(cannot_write(folder, OSError(str(error).splitlines()[0]))) from None
 
+    def move_days(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        home: Path,
+        files: Mapping[date, Path],
+        dates: Iterable[date],
+        mode: int,
+    ) -> dict[date, int]:
+        """Replace the rows of some days by those of files with the columns of the table; return the number of rows by date.
+
+        A day without a file has no rows. Raises RunError if the files cannot be moved.
+        """
+        folder, rows = home / self.folder, dict[date, int]()
+        try:
+            for when in dates:
+                file = folder / f"{when}.parquet"
+                if draft := files.get(when):
+                    query = f"SELECT count(*) FROM read_parquet({literal(glob.escape(str(draft)))})"
+                    rows[when] = int(connection.execute(query).fetchall()[0][0])
+                    draft.chmod(mode)
+                    draft.replace(file)
+                else:
+                    rows[when] = self._write(connection, file, self._no_rows, mode)
+        except (OSError, duckdb.OperationalError) as error:
+            raise RunError(cannot_write(folder, OSError(str(error).splitlines()[0]))) from None
+        return rows
+
+    @property
+    def _no_rows(self) -> str:
+        return f"SELECT {', '.join(['NULL'] * len(self.kinds))} WHERE false"
+
     def _write(self, connection: duckdb.DuckDBPyConnection, file: Path, query: str, mode: int) -> int:
         """Replace a file by the rows of a query, atomically; return the number of rows."""
         draft = file.with_name(f".{file.name}.new")
-        kinds = ", ".join(f"{name}::{kind} AS {name}" for name, kind in self.kinds.items())
-        source = f"SELECT {kinds} FROM ({query}) AS made ({', '.join(self.kinds)})"
         ((rows,),) = connection.execute(
-            f"COPY ({source}) TO {literal(str(draft))} (FORMAT parquet, COMPRESSION zstd)"
+            f"COPY ({cast(query, self.kinds)}) TO {literal(str(draft))} (FORMAT parquet, COMPRESSION zstd)"
         ).fetchall()
         draft.chmod(mode)
         draft.replace(file)
         return int(rows)
+
+
+def cast(query: str, kinds: Mapping[str, str]) -> str:
+    """Return a query with the columns cast to types, and named."""
+    columns = ", ".join(f"{name}::{kind} AS {name}" for name, kind in kinds.items())
+    return f"SELECT {columns} FROM ({query}) AS made ({', '.join(kinds)})"
 
 
 AVAILABILITY: Final = DailyTable(
@@ -103,6 +140,7 @@ AVAILABILITY: Final = DailyTable(
     retired_seconds DOUBLE, blind_seconds DOUBLE, transitions BIGINT, outages BIGINT, longest_outage_seconds DOUBLE,
     final BOOLEAN, maintenance_seconds DOUBLE
     """,
+    ("name", "stream", "node"),
     """
     SELECT name, stream, watermark AS known_until FROM replication
     UNION ALL SELECT name, stream, least(watermark, as_of) FROM global_summary
@@ -117,6 +155,7 @@ INVENTORY: Final = DailyTable(
     date DATE, name VARCHAR, stream VARCHAR, property VARCHAR, value VARCHAR, nodes BIGINT, came BIGINT, went BIGINT,
     all_nodes BIGINT, final BOOLEAN
     """,
+    ("name", "stream", "property", "value"),
     """
     SELECT name, stream, CASE WHEN queued_messages = 0 THEN watermark ELSE least(watermark, copied_until) END AS known_until
     FROM replication LEFT JOIN (

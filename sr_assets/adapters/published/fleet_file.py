@@ -7,11 +7,13 @@ views that changed. The leaders of sites are rows of `fleet.duckdb` itself, beca
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import stat
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -61,6 +63,7 @@ from sr_assets.adapters.published.tables import (
 )
 from sr_assets.adapters.state.checkpoint import last_stored
 from sr_assets.adapters.state.lease import Lease
+from sr_assets.domain.days import dates_between
 from sr_assets.domain.errors import RunError, cannot_write
 
 if TYPE_CHECKING:
@@ -72,6 +75,11 @@ LEADERS_COLUMNS: Final = (
 )
 _MIXED: Final = "mixed"
 _MOVE_SECONDS: Final = 5.0
+
+
+#: A list of files in a view, as DuckDB shows it, and one of them.
+_LITERAL: Final = r"'((?:[^']|'')*)'"
+_LISTED: Final = r"list_value\(((?:'(?:[^']|'')*'(?:, )?)+)\)"
 
 
 class View(NamedTuple):
@@ -133,6 +141,28 @@ def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str
         WHERE NOT EXISTS (SELECT 1 FROM {after} AS later WHERE later.row_key = earlier.row_key)
         UNION ALL SELECT {columns} FROM {after}
         """
+
+
+def view_files(connection: duckdb.DuckDBPyConnection, view: str) -> tuple[list[str], list[str]]:
+    """Return the files of a table's view in the opened `fleet.duckdb`, and those whose rows replace others by `row_key`.
+
+    For `node_snapshot_history` they are the files of `history_files`.
+    """
+    query = "SELECT sql FROM duckdb_views() WHERE view_name = $view AND NOT internal"
+    ((sql,),) = connection.execute(query, {"view": view}).fetchall()
+    lists = [[text.replace("''", "'") for text in re.findall(_LITERAL, listed)] for listed in re.findall(_LISTED, sql)]
+    return (lists[0] if lists else []), (lists[1] if len(lists) > 1 else [])
+
+
+def history_files(connection: duckdb.DuckDBPyConnection, home: Path, first: date, last: date) -> list[str]:
+    """Return the existing files of `node_snapshot_history` with rows of some UTC dates."""
+    lists, _ = view_files(connection, "node_snapshot_history")
+    if not lists:
+        return []
+    rows = connection.execute(f"SELECT DISTINCT file FROM {_parquet(lists)} ORDER BY file").fetchall()
+    dates = {f"date={when}" for when in dates_between(first, last)}
+    files = [f"{home}/{file}" for (file,) in rows if dates.intersection(file.split("/"))]
+    return [file for file in files if Path(file).exists()]
 
 
 def _parquet(files: Iterable[str], *options: str) -> str:

@@ -1,26 +1,30 @@
-"""The input of daily tables: a consistent snapshot of the published nodes, transitions and blind spans."""
+"""The input of daily tables: the published nodes, transitions and blind spans, and the events of each node on some days."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import duckdb
+import pyarrow as pa
 
-from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.domain.days import Day
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import duckdb
 
 
-#: DuckDB's memory; it spills the rest into `fleet.duckdb.tmp` in the home. The inventory of 1,000,000 nodes thus took 1.0 GB
-#: instead of 2.0, and a quarter more CPU; the availability of 10,000,000 nodes takes less than 2 GB.
-_MEMORY: Final = "768MiB"
-#: Status codes for Spark, before and after a transition.
+#: The columns of the published tables that a history needs, by table.
+INPUTS: Final = {
+    "node_availability": ("name", "stream", "node", "status", "first_seen", "class"),
+    "node_advisories": ("name", "stream", "node", "event", "event_ns", "previous", "epoch", "transition", "undone_at"),
+    "global_availability": ("replicator", "name", "stream", "node", "status", "event_time"),
+    "global_advisories": (
+        *("replicator", "name", "stream", "node"),
+        *("event", "event_ns", "previous", "epoch", "transition"),
+    ),
+}
+#: Status codes, before and after a transition.
 UP, TIMEOUT, RETIRED = 0, 1, 2
 #: SQL: the code of the status in the column `{}`, and of the status after `event`.
 STATUS_CODE: Final = "list_position(['up', 'timeout', 'retired'], {}) - 1"
@@ -35,7 +39,6 @@ _BEFORE: Final = f"""
 # A heartbeat's watermark is another site's word: it ends that stream's history, and never sets the clock, which is the
 # feed's own.
 _STREAMS: Final = """
-    CREATE TEMP TABLE streams AS
     WITH own AS (
         SELECT $replicator::VARCHAR AS replicator, name, stream, epoch_ns(watermark) AS until_ns,
             until_ns AS clock_ns, true AS own
@@ -49,7 +52,7 @@ _STREAMS: Final = """
         GROUP BY ALL
     )
     SELECT row_number() OVER (ORDER BY own DESC, replicator, name, stream)::INTEGER - 1 AS number, *
-    FROM (FROM own UNION ALL FROM reported) WHERE until_ns IS NOT NULL
+    FROM (FROM own UNION ALL FROM reported) WHERE until_ns IS NOT NULL AND (own OR NOT $own_only)
     """
 # `unretire` makes no transition: the next one, or the current status, shows the status after it.
 _UNDONE: Final = """
@@ -111,102 +114,88 @@ _PORTION: Final = """
     """
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """Events of some nodes on some days; times in unix ns, statuses as codes.
-
-    `nodes`: key, stream (a number), first_ns, until_ns (its stream's watermark), status (at the start of the days;
-    NULL: unknown), and the lists at_ns and after of its changes in order. `spans`: stream, first_ns, next_ns; ascending
-    and disjoint.
+_SPANS: Final = """
+    SELECT number AS stream, min(since_ns) AS first_ns, max(until_ns) AS next_ns
+    FROM (
+        SELECT *, sum(begins) OVER (PARTITION BY number ORDER BY since_ns, until_ns) AS joined
+        FROM (
+            SELECT number, b.since_ns, b.until_ns, coalesce(b.since_ns > max(b.until_ns) OVER (
+                    PARTITION BY number ORDER BY b.since_ns, b.until_ns
+                    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true)::INTEGER AS begins
+            FROM blind_spans AS b JOIN streams AS s ON s.own AND s.name = b.name AND s.stream = b.stream
+            WHERE b.until_ns > $since_ns))
+    GROUP BY number, joined ORDER BY ALL
     """
 
-    nodes: pa.Table
-    spans: pa.Table
+
+def read_streams(connection: duckdb.DuckDBPyConnection, replicator: str, *, own: bool) -> pa.Table:
+    """Return the tracked streams of the published tables, with their progress; `replicator` is that of our own sites.
+
+    Columns: number, replicator, name, stream, until_ns (the end of its history), clock_ns (the time of its own watermark, or of
+    the feed's), own. `own` leaves out the streams that other sites report.
+    """
+    values = {"replicator": replicator, "own_only": own}
+    return connection.sql(_STREAMS, params=values).to_arrow_table()
+
+
+@contextlib.contextmanager
+def with_tables(connection: duckdb.DuckDBPyConnection, **tables: pa.Table) -> Iterator[None]:
+    """Register Arrow tables by name until the end of the block."""
+    for name, table in tables.items():
+        connection.register(name, table)
+    try:
+        yield
+    finally:
+        for name in tables:
+            connection.unregister(name)
+
+
+def read_spans(connection: duckdb.DuckDBPyConnection, streams: pa.Table, since_ns: int) -> pa.Table:
+    """Return the blind spans of streams that end after a time, ascending and disjoint: stream (a number), first_ns, next_ns."""
+    # A span that grew was saved several times.
+    with with_tables(connection, streams=streams):
+        return connection.sql(_SPANS, params={"since_ns": since_ns}).to_arrow_table()
 
 
 class Histories:
-    """A consistent snapshot of the published tables, with a number (`key`) per node.
+    """The events of some nodes of `streams`, whose rows a connection has in the tables of `INPUTS`: whole nodes, all or some.
 
-    The temporary tables are `streams` and `node_keys`. `replicator` is the one of this installation's sites; `own` leaves
-    out nodes that other sites report.
+    The temporary tables are `streams`, and `node_keys` with a number (`key`) per node.
     """
 
-    def __init__(self, home: Path, replicator: str, *, own: bool = False) -> None:
-        self.home, self._replicator, self._own = home, replicator, own
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[Histories]:
-        """Hold the published tables open; raises RunError before the first publication."""
-        with open_fleet(self.home) as connection:
-            connection.execute(f"SET memory_limit = '{_MEMORY}'")
-            connection.execute(_STREAMS, {"replicator": self._replicator})
-            if self._own:
-                connection.execute("DELETE FROM streams WHERE NOT own")
-            connection.execute(_TRANSITIONS)
-            connection.execute(_NODES)
-            self.connection = connection
-            yield self
-
-    @contextlib.contextmanager
-    def with_tables(self, **tables: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Return the connection, with Arrow tables registered by name until the end of the block."""
-        for name, table in tables.items():
-            self.connection.register(name, table)
-        try:
-            yield self.connection
-        finally:
-            for name in tables:
-                self.connection.unregister(name)
+    def __init__(self, connection: duckdb.DuckDBPyConnection, streams: pa.Table) -> None:
+        self.connection = connection
+        with with_tables(connection, given=streams):
+            connection.execute("CREATE TEMP TABLE streams AS FROM given")
+        connection.execute(_TRANSITIONS)
+        connection.execute(_NODES)
 
     def node_count(self) -> int:
         """Return the number of nodes ever seen."""
         return int(self.connection.execute("SELECT count(*) FROM node_keys").fetchall()[0][0])
 
-    def nodes_of(self, name: str, stream: str) -> list[tuple[int, str, str | None]]:
+    def nodes_of(self, number: int) -> list[tuple[int, str, str | None]]:
         """Return the key, the node and the class of each node of a stream of this installation."""
         query = """
             SELECT key, node, class FROM node_keys JOIN streams USING (number)
             LEFT JOIN (SELECT name, stream, node, class FROM node_availability) USING (name, stream, node)
-            WHERE own AND name = ? AND stream = ?
+            WHERE number = ?
             """
-        return self.connection.execute(query, [name, stream]).fetchall()
+        return self.connection.execute(query, [number]).fetchall()
 
-    def watermark_ns(self) -> int | None:
-        """Return the latest watermark of a stream of this installation or of a feed, or None without one."""
-        latest: int | None = self.connection.execute("SELECT max(clock_ns) FROM streams").fetchall()[0][0]
-        return latest
-
-    def histories(self, days: Sequence[Day], most_rows: int) -> Iterator[History]:
+    def portions(self, days: Sequence[Day], most_rows: int) -> Iterator[pa.Table]:
         """Yield the events of consecutive days in portions of nodes, at least one.
 
-        A portion's changes, with a row for each node and day, are about `most_rows`.
+        A portion's changes, with a row for each node and day, are about `most_rows`. Columns: key, stream (a number), first_ns,
+        until_ns (its stream's), status (a code, at the start of the days; NULL: unknown), and the lists at_ns and after of its
+        changes in order; times in unix ns.
         """
         connection = self.connection
         connection.execute(_SINCE, {"first_ns": days[0].first_ns})
         ((changes, nodes),) = connection.execute(
             "SELECT (SELECT count(*) FROM since), (SELECT count(*) FROM node_keys)"
         ).fetchall()
-        spans = self._spans(days[0].first_ns)
         step = max(1, nodes * most_rows // max(1, changes + nodes * len(days)))
         for first in range(1, max(1, nodes) + 1, step):
             keys = {"first": first, "next": first + step, "next_ns": days[-1].next_ns}
-            yield History(connection.sql(_PORTION, params=keys).to_arrow_table(), spans)
-
-    def _spans(self, since_ns: int) -> pa.Table:
-        """Return the merged blind spans that end after a time."""
-        # A span that grew was saved several times.
-        return self.connection.sql(
-            """
-            SELECT number AS stream, min(since_ns) AS first_ns, max(until_ns) AS next_ns
-            FROM (
-                SELECT *, sum(begins) OVER (PARTITION BY number ORDER BY since_ns, until_ns) AS joined
-                FROM (
-                    SELECT number, b.since_ns, b.until_ns, coalesce(b.since_ns > max(b.until_ns) OVER (
-                            PARTITION BY number ORDER BY b.since_ns, b.until_ns
-                            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true)::INTEGER AS begins
-                    FROM blind_spans AS b JOIN streams AS s ON s.own AND s.name = b.name AND s.stream = b.stream
-                    WHERE b.until_ns > $since_ns))
-            GROUP BY number, joined ORDER BY ALL
-            """,
-            params={"since_ns": since_ns},
-        ).to_arrow_table()
+            yield connection.sql(_PORTION, params=keys).to_arrow_table()

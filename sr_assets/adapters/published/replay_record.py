@@ -371,7 +371,7 @@ class Comparison:
     ) -> None:
         """Write the seconds of each node and day of the replay as Parquet, in portions of nodes.
 
-        `measure` computes the rows of `adapters.spark.node_days.measure_days` from the nodes of a `History`.
+        `measure` computes the rows of `daily_rows.measure_days`.
         """
         self._connection.execute(_KEYS)
         ((nodes,),) = self._connection.execute("SELECT count(*) FROM keys").fetchall()

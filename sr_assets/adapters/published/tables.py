@@ -105,7 +105,7 @@ class Table(NamedTuple):
     @property
     def kinds(self) -> dict[str, str]:
         """Type of each column by name, in column order."""
-        return dict(column.split(maxsplit=1) for column in self.columns.split(","))
+        return kinds_of(self.columns)
 
     @property
     def reads_status(self) -> bool:
@@ -116,6 +116,11 @@ class Table(NamedTuple):
     def replaced(self) -> bool:
         """Whether newer rows replace older ones: the files then have the columns `row_key` and `row_mark` too."""
         return self.growth is not None and self.growth.key is not None
+
+
+def kinds_of(columns: str) -> dict[str, str]:
+    """Return the type of each column by name, in order, of columns as DuckDB declares them."""
+    return dict(column.split(maxsplit=1) for column in columns.split(","))
 
 
 def of_streams(column: str, streams: Iterable[str]) -> str:

@@ -215,29 +215,38 @@ def _staged_names(part: int, name: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class TryWork:
-    """Tests whether an executor has the modules of a task and reaches each server; `error` is null for success."""
+    """Tests whether an executor has the modules of a task and reaches each server; `error` is null for success.
+
+    With a `folder` of this host's home, it tests whether the executor works with its files too.
+    """
 
     schema: ClassVar[str] = "executor string, link string, error string"
     links: Mapping[str, PackedConnection]
+    folder: str | None = None
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row for each link, and one without a link name for the modules."""
         began = times.monotonic()
         for _ in rows:
             tried = [("", _missing_modules()), *((label, _try_link(link)) for label, link in self.links.items())]
+            if self.folder:
+                tried.append(("home", _try_folder(Path(self.folder))))
             executor = f"{socket.gethostname()} ({Path.cwd().name}, pid {os.getppid()})"
             yield rows_of(self.schema, ([executor] * len(tried), *zip(*tried, strict=True)))
-        if self.links:
+        if self.links or self.folder:
             times.sleep(max(0.0, began + _STAY_SECONDS - times.monotonic()))
 
 
 def try_links(
-    session: SparkSession, links: Mapping[str, PackedConnection], cores: int = 1
+    session: SparkSession, links: Mapping[str, PackedConnection], cores: int = 1, folder: str | None = None
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Test links from each executor of a session with so many cores; yield executor, link and error (None for success)."""
-    count = cores * _TRIES_A_CORE if links else 1
+    """Test links, and a folder, from each executor of a session with so many cores.
+
+    Yields executor, link (`home` for the folder) and error (None for success).
+    """
+    count = cores * _TRIES_A_CORE if links or folder else 1
     seen: set[Sequence[str]] = set()
-    for row in run_tasks(session, range(count), TryWork(dict(links)), count).to_pylist():
+    for row in run_tasks(session, range(count), TryWork(dict(links), folder), count).to_pylist():
         line = (row["executor"], row["link"], row["error"])
         if line[:2] not in seen:
             seen.add(line[:2])
@@ -263,4 +272,17 @@ def _try_link(link: PackedConnection) -> str | None:
         with unpacked(link) as file, open_connection(file, "sr-assets check"):
             return None
     except SrAssetsError as error:
+        return str(error)
+
+
+def _try_folder(folder: Path) -> str | None:
+    """Return one line about why the files of this host's home cannot be used here, or a missing module that they need."""
+    try:
+        import duckdb  # noqa: F401
+
+        if folder.stat().st_uid != os.geteuid():
+            return f"its user {os.geteuid()} is not the owner of {folder.parent}"
+        with tempfile.NamedTemporaryFile(dir=folder):
+            return None
+    except (ImportError, OSError) as error:
         return str(error)

@@ -24,7 +24,7 @@ from sr_assets.adapters.spark.session import (
     stop_work,
 )
 from sr_assets.domain.errors import EngineLostError
-from sr_assets.domain.sizing import ENGINE_JOBS, JOB_NODES, MOST_HELD_MESSAGES, jobs_worth
+from sr_assets.domain.sizing import ENGINE_JOBS, MOST_HELD_MESSAGES, jobs_worth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,11 +159,13 @@ class SparkConnection:
         An engine that is not warm is started in the background when this process has done enough work of its size.
         """
         decision = self._decide(messages, payload_bytes)
-        if self._told.get(work) != decision:
-            self._told[work] = decision
-            in_spark, reason = decision
+        return self._tell(work, *decision)
+
+    def _tell(self, work: str, in_spark: bool, reason: str) -> bool:
+        if self._told.get(work) != (in_spark, reason):
+            self._told[work] = in_spark, reason
             logger.info("%s %s: %s", work, "in Spark" if in_spark else "in the run's process", reason)
-        return decision[0]
+        return in_spark
 
     def note_drained(self) -> None:
         """Note that the run has caught up, with no job active; it leaves an engine that is warm without its work."""
@@ -174,12 +176,20 @@ class SparkConnection:
             if not self._engine.was_worth:
                 self._leave()
 
-    def takes_nodes(self, nodes: int) -> bool:
-        """Return whether Spark computes the daily tables of so many nodes; a run waits for its engine then."""
-        limit = JOB_NODES if self._from_messages is None else self._from_messages
-        worth = nodes >= limit
+    def takes_nodes(self, nodes: int, work: str) -> bool:
+        """Return whether Spark computes a daily table of so many nodes; a run waits for its engine then.
+
+        `work` names the table in a line of the log. No size alone is worth an engine.
+        """
+        if self._engine.is_given:
+            return self._tell(work, True, "the resource `spark` was given")
+        if self.remote:
+            return self._tell(work, True, "a cluster is configured")
+        if self._from_messages is None:
+            return self._tell(work, False, "no size is worth an engine of this machine")
+        worth = nodes >= self._from_messages
         self._engine.was_worth |= worth
-        return self._engine.is_given or self.remote or worth
+        return self._tell(work, worth, f"spark.from_messages sends tables from {self._from_messages} nodes on")
 
     def takes_range(self, messages: int, payload_bytes: int) -> bool:
         """Return whether Spark replays a range of this size; a replay waits for its engine then."""

@@ -1,7 +1,8 @@
-"""Work in parallel tasks of a Spark session: `mapInArrow` on this host's engine and on a cluster, and the package for it.
+"""Work in parallel tasks of a Spark session, on this host's engine and on a cluster, and the package for it.
 
-Work is an object with `run`, which takes and yields Arrow batches. It is pickled into the task's function, where no plan, option
-or event log shows it, and returns all results as rows: exactly one attempt's for each task.
+Work is an object with `run`, which takes and yields Arrow batches (`mapInArrow`), or a group's table (`applyInArrow`). It is
+pickled into the task's function, where no plan, option or event log shows it, and returns all results as rows: exactly one
+attempt's for each task.
 """
 
 from __future__ import annotations
@@ -37,6 +38,18 @@ class Work(Protocol):
         ...
 
 
+class GroupWork(Protocol):
+    """What tasks do with a group of rows; it must be picklable."""
+
+    @property
+    def schema(self) -> str:
+        """The schema of the results, in Spark's syntax."""
+
+    def run(self, rows: pa.Table) -> pa.Table:
+        """Return the results of a group, which is in memory."""
+        ...
+
+
 def run_tasks(
     session: SparkSession, rows: pa.Table | range, work: Work, partitions: int | None = None, *, by: str | None = None
 ) -> pa.Table:
@@ -62,7 +75,12 @@ def in_tasks(frame: DataFrame, work: Work) -> DataFrame:
     return frame.mapInArrow(_task_of(work), work.schema)
 
 
-def _task_of(work: Work) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def in_groups(frame: DataFrame, by: str, work: GroupWork) -> DataFrame:
+    """Return the results of work on each group of rows with equal values in the column `by`."""
+    return frame.groupBy(by).applyInArrow(_task_of(work), work.schema)
+
+
+def _task_of(work: Work | GroupWork) -> Callable[[Any], Any]:
     """Return the function that does a task's work on an executor that may have only the shipped modules.
 
     A Python worker serves several sessions, so it may have loaded modules of an earlier version.
@@ -70,7 +88,7 @@ def _task_of(work: Work) -> Callable[[Iterator[Any]], Iterator[Any]]:
     packed, archive = pickle.dumps(work), archive_name()
 
     # A nested function is pickled as code, not by name, so loading it needs none of our modules.
-    def task(rows: Iterator[Any]) -> Iterator[Any]:
+    def task(rows: Any) -> Any:
         import pickle
         import sys
 
@@ -82,7 +100,7 @@ def _task_of(work: Work) -> Callable[[Iterator[Any]], Iterator[Any]]:
                     del sys.modules[name]
             sys.path.remove(path)
             sys.path.insert(0, path)
-        return pickle.loads(packed).run(rows)  # type: ignore[no-any-return]  # noqa: S301  our own bytes
+        return pickle.loads(packed).run(rows)  # noqa: S301  our own bytes
 
     return task
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.published.fleet_file import Run
-from sr_assets.adapters.published.node_histories import RETIRED, TIMEOUT, UP, Histories
+from sr_assets.adapters.published.fleet_reader import open_fleet
+from sr_assets.adapters.published.node_histories import RETIRED, TIMEOUT, UP, Histories, read_streams
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.store import SiteState
@@ -34,9 +35,10 @@ def test_undone_retirement_ends_with_the_status_after_it(tmp_path: Path, later: 
                 state.connection.execute("UPDATE nodes SET status = 'up', retired_at_ns = NULL WHERE node = 'a'")
         streams = [PublishedStream(STREAM, "COPY", tracked=True)]
         publish_site(tmp_path, SITE, state, streams, sites=[SITE], run=Run(BEGIN_NS + 4 * HOUR, "again"))
-    with Histories(tmp_path, "EU").opened() as histories:
-        (history,) = histories.histories([day_of(FIRST)], 1_000)
-    first, second = history.nodes.to_pylist()
+    with open_fleet(tmp_path) as connection:
+        histories = Histories(connection, read_streams(connection, "EU", own=False))
+        (nodes,) = histories.portions([day_of(FIRST)], 1_000)
+    first, second = nodes.to_pylist()
     assert first["after"] == after
     assert first["at_ns"] == [BEGIN_NS, BEGIN_NS + HOUR, UNDONE_NS, *(change.at_ns for change in later)]
     assert second["after"] == [UP, RETIRED]
@@ -51,6 +53,6 @@ def test_watermark_that_a_site_reports_never_sets_the_clock(tmp_path: Path) -> N
             state.global_tables.observe("ADVISORIES", Observation("EU", "x", "X", ahead_ns, 1, 0, 1, None), now_ns)
         streams = [PublishedStream("ADVISORIES", None, tracked=False)]
         publish_site(tmp_path, "centre", state, streams, sites=["centre"], run=Run(now_ns, "again"))
-    with Histories(tmp_path, "EU").opened() as histories:
-        assert histories.watermark_ns() == now_ns
-        assert histories.connection.execute("SELECT DISTINCT until_ns FROM streams").fetchall() == [(now_ns,)]
+    with open_fleet(tmp_path) as connection:
+        streams = read_streams(connection, "EU", own=False)
+    assert {(row["clock_ns"], row["until_ns"]) for row in streams.to_pylist()} == {(now_ns, now_ns)}

@@ -33,19 +33,23 @@ class Absent:
 
 # Every installation of pyspark has py4j.
 here = {"sr_assets", "sr_assets_tests", "sr_assets_bench", "pyspark", "py4j", "pyarrow", "numpy", "orjson"}
+daily = {"duckdb", "_duckdb"}
 # The workers of a cluster may have pyspark without its metadata.
 import importlib.metadata
 
 def refuse(name):
     raise importlib.metadata.PackageNotFoundError(name)
 
-importlib.metadata.version = refuse
+version, importlib.metadata.version = importlib.metadata.version, refuse
 absent = packages_distributions().keys() - here - sys.modules.keys()
 sys.meta_path.insert(0, Absent())
 import sr_assets.adapters.spark.jobs
 import sr_assets.adapters.spark.lake_query
-import sr_assets.adapters.spark.node_days
 import sr_assets.adapters.spark.replay_tasks
+# The tasks of the daily tables need DuckDB too.
+absent -= daily
+importlib.metadata.version = version
+import sr_assets.adapters.published.daily_rows
 """
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.adapters.published.node_histories import TIMEOUT, UP, Histories
+from sr_assets.adapters.published.fleet_reader import open_fleet
+from sr_assets.adapters.published.node_histories import TIMEOUT, UP, Histories, read_streams
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.observing import is_idle
 from sr_assets.domain.blindness import BlindSpans
@@ -200,7 +201,8 @@ def test_dark_site_sends_one_event_and_only_lost_nodes(rig: Rig) -> None:
     assert row["held_by"] == rig.rows("SELECT outage FROM site_events ORDER BY event_time LIMIT 1")[0]["outage"]
     assert rig.rows("SELECT outage FROM global_summary WHERE outage IS NOT NULL") == []
     # Availability counts the silence of a node that came back unannounced.
-    with Histories(rig.home, SITE, own=True).opened() as histories:
+    with open_fleet(rig.home) as connection:
+        histories = Histories(connection, read_streams(connection, SITE, own=True))
         query = "SELECT after FROM changes WHERE node = 'web1' ORDER BY event_ns, transition"
         statuses = [status for (status,) in histories.connection.execute(query).fetchall()]
     assert statuses[:3] == [UP, TIMEOUT, UP]
