@@ -81,7 +81,7 @@ def command(command: Command) -> Command:
 
 @pytest.fixture
 def tracked(platform: Settings) -> Settings:
-    """The settings of two sites, the first of which tracks a stream with messages."""
+    """The settings of two sites; the first one tracks a stream with messages."""
     file = Path(os.environ["SR_ASSETS_CONFIG"])
     document = yaml.safe_load(file.read_text())
     document["streams"][0] |= {"inspect_field": "sender", "inspect_duration": "1h"}

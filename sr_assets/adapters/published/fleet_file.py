@@ -77,7 +77,7 @@ _MIXED: Final = "mixed"
 _MOVE_SECONDS: Final = 5.0
 
 
-#: A list of files in a view, as DuckDB shows it, and one of them.
+#: A file in a view, as DuckDB shows it, and a list of files.
 _LITERAL: Final = r"'((?:[^']|'')*)'"
 _LISTED: Final = r"list_value\(((?:'(?:[^']|'')*'(?:, )?)+)\)"
 

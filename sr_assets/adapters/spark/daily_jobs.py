@@ -164,7 +164,7 @@ def _schema(kinds: Mapping[str, str]) -> str:
 
 
 def _bucket_count(connection: duckdb.DuckDBPyConnection, rows: DailyRows) -> int:
-    """Return into how many groups the nodes are divided, each of which fits into the memory of a task."""
+    """Return the number of groups of nodes; a group fits into the memory of a task."""
     counts: list[int] = [connection.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0] for name in INPUTS]
     nodes, changes = sum(counts[::2]), sum(counts[1::2])
     return max(1, math.ceil((changes + nodes * len(rows.days) * rows.rows_per_node) / PORTION_ROWS))
@@ -172,7 +172,7 @@ def _bucket_count(connection: duckdb.DuckDBPyConnection, rows: DailyRows) -> int
 
 @contextlib.contextmanager
 def draft_folder(home: Path, table: DailyTable) -> Iterator[Path]:
-    """Yield a new folder next to a table's files, and delete it finally; delete those that killed runs have left for a day."""
+    """Yield a new folder next to a table's files, and delete it after the block; also delete a killed run's after a day."""
     folder = home / table.folder
     make_shared_folder(folder)
     for left in folder.glob(f"{_DRAFT}*"):
