@@ -162,20 +162,28 @@ class HistoryCompaction:
         self._adopted = True
         for draft in self._folder.glob("date=*/.[0-9]*-[0-9]*.parquet"):
             draft.unlink()
-        present = set(history_files(self._folder))
-        listed = {self._home / file.file for file in self._index.files()}
-        replaced = {self._home / name for name in self._index.replaced()}
-        if missing := listed - present:
+        accepted, missing, unknown = self.survey()
+        if missing:
             with self._store.transaction():
                 self._index.forget(list(map(relative_name, missing)))
-        unknown = sorted(map(describe, present - listed - replaced), key=lambda file: file.level, reverse=True)
-        accepted = listed & present
-        for file in unknown:
-            if is_abandoned(file.path, listed):
+        for file in sorted(map(describe, unknown), key=lambda file: file.level, reverse=True):
+            if is_abandoned(file.path, accepted):
                 file.path.unlink()
                 continue
             self._adopt(file, accepted)
             accepted.add(file.path)
+
+    def survey(self) -> tuple[set[Path], set[Path], set[Path]]:
+        """Return the files that the index lists and the folder has, those that it lacks, and those that are not listed.
+
+        Replaced files are none of them.
+        """
+        present = set(history_files(self._folder))
+        listed = {self._home / file.file for file in self._index.files()}
+        replaced = {self._home / name for name in self._index.replaced()}
+        missing = listed - present
+        # An older state lists files that were merged since; a later file may have the name of a replaced one.
+        return listed & present, missing, present - listed - (set() if missing else replaced)
 
     def _adopt(self, file: HistoryFile, accepted: set[Path]) -> None:
         """Index one file; `accepted` are the others, without lower levels that are unknown too."""
@@ -239,14 +247,11 @@ class SnapshotStage:
         batches = self._index.staged()
         # An empty list stays empty: this run's files end before its next batch.
         if batches and self._later != []:
-            listed = {self._home / file.file for file in self._index.files()}
-            replaced = {self._home / name for name in self._index.replaced()}
+            listed, _, unknown = self.compaction.survey()
             self._later = [
                 file
-                for file in history_files(self.folder)
-                if file_range(file)[1] > batches[0][0]
-                and file not in replaced
-                and (file in listed or not is_abandoned(file, listed))
+                for file in sorted(listed | unknown)
+                if file_range(file)[1] > batches[0][0] and (file in listed or not is_abandoned(file, listed))
             ]
         for first, after, mark in batches:
             covered = SequenceRange(first, after)

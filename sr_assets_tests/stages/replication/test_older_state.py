@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ PLAIN: dict[str, Any] = {}
 TRACKED: dict[str, Any] = {"inspect_field": "sender", "inspect_duration": "10h", "size_trigger": 1}
 FORCED: dict[str, Any] = {**TRACKED, "inspect_force_field": "force"}
 HOUR = 3_600 * 10**9
+#: 17:00 UTC, on any day.
+EVENING_SECONDS = 17 * 3_600
 #: The parts of a home that a backup may contain; the history of snapshots may have stayed.
 STATE, HOME = ("sites",), ("sites", "snapshots")
 
@@ -142,11 +145,15 @@ CRASHES = (None, None, Point.PLANNED, Point.PUBLISHED, Point.COMMITTED, Point.FO
 def test_any_sequence_of_older_states_and_crashes_ends_exactly(
     rig: Rig, crash: Callable[[Point | None], None], seed: int, tracked: bool
 ) -> None:
-    """Neither the target nor the advisory stream recognises a repeated message by its id for longer than 100 ms."""
+    """Neither the target nor the advisory stream recognises a repeated message by its id for longer than 100 ms.
+
+    A day ends in each sequence, so the history's files are merged between a backup and its return.
+    """
     chance = random.Random(seed)
     window: dict[str, Any] = {"duplicate_window": 100_000_000}
     stream, feed = rig.make(), rig.make("FEED", **window)
     rig.create(stream, rig.target, **window)
+    rig.travel(seconds=(EVENING_SECONDS - time.time()) % 86_400)
     rules = Rules(SITE, SITE, stream, 6 * HOUR, 3 * HOUR, "sender", by_field, trigger_bytes=1)
     entry = rig.add(stream)
     if tracked:

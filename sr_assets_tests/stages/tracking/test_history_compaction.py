@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,45 @@ def test_restored_older_state_counts_each_row_once(history: History, deleted: in
     history.check()
     assert len(history.files()) == 1
     assert describe(history.files()[0]).level <= 3
+
+
+@pytest.mark.parametrize("hour", (1, 24))
+def test_older_state_keeps_the_rows_that_were_merged_after_it(history: History, hour: int) -> None:
+    """The state comes from a copied folder."""
+    with history.open() as site:
+        for _ in range(4):
+            history.add(site, [0])
+    state, copied = history.home / "sites", history.home / "copied"
+    shutil.copytree(state, copied)
+    with history.open() as site:
+        history.compact(site, hour)
+        site.publish()
+        remove_replaced(site, site.state, "A")
+    shutil.rmtree(state)
+    copied.rename(state)
+    with history.open() as site:
+        for _ in range(2):
+            history.compact(site, hour)
+            site.publish()
+            remove_replaced(site, site.state, "A")
+            history.check()
+    assert len(history.files()) == 1
+
+
+def test_file_with_the_name_of_a_replaced_one_keeps_its_rows(history: History) -> None:
+    """An older state lists the merged file, which was merged again, and its part, whose name the last file has."""
+    with history.open() as site:
+        history.add(site, [0])
+        history.compact(site, 24)
+    part, merged = history.files()
+    merged.replace(part)
+    with history.open() as site:
+        for _ in range(2):
+            history.compact(site, 24)
+            site.publish()
+            remove_replaced(site, site.state, "A")
+            history.check()
+    assert len(history.files()) == 1
 
 
 def test_lost_state_adopts_merged_files_without_their_parts(history: History) -> None:
