@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.sizing import ENGINE_JOBS, JOB_BYTES, JOB_MESSAGES
 from sr_assets.settings import SparkSettings
-from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, in_background
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,36 +169,32 @@ def test_operations_of_other_sites_are_not_interrupted(rig: Rig) -> None:
             assert session.client._session_id == other.client._session_id
         started = threading.Event()
 
-        def wait_in_task() -> None:
-            def task(rows: Iterator[object]) -> Iterator[object]:
-                import threading
+        def task(rows: Iterator[object]) -> Iterator[object]:
+            import threading
 
-                for batch in rows:
-                    threading.Event().wait()
-                    yield batch
+            for batch in rows:
+                threading.Event().wait()
+                yield batch
 
+        def collect() -> None:
             with theirs.use() as other:
                 started.set()
                 other.range(0, 1, 1, 1).mapInArrow(task, "id long").toArrow()
 
-        failures = list[str]()
+        def wait_in_task() -> None:
+            with pytest.raises(RunError):
+                collect()
 
-        def run() -> None:
+        with in_background(wait_in_task) as job:
             try:
-                wait_in_task()
-            except RunError as error:
-                failures.append(str(error))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert started.wait(PATIENCE_SECONDS)
-        ours.interrupt()
-        assert session.range(5).count() == 5
-        assert not failures
-        while thread.is_alive():
-            theirs.interrupt()
-            thread.join(0.2)
-    assert len(failures) == 1
+                assert started.wait(PATIENCE_SECONDS)
+                ours.interrupt()
+                assert session.range(5).count() == 5
+                assert not job.done()
+            finally:
+                while not job.done():
+                    theirs.interrupt()
+                    wait([job], 0.2)
 
 
 def test_first_drain_of_a_run_goes_to_the_warm_engine(rig: Rig) -> None:
