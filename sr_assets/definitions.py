@@ -47,11 +47,11 @@ def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.
     stream_infos, run_slots = share_stream_infos(settings), RunSlots(settings)
     native = build_topology_assets(settings) if settings.topology else []
     # With these, Spark may compute the daily tables; otherwise no size is worth an engine.
-    in_spark = (
+    may_use_spark = (
         "spark" in (resources or {}) or settings.spark.from_messages is not None or is_cluster(settings.spark.mode)
     )
     daily = {
-        asset.stage: build_daily_asset(settings, asset, in_spark=in_spark)
+        asset.stage: build_daily_asset(settings, asset, may_use_spark=may_use_spark)
         for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)
     }
     hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from pyspark.sql import functions
 from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.jobs import FIRST_TAG, LAST_TAG
 from sr_assets.definitions import build
+from sr_assets.domain.days import date_at
 from sr_assets.domain.errors import RunError
 from sr_assets.resources import FleetTables, Platform
 from sr_assets.settings import Settings, load_settings
@@ -217,7 +217,7 @@ def test_site_and_days_are_work_of_a_users_session(rig: Rig) -> None:
     rig.publish(stream, [Sent(b'{"sender": "n%d"}' % (n % 2)) for n in range(6)])
     rig.settings()
     file, job = rig.home / "replication.yaml", site_job_name(SITE)
-    day = datetime.now(UTC).date()
+    day = date_at(rig.info(stream).last_stored_ns or 0)
     tags = json.dumps({FIRST_TAG: f"{day}", LAST_TAG: f"{day}"})
     command = [sys.executable, "-c", _OWN_RESOURCE, str(file), job, tags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

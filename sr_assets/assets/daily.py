@@ -33,7 +33,6 @@ _CHART_DAYS: Final = 30
 _WORST_NODES: Final = 10
 _OUTAGES: Final = 20
 _VERSIONS: Final = 6
-_PLACES: Final = {True: "Spark", False: "the run's process"}
 _VALUES_PER_PROPERTY: Final = 5
 
 
@@ -58,8 +57,8 @@ class DailyAsset:
         return table_key(self.stage.table.name)
 
 
-def build_daily_asset(settings: Settings, daily: DailyAsset, *, in_spark: bool) -> dg.AssetsDefinition:
-    """Return a table's asset; one run computes any number of consecutive days, `in_spark` or in its own process."""
+def build_daily_asset(settings: Settings, daily: DailyAsset, *, may_use_spark: bool) -> dg.AssetsDefinition:
+    """Return a table's asset; one run computes any number of consecutive days. Its kinds show whether it `may_use_spark`."""
     stage = daily.stage
     # From the earliest day that exists or can be computed until today.
     first, zone = stage.first_date(settings, times.time_ns()), stage.settings(settings).timezone
@@ -77,7 +76,7 @@ def build_daily_asset(settings: Settings, daily: DailyAsset, *, in_spark: bool) 
             metadata = {
                 ROW_COUNT: sum(rows.values()),
                 "days": len(rows),
-                "computed_in": _PLACES[in_spark],
+                "computed_in": "Spark" if in_spark else "the run's process",
                 **daily.metadata(configured, dates[-1]),
             }
             if expired := [day.isoformat() for day in dates if day not in rows]:
@@ -104,7 +103,7 @@ def build_daily_asset(settings: Settings, daily: DailyAsset, *, in_spark: bool) 
             ),
             metadata=column_metadata(stage.table.name),
             group_name="fleet",
-            kinds={"duckdb", *(["spark"] if in_spark else [])},
+            kinds={"duckdb", *(["spark"] if may_use_spark else [])},
             owners=OWNERS,
         )(compute)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from sr_assets.adapters.published.daily_rows import AvailabilityRows, DailyRows, InventoryRows
-from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY, DailyTable
+from sr_assets.adapters.published.daily_tables import DailyTable
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.node_histories import Histories, read_spans, read_streams, with_tables
 from sr_assets.adapters.state.operator_settings import added_windows
@@ -43,14 +43,15 @@ class Computed(NamedTuple):
 
 
 class DailyStage(ABC):
-    """The computation of one daily table.
+    """The computation of one daily table by `computation`. `own`: exclude nodes that other sites report."""
 
-    `own`: exclude nodes that other sites report. `days_before`: number of earlier days to read as well.
-    """
-
-    table: DailyTable
+    computation: type[DailyRows]
     own: bool
-    days_before: int
+
+    @property
+    def table(self) -> DailyTable:
+        """The computed table."""
+        return self.computation.table
 
     @abstractmethod
     def settings(self, settings: Settings) -> DailySettings:
@@ -64,7 +65,7 @@ class DailyStage(ABC):
     def rows_of(
         self, settings: Settings, connection: duckdb.DuckDBPyConnection, streams: pa.Table, days: Sequence[Day]
     ) -> DailyRows:
-        """Return the computation of consecutive days after the first `days_before`, from the opened published tables."""
+        """Return the computation of consecutive days from the opened published tables; the first `days_before` have no rows."""
 
     def first_date(self, settings: Settings, now_ns: int) -> date:
         """Return the earliest computable date of the table; the input of earlier dates has expired."""
@@ -77,7 +78,7 @@ class DailyStage(ABC):
         it computes the rows. Raises RunError if no table was published yet or the rows cannot be written, and ConfigurationError
         if no date can be computed.
         """
-        chosen, before = self.settings(settings), self.days_before
+        chosen, before = self.settings(settings), self.computation.days_before
         with open_fleet(settings.home) as connection:
             streams = read_streams(connection, settings.replicator, own=self.own)
             watermark_ns = self._watermark_ns(streams)
@@ -109,7 +110,7 @@ class DailyStage(ABC):
         return self._earliest(settings, now_ns - self.input_retention(settings)[0])
 
     def _earliest(self, settings: Settings, begins_ns: int) -> date:
-        return date_at(begins_ns, self.settings(settings).timezone) + timedelta(days=1 + self.days_before)
+        return date_at(begins_ns, self.settings(settings).timezone) + timedelta(days=1 + self.computation.days_before)
 
     def _computable(self, settings: Settings, dates: Sequence[date], watermark_ns: int) -> Sequence[date]:
         """Return the dates whose input has not expired; raises ConfigurationError if there is none."""
@@ -126,9 +127,8 @@ class DailyStage(ABC):
 class AvailabilityStage(DailyStage):
     """Seconds up, silent and retired of each node and day, for local sites and for the sites of the feeds."""
 
-    table = AVAILABILITY
+    computation = AvailabilityRows
     own = False
-    days_before = 0
 
     def settings(self, settings: Settings) -> DailySettings:
         return settings.availability
@@ -152,9 +152,8 @@ class AvailabilityStage(DailyStage):
 class InventoryStage(DailyStage):
     """Number of nodes per value of each property; a day is compared with the previous day."""
 
-    table = INVENTORY
+    computation = InventoryRows
     own = True
-    days_before = 1
 
     def settings(self, settings: Settings) -> DailySettings:
         return settings.inventory

@@ -92,24 +92,23 @@ def tracked(platform: Settings) -> Settings:
 
 
 def test_no_command_and_no_job_deletes_files_of_others(tracked: Settings, command: Command) -> None:
-    used = tracked
     # Tables, history and the Dagster instance.
     assert command("run", "--once")[0] == 0
-    planted = plant(used.home)
-    publish(used, 5)
+    planted = plant(tracked.home)
+    publish(tracked, 5)
     file = Path(os.environ["SR_ASSETS_CONFIG"])
-    site = used.streams[0].name
+    site = tracked.streams[0].name
     assert site is not None
     for arguments in (
         ("run", "--once"),
-        ("pause", "--stream", used.streams[1].stream),
-        ("resume", "--stream", used.streams[1].stream),
+        ("pause", "--stream", tracked.streams[1].stream),
+        ("resume", "--stream", tracked.streams[1].stream),
         ("retire", "n1"),
         ("unretire", "n1"),
         ("maintenance", "add", "--match", "*", "--for", "1h", "--reason", "x"),
         ("checkpoint", "--site", site, "-o", str(file.with_name("checkpoint.zip"))),
         ("restore", "--site", site, str(file.with_name("checkpoint.zip"))),
-        ("recover", "--stream", used.streams[0].stream, "--force"),
+        ("recover", "--stream", tracked.streams[0].stream, "--force"),
         ("run", "--once"),
         ("nodes",),
         ("query", "SELECT 1"),
@@ -117,9 +116,9 @@ def test_no_command_and_no_job_deletes_files_of_others(tracked: Settings, comman
     ):
         code, _, errors = command(*arguments)
         assert (code, errors.count("error:")) == (0, 0), (arguments, errors)
-    prepare_storage(prepare_instance(used))
+    prepare_storage(prepare_instance(tracked))
     with open_instance() as instance:
-        assert build(used).resolve_job_def("retention").execute_in_process(instance=instance).success
+        assert build(tracked).resolve_job_def("retention").execute_in_process(instance=instance).success
     document = yaml.safe_load(file.read_text())
     del document["streams"][0]
     file.write_text(yaml.safe_dump(document))
@@ -130,25 +129,24 @@ def test_no_command_and_no_job_deletes_files_of_others(tracked: Settings, comman
 
 
 def test_forgotten_site_leaves_no_file_of_ours(tracked: Settings, command: Command) -> None:
-    used = tracked
     assert run("--once").returncode == 0
     file = Path(os.environ["SR_ASSETS_CONFIG"])
-    site = used.streams[0].name
+    site = tracked.streams[0].name
     assert site is not None
-    for arguments in (("pause", "--stream", f"{site}/{used.streams[0].stream}"), ("retire", "n1")):
+    for arguments in (("pause", "--stream", f"{site}/{tracked.streams[0].stream}"), ("retire", "n1")):
         assert command(*arguments)[0] == 0
     document = yaml.safe_load(file.read_text())
     del document["streams"][0]
     file.write_text(yaml.safe_dump(document))
     # As after a killed checkpoint.
-    give_order(used.home / "sites" / site, "checkpoint")
-    assert take_order(used.home / "sites" / site, "checkpoint")
+    give_order(tracked.home / "sites" / site, "checkpoint")
+    assert take_order(tracked.home / "sites" / site, "checkpoint")
     assert command("forget", "--site", site)[0] == 0
-    assert not (used.home / "sites" / site).exists()
+    assert not (tracked.home / "sites" / site).exists()
     tables = [
-        name for (name,) in control.query(used.home, "SELECT name FROM sqlite_schema WHERE sql LIKE '%site TEXT%'")
+        name for (name,) in control.query(tracked.home, "SELECT name FROM sqlite_schema WHERE sql LIKE '%site TEXT%'")
     ]
     assert len(tables) > 5
-    rows = {name: control.query(used.home, f"SELECT * FROM {name} WHERE site = ?", site) for name in tables}
+    rows = {name: control.query(tracked.home, f"SELECT * FROM {name} WHERE site = ?", site) for name in tables}
     assert not any(rows.values()), rows
-    assert not [path for path in (used.home / "snapshots").rglob("*") if site in path.name]
+    assert not [path for path in (tracked.home / "snapshots").rglob("*") if site in path.name]

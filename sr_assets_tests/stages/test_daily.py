@@ -387,9 +387,12 @@ def test_given_session_computes_days_if_it_has_the_files_of_the_home(
     publish(settings.home, {"a": [Change(BEGIN_NS, "new", None)]}, BEGIN_NS + 2 * DAY_NS)
     given = SparkConnection(GivenEngine(Given(spark.session()), settings.home), None, "daily")
     assert AVAILABILITY_STAGE.compute_days(settings, [FIRST], given) == ({FIRST: 1}, True)
-    # The executors get another path than the driver.
-    elsewhere = lambda session, links, cores, folder: try_links(session, links, cores, f"{folder}-elsewhere")  # noqa: E731
-    monkeypatch.setattr(daily_jobs, "try_links", elsewhere)
+
+    def try_elsewhere(session: SparkSession, links: Any, cores: int, folder: str) -> Any:
+        """Give the executors another path than the driver."""
+        return try_links(session, links, cores, f"{folder}-elsewhere")
+
+    monkeypatch.setattr(daily_jobs, "try_links", try_elsewhere)
     assert AVAILABILITY_STAGE.compute_days(settings, [FIRST], given) == ({FIRST: 1}, False)
     assert (
         "availability in the run's process: the executors cannot use the files of the home (executor on" in caplog.text

@@ -650,7 +650,10 @@ class Copier:
         return genuine
 
     def _originals(self, sequences: list[int], source: wire.Connection) -> Iterator[list[Message]]:
-        """Yield the originals of ascending sequences that the source holds: of the batch's only a lane's, with others of it."""
+        """Yield the originals of ascending sequences, as far as the source holds them.
+
+        A lane reads the originals of its batch by its filter, which also yields other messages between them.
+        """
         plan = self._plan
         if self._rows is None:
             low, high = (bisect.bisect_left(sequences, end) for end in (plan.first, plan.next))

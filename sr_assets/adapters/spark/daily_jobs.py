@@ -165,9 +165,12 @@ def _schema(kinds: Mapping[str, str]) -> str:
 
 def _bucket_count(connection: duckdb.DuckDBPyConnection, rows: DailyRows) -> int:
     """Return the number of groups of nodes; a group fits into the memory of a task."""
-    counts: list[int] = [connection.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0] for name in INPUTS]
-    nodes, changes = sum(counts[::2]), sum(counts[1::2])
-    return max(1, math.ceil((changes + nodes * len(rows.days) * rows.rows_per_node) / PORTION_ROWS))
+    held = 0
+    for name in INPUTS:
+        ((count,),) = connection.execute(f"SELECT count(*) FROM {name}").fetchall()
+        # Each node has rows of the days; each transition is one row.
+        held += count * len(rows.days) * rows.rows_per_node if name.endswith("_availability") else count
+    return max(1, math.ceil(held / PORTION_ROWS))
 
 
 @contextlib.contextmanager

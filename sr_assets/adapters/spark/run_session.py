@@ -158,8 +158,7 @@ class SparkConnection:
 
         An engine that is not warm is started in the background when this process has done enough work of its size.
         """
-        decision = self._decide(messages, payload_bytes)
-        return self._tell(work, *decision)
+        return self._tell(work, *self._decide(messages, payload_bytes))
 
     def _tell(self, work: str, in_spark: bool, reason: str) -> bool:
         if self._told.get(work) != (in_spark, reason):

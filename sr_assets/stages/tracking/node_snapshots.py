@@ -174,15 +174,15 @@ class HistoryCompaction:
             accepted.add(file.path)
 
     def survey(self) -> tuple[set[Path], set[Path], set[Path]]:
-        """Return the files that the index lists and the folder has, those that it lacks, and those that are not listed.
+        """Return three sets of files: in the index and the folder, only in the index, only in the folder.
 
-        Replaced files are none of them.
+        Replaced files, which wait for their deletion, are in none.
         """
         present = set(history_files(self._folder))
         listed = {self._home / file.file for file in self._index.files()}
         replaced = {self._home / name for name in self._index.replaced()}
         missing = listed - present
-        # An older state lists files that were merged since; a later file may have the name of a replaced one.
+        # An index with missing files may be of an older state: a later file may have the name of one that it had replaced.
         return listed & present, missing, present - listed - (set() if missing else replaced)
 
     def _adopt(self, file: HistoryFile, accepted: set[Path]) -> None:

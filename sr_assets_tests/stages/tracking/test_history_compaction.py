@@ -77,6 +77,12 @@ class History:
         (settings,) = (each for each in site.streams if each.stream == stream)
         HistoryCompaction(settings, site.state, site).compact(BEGIN_NS + int(hour * HOUR_NS))
 
+    def settle(self, site: Site, hour: float) -> None:
+        """Compact, publish the result, and delete the files that were merged."""
+        self.compact(site, hour)
+        site.publish()
+        remove_replaced(site, site.state, "A")
+
     def files(self, stream: str = "A") -> list[Path]:
         """Return the stream's files on disk."""
         return sorted(stream_folder(self.home, SITE, stream).glob("date=*/*.parquet"))
@@ -131,13 +137,9 @@ def test_random_batches_keep_each_row_once(history: History, seed: int) -> None:
             history.add(site, rows)
             hour = after
             if chance.random() < 0.5:
-                history.compact(site, hour)
-                site.publish()
-                remove_replaced(site, site.state, "A")
+                history.settle(site, hour)
                 history.check()
-        history.compact(site, 48)
-        site.publish()
-        remove_replaced(site, site.state, "A")
+        history.settle(site, 48)
     history.check()
     assert len(history.files()) == len({file.parent for file in history.files()})
     assert max(describe(file).level for file in history.files()) <= 3
@@ -147,9 +149,7 @@ def test_batch_across_an_hour_is_cut_when_the_hour_closes(history: History) -> N
     with history.open() as site:
         for hours in ([0, 0], [0, 1], [1]):
             history.add(site, hours)
-        history.compact(site, 1)
-        site.publish()
-        remove_replaced(site, site.state, "A")
+        history.settle(site, 1)
         history.check()
         described = [describe(file) for file in history.files()]
         assert sorted((file.first_hour - BEGIN_NS // HOUR_NS, file.rows, file.level) for file in described) == [
@@ -168,9 +168,7 @@ def test_row_of_one_node_survives_the_end_of_the_day(history: History, batches: 
         for batch in batches:
             history.add(site, batch)
         for hour in (1, 24, 24):
-            history.compact(site, hour)
-            site.publish()
-            remove_replaced(site, site.state, "A")
+            history.settle(site, hour)
             history.check()
     assert len(history.files()) == 1
 
@@ -216,9 +214,7 @@ def test_open_reader_finishes_and_its_files_stay(history: History) -> None:
             # The reader's view names no later file.
             history.add(site, [1])
             history.add(site, [1])
-            history.compact(site, 2)
-            site.publish()
-            remove_replaced(site, site.state, "A")
+            history.settle(site, 2)
             assert len(history.files()) == 6
             history.check_reader(reader, until=4)
         remove_replaced(site, site.state, "A")
@@ -253,14 +249,10 @@ def test_restored_older_state_counts_each_row_once(history: History, deleted: in
     restore_checkpoint(file, read_about(file, "r", SITE), folder, history.home)
     with history.open() as site:
         for _ in range(2):
-            history.compact(site, 1)
-            site.publish()
-            remove_replaced(site, site.state, "A")
+            history.settle(site, 1)
             history.check()
         history.compact(site, 24)
-        history.compact(site, 24)
-        site.publish()
-        remove_replaced(site, site.state, "A")
+        history.settle(site, 24)
     history.check()
     assert len(history.files()) == 1
     assert describe(history.files()[0]).level <= 3
@@ -275,16 +267,12 @@ def test_older_state_keeps_the_rows_that_were_merged_after_it(history: History, 
     state, copied = history.home / "sites", history.home / "copied"
     shutil.copytree(state, copied)
     with history.open() as site:
-        history.compact(site, hour)
-        site.publish()
-        remove_replaced(site, site.state, "A")
+        history.settle(site, hour)
     shutil.rmtree(state)
     copied.rename(state)
     with history.open() as site:
         for _ in range(2):
-            history.compact(site, hour)
-            site.publish()
-            remove_replaced(site, site.state, "A")
+            history.settle(site, hour)
             history.check()
     assert len(history.files()) == 1
 
@@ -298,9 +286,7 @@ def test_file_with_the_name_of_a_replaced_one_keeps_its_rows(history: History) -
     merged.replace(part)
     with history.open() as site:
         for _ in range(2):
-            history.compact(site, 24)
-            site.publish()
-            remove_replaced(site, site.state, "A")
+            history.settle(site, 24)
             history.check()
     assert len(history.files()) == 1
 
@@ -334,13 +320,9 @@ def test_clock_jump_backwards_rewrites_no_row_too_often(history: History) -> Non
     with history.open() as site:
         for hour in (5, 5, 6, 2, 2, 6, 3, 6, 7):
             history.add(site, [hour, hour])
-            history.compact(site, max(6, hour))
-            site.publish()
-            remove_replaced(site, site.state, "A")
+            history.settle(site, max(6, hour))
             history.check()
-        history.compact(site, 24)
-        site.publish()
-        remove_replaced(site, site.state, "A")
+        history.settle(site, 24)
     history.check()
     (file,) = history.files()
     assert describe(file).level <= 3
@@ -378,9 +360,7 @@ def test_retention_deletes_merged_files(tmp_path: Path) -> None:
     with history.open() as site:
         for hour in (0, 0, 24, 24):
             history.add(site, [hour])
-        history.compact(site, 48)
-        site.publish()
-        remove_replaced(site, site.state, "A")
+        history.settle(site, 48)
         assert len(history.files()) == 2
         history.compact(site, 72)
         site.publish()
@@ -393,8 +373,6 @@ def test_state_of_an_earlier_build_learns_rows_and_hours(history: History) -> No
         for _ in range(2):
             history.add(site, [0])
         site.state.connection.execute("UPDATE history SET rows = NULL, first_hour = NULL, last_hour = NULL")
-        history.compact(site, 1)
-        site.publish()
-        remove_replaced(site, site.state, "A")
+        history.settle(site, 1)
     history.check()
     assert len(history.files()) == 1
