@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Final, Self
 
@@ -148,7 +148,8 @@ class Receipt:
         self.forged += other.forged
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        # `asdict` would copy each of the runs, one per message if lanes alternate.
+        return json.dumps({**vars(self), "parked": [vars(message) for message in self.parked]})
 
     @classmethod
     def decode(cls, text: str | bytes) -> Self:
