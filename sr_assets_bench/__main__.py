@@ -96,7 +96,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "availability": lambda bench, scale: measure_availability(bench, int(100_000 * scale)),
     "inventory": lambda bench, scale: measure_inventory(bench, int(100_000 * scale)),
     "disk": lambda bench, scale: measure_disk(bench, int(5_000 * scale)),
-    "free_cores": lambda bench, scale: measure_free_cores(bench, int(40_000 * scale)),
+    "free_cores": lambda bench, scale: measure_free_cores(bench, int(160_000 * scale)),
     # Last, because its classic session lasts until the end of this process.
     "cluster": lambda bench, scale: measure_cluster(bench, int(60_000 * scale)),
 }

@@ -1,4 +1,4 @@
-"""The same work on a standalone cluster of two workers and on the local engine, alternately."""
+"""The same work on a standalone cluster of two workers and on this host alone, alternately."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The local engine, a cluster of one worker and one of two, with cores that the servers do not use.
+"""This host alone, a cluster of one worker and one of two, with cores that the servers do not use.
 
-The servers have one core. On the other one, each host has the same share: this one, with the driver or the local engine,
-and each worker.
+The servers have one core. On the other one, each host has the same share: this one, with the run and Spark's driver or
+engine, and each worker.
 """
 
 from __future__ import annotations

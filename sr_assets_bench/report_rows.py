@@ -87,8 +87,8 @@ def _copy(figures: Figures) -> Iterator[Row]:
 def _cluster(cluster: Figures) -> Iterator[Row]:
     for kind, label in (("plain", "plain copy"), ("sampled", "sampled, a new fleet")):
         ours, local = (cluster[f"{kind}_{where}_per_second"] for where in ("cluster", "local"))
-        workload = f"{label}, 7 KB, a Spark cluster of {cluster['workers']} workers, compared with the local engine"
-        rates = f"cluster {ours:,}/s, local engine {local:,}/s"
+        workload = f"{label}, 7 KB, a Spark cluster of {cluster['workers']} workers, compared with this host alone"
+        rates = f"cluster {ours:,}/s, this host {local:,}/s"
         yield at_least(f"{workload} ({rates})", cluster[f"{kind}_to_local"], None, " x")
 
 
@@ -102,9 +102,9 @@ def _free_cores(figures: Figures | None) -> Iterator[Row]:
                 figures[f"{kind}_{name}_{distance}ms_per_second"] for name in ("local", "one", "two")
             )
             where = f"{label}, slow hosts, target {distance} ms away"
-            rates = f"two workers {double:,}/s, one {single:,}/s, local engine {local:,}/s"
+            rates = f"two workers {double:,}/s, one {single:,}/s, this host {local:,}/s"
             yield at_least(f"{where}: two workers compared with one ({rates})", round(double / single, 2), None, " x")
-            yield at_least(f"{where}: two workers compared with the local engine", round(double / local, 2), None, " x")
+            yield at_least(f"{where}: two workers compared with this host alone", round(double / local, 2), None, " x")
 
 
 def _sampled(figures: Figures) -> Iterator[Row]:
