@@ -373,6 +373,46 @@ def test_workers_without_pyarrow_are_an_error_without_copies(clustered: Rig, clu
     assert rig.copies(stream) == []
 
 
+@contextlib.contextmanager
+def lake_on_cluster(
+    cluster: SparkCluster, home: Path, folder: Path, stream: str, spark: dict[str, Any]
+) -> Iterator[tuple[Rig, Path]]:
+    """Yield a site whose source has a login, with a lake of 5,000 messages in a folder that all machines have."""
+    users = f"authorization {{users: [{{user: {_USER}, password: {_PASSWORD}}}]}}"
+    # The executors have another user.
+    lake = cluster.folder / "work" / stream / "lake"
+    for made in (lake.parent, lake):
+        made.mkdir()
+        made.chmod(0o777)
+    with NatsServer(folder / "source", "source", config=users) as source:
+        rig = Rig(home, source, source, str, spark=spark)
+        with Connection(ClusterSettings((source.address,), user=_USER, password=_PASSWORD)) as opened:
+            publish_numbered(opened, outgoing(create_stream(opened, stream), 5_000))
+        login = f"nats://{_USER}:{_PASSWORD}@{source.address}"
+        rig.add(stream, source_url=login, target_url="b:1", lake={"path": f"file:{lake}"})
+        yield rig, lake
+
+
+@pytest.mark.nightly
+def test_lake_is_filled_on_a_cluster_without_leaking_secrets(
+    cluster: SparkCluster, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]
+) -> None:
+    config = {"mode": cluster.mode, "config": cluster.config}
+    with lake_on_cluster(cluster, engine_home, tmp_path, unique("NODES"), config) as (rig, lake):
+        settings = rig.settings()
+        with closing(SparkConnection(HomeEngine(settings.spark, settings.home), None, "lake")) as spark:
+            rows = [fill(settings, settings.streams[0], spark, "test").rows for _ in range(2)]
+            # Its application would keep the cluster's cores.
+            spark.session().stop()
+    assert rows == [5_000, 0]
+    with duckdb.connect() as opened:
+        query = f"SELECT count(*), count(DISTINCT sequence) FROM read_parquet('{lake}/*/*.parquet')"
+        assert opened.execute(query).fetchall() == [(5_000, 5_000)]
+    (rig.home / "replication.yaml").unlink()
+    assert files_with(_PASSWORD, lake, rig.home) == []
+    assert _PASSWORD not in cluster.logs()
+
+
 @pytest.fixture(scope="module")
 def server(cluster: SparkCluster) -> Iterator[str]:
     """A Connect server on the whole cluster; tests that need the cluster itself must run before."""
@@ -475,35 +515,12 @@ def check(rig: Rig) -> str:
     return completed.stdout
 
 
-@contextlib.contextmanager
-def lake_on_cluster(
-    cluster: SparkCluster, home: Path, folder: Path, stream: str, spark: dict[str, Any]
-) -> Iterator[tuple[Rig, Path]]:
-    """Yield a site whose source has a login, with a lake of 5,000 messages in a folder that all machines have."""
-    users = f"authorization {{users: [{{user: {_USER}, password: {_PASSWORD}}}]}}"
-    # The executors have another user.
-    lake = cluster.folder / "work" / stream / "lake"
-    for made in (lake.parent, lake):
-        made.mkdir()
-        made.chmod(0o777)
-    with NatsServer(folder / "source", "source", config=users) as source:
-        rig = Rig(home, source, source, str, spark=spark)
-        with Connection(ClusterSettings((source.address,), user=_USER, password=_PASSWORD)) as opened:
-            publish_numbered(opened, outgoing(create_stream(opened, stream), 5_000))
-        login = f"nats://{_USER}:{_PASSWORD}@{source.address}"
-        rig.add(stream, source_url=login, target_url="b:1", lake={"path": f"file:{lake}"})
-        yield rig, lake
-
-
 @pytest.mark.nightly
 def test_lake_needs_the_package_on_a_connect_server(
-    cluster: SparkCluster, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]
+    server: str, cluster: SparkCluster, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]
 ) -> None:
     """Spark ships nothing to the tasks of a streaming query there."""
-    with (
-        cluster.connect() as mode,
-        lake_on_cluster(cluster, engine_home, tmp_path, unique("NODES"), {"mode": mode}) as (rig, _),
-    ):
+    with lake_on_cluster(cluster, engine_home, tmp_path, unique("NODES"), {"mode": server}) as (rig, _):
         settings = rig.settings()
         engine = HomeEngine(settings.spark, settings.home)
         with (
@@ -513,23 +530,3 @@ def test_lake_needs_the_package_on_a_connect_server(
             fill(settings, settings.streams[0], spark, "test")
         shown = cluster.shown() + cluster.events
     assert _PASSWORD not in shown + cluster.logs()
-
-
-@pytest.mark.nightly
-def test_lake_is_filled_on_a_cluster_without_leaking_secrets(
-    cluster: SparkCluster, engine_home: Path, tmp_path: Path, unique: Callable[[str], str]
-) -> None:
-    config = {"mode": cluster.mode, "config": cluster.config}
-    with lake_on_cluster(cluster, engine_home, tmp_path, unique("NODES"), config) as (rig, lake):
-        settings = rig.settings()
-        with closing(SparkConnection(HomeEngine(settings.spark, settings.home), None, "lake")) as spark:
-            rows = [fill(settings, settings.streams[0], spark, "test").rows for _ in range(2)]
-            # Its application would keep the cluster's cores.
-            spark.session().stop()
-    assert rows == [5_000, 0]
-    with duckdb.connect() as opened:
-        query = f"SELECT count(*), count(DISTINCT sequence) FROM read_parquet('{lake}/*/*.parquet')"
-        assert opened.execute(query).fetchall() == [(5_000, 5_000)]
-    (rig.home / "replication.yaml").unlink()
-    assert files_with(_PASSWORD, lake, rig.home) == []
-    assert _PASSWORD not in cluster.logs()
