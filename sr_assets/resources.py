@@ -14,7 +14,7 @@ import duckdb
 from dagster_duckdb import DuckDBResource
 
 from sr_assets.adapters.data import Source, current_settings, source_named
-from sr_assets.adapters.logs import note_run, open_log
+from sr_assets.adapters.logs import configure_logging, note_run
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.adapters.spark.run_session import HomeEngine, SparkResource, engine_of
@@ -135,8 +135,3 @@ def spark_resource(settings: Settings) -> dg.ResourceDefinition:
             yield spark
 
     return dg.ResourceDefinition(open_engine, description="The platform's Spark engine, with a session for the run.")
-
-
-def configure_logging(settings: Settings) -> None:
-    """Configure this process's log once, as the settings say."""
-    open_log(settings.loglevel, settings.log_format, settings.logfile)

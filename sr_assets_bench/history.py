@@ -12,10 +12,10 @@ import duckdb
 import pyarrow as pa
 from pyarrow import parquet
 
+from sr_assets.adapters.history_paths import relative_name
 from sr_assets.adapters.published.compaction import describe, merge
 from sr_assets.adapters.published.history import SCHEMA, open_writer, stream_folder
 from sr_assets.adapters.published.tables import history_query, snapshots_query
-from sr_assets.adapters.state.snapshot_index import relative_name
 from sr_assets.domain.history_layout import HistoryFile, plan_merges
 from sr_assets_bench.rig import SITE, PeakMemory
 

@@ -13,11 +13,14 @@ from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sr_assets.adapters.private import open_to_append
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.foreign_text import visible
+
+if TYPE_CHECKING:
+    from sr_assets.settings import Settings
 
 #: The attributes of every record; all others were passed as `extra`.
 _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
@@ -130,6 +133,11 @@ def escape_warnings() -> None:
     """Make foreign text harmless in the warnings of a process that opens no log, which Python prints as they are."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(TextLines(bare=True))
+
+
+def configure_logging(settings: "Settings") -> None:
+    """Open this process's log as the settings say; once per process."""
+    open_log(settings.loglevel, settings.log_format, settings.logfile)
 
 
 def open_log(level: str, form: Literal["text", "json"], file: Path | None) -> None:

@@ -11,12 +11,12 @@ from typing import Final
 
 import dagster as dg
 
-from sr_assets.adapters.logs import note_run
+from sr_assets.adapters.logs import configure_logging, note_run
 from sr_assets.adapters.spark.run_session import SparkConnection, SparkResource, engine_of
 from sr_assets.assets.checks import check_specs, warning
 from sr_assets.assets.specs import column_metadata, entry_spec, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, StandbyError
-from sr_assets.resources import MISCONFIGURED, Platform, configure_logging
+from sr_assets.resources import MISCONFIGURED, Platform
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.lake_filling import fill
 

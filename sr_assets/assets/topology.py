@@ -5,6 +5,7 @@ from typing import Final
 
 import dagster as dg
 
+from sr_assets.adapters.logs import configure_logging
 from sr_assets.assets.charts import graph_picture
 from sr_assets.assets.checks import as_event, check_specs
 from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, stream_key, topology_key
@@ -12,7 +13,7 @@ from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.graph import Graph, Node, around, graph_of
 from sr_assets.domain.topology.plan import Action
 from sr_assets.domain.topology.wanted import WantedStream
-from sr_assets.resources import Platform, configure_logging
+from sr_assets.resources import Platform
 from sr_assets.settings import Settings, TopologySettings
 from sr_assets.stages.topology.evaluation import (
     DRIFT_CHECK,

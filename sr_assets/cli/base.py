@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sr_assets.adapters.logs import escape_warnings, print_error
+from sr_assets.adapters.logs import configure_logging, escape_warnings, print_error
 from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.domain.foreign_text import visible
@@ -157,7 +157,6 @@ def _settings() -> "Settings":
 def note_action(settings: "Settings", action: str, subject: str, detail: str = "") -> None:
     """Record a completed action of an operator in `operator_actions` and in the log file."""
     from sr_assets.adapters.published.actions import record_action
-    from sr_assets.resources import configure_logging
 
     row = record_action(settings.home, action, subject, detail)
     if settings.logfile is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sr_assets.adapters.logs import print_error, print_warning
+from sr_assets.adapters.logs import configure_logging, print_error, print_warning
 from sr_assets.cli.base import SECONDS, cli, configured, echo, need_feeds, table_or_json
 from sr_assets.cli.render import Format, age_text, print_document, print_json, print_note, show
 from sr_assets.cli.warnings import note_age
@@ -203,7 +203,6 @@ def unretire(settings: "Settings", name: str, site: str | None) -> int:
 
 def _act(settings: "Settings", action: "Action", node: str, site: str | None, reason: str) -> int:
     """Act on a node in each of its streams and print the results. Exit code 1 if none was changed."""
-    from sr_assets.resources import configure_logging
     from sr_assets.stages.operator_commands import act_on_node
 
     if settings.logfile is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sr_assets.adapters.logs import set_print_format
+from sr_assets.adapters.logs import configure_logging, set_print_format
 from sr_assets.cli.base import (
     FILE,
     SECONDS,
@@ -154,7 +154,6 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
     Use it after the loss of a state, and to take over from the Stream Replicator. The site's other streams keep their state.
     """
     from sr_assets.operate.bars import progress_bars
-    from sr_assets.resources import configure_logging
     from sr_assets.stages.replication.recover import recover_stream
 
     configure_logging(settings)
@@ -212,7 +211,6 @@ def forget(settings: "Settings", site: str, stream: str | None, replicator: str 
 
     At a centre, delete a site that its feeds report.
     """
-    from sr_assets.resources import configure_logging
     from sr_assets.stages.forgetting import forget as forget_site
 
     configure_logging(settings)

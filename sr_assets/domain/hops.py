@@ -24,6 +24,8 @@ _MOST_LETTERS: Final = 255
 #: So many last tokens of a subject are compared after a hop, which may have removed others.
 _MOST_TOKENS: Final = 3
 GROWTH: Final = 1.04
+#: Latencies are counted in slots of this length.
+SLOT_NS: Final = 300 * SECOND_NS
 
 
 class Hop(NamedTuple):

@@ -10,9 +10,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
     from sr_assets.domain.messages import Message
 
@@ -150,24 +147,6 @@ def clock_is_ahead(ts_ns: int | None, last_stored_ns: int | None, own_clock_ns: 
 def is_credible(stored_ns: int, own_clock_ns: int) -> bool:
     """Return whether a server's clock may be right: it is at most an hour ahead of ours."""
     return stored_ns - own_clock_ns <= CLOCK_TOLERANCE_NS
-
-
-def credible_times(
-    stored_ns: npt.NDArray[np.int64], before_ns: int | None, own_clock_ns: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return stored times, of which incredible ones count as the latest credible time before them, and which those are.
-
-    `before_ns` is the latest credible time before the first one. Without any, the first credible time after them counts:
-    our clock's time would be later than the following messages, and nodes would seem silent; it counts only if no time is
-    credible.
-    """
-    ahead = stored_ns - own_clock_ns > CLOCK_TOLERANCE_NS
-    if not ahead.any():
-        return stored_ns, ahead
-    if before_ns is None:
-        before_ns = own_clock_ns if ahead.all() else int(stored_ns[~ahead][0])
-    latest_ns = np.maximum(np.maximum.accumulate(np.where(ahead, 0, stored_ns)), before_ns)
-    return np.where(ahead, latest_ns, stored_ns), ahead
 
 
 def retention_clock_ns(watermark_ns: int | None, own_clock_ns: int) -> int | None:

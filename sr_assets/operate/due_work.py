@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sr_assets.adapters import control, times
 from sr_assets.adapters.locking import lock
-from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.logs import configure_logging, print_error
 from sr_assets.adapters.private import open_private
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.status_file import record_alive
@@ -281,8 +281,6 @@ def _locked(home: Path, *, wait: bool) -> Iterator[bool]:
 def due_work_process(*, once: bool, since: float) -> int:
     """Do the due work in this process and return the exit code; report runs that failed after `since` (unix seconds)."""
     try:
-        from sr_assets.resources import configure_logging
-
         with (
             signals_as_interrupt(),
             storage_errors(Path(os.environ["DAGSTER_HOME"])),

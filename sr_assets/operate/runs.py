@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from sr_assets.adapters import times
-from sr_assets.adapters.logs import open_log, print_error, print_warning
+from sr_assets.adapters.logs import configure_logging, print_error, print_warning
 from sr_assets.automation.observing import is_idle
 from sr_assets.operate.due_work import due_work_process, is_due
 from sr_assets.operate.forking import Copies
@@ -74,7 +74,7 @@ def _run_sites(settings: Settings, streams: Sequence[Entry], copies: Copies, *, 
     if once:
         begin_notifying(settings)
     else:
-        open_log(settings.loglevel, settings.log_format, settings.logfile)
+        configure_logging(settings)
     health = Health(settings, site_parts(settings, list(chosen)))
     with (
         contextlib.closing(_Children(settings, copies, alone=len(chosen) == 1)) as children,

@@ -18,7 +18,7 @@ from typing import Final, Self
 from sr_assets.adapters import times
 from sr_assets.adapters.extras import require_extra
 from sr_assets.adapters.locking import lock
-from sr_assets.adapters.logs import open_log, print_error, print_warning
+from sr_assets.adapters.logs import configure_logging, print_error, print_warning
 from sr_assets.adapters.private import open_private, refuse_foreign, write_private
 from sr_assets.automation.run_processes import LONGEST_FOLDER
 from sr_assets.domain.errors import RunError
@@ -222,7 +222,7 @@ def _serve(settings: Settings, ui: Ui | None, copies: Copies) -> int:
             print_warning(warning)
     prepare_instance(settings)
     mark_start(settings)
-    open_log(settings.loglevel, settings.log_format, settings.logfile)
+    configure_logging(settings)
     with open_private(settings.home / "up.lock") as file:
         if not lock(file):
             raise RunError(

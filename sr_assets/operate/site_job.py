@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
-from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.logs import configure_logging, print_error
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError, StandbyError
 from sr_assets.domain.positions import SECOND_NS
@@ -39,8 +39,6 @@ def site_process(site: str, labels: Sequence[str], *, once: bool, bars: bool) ->
     """
     try:
         with signals_as_interrupt():
-            from sr_assets.resources import configure_logging
-
             settings = load_settings()
             configure_logging(settings)
             _leave_reported_lines_out(once=once)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sr_assets.adapters.arrow_rows import arrow_schema, rows_of
 from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
-from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SequenceRange, credible_times, missing
+from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, SequenceRange, missing
+from sr_assets.domain.tracking.columns import credible_times
 from sr_assets.domain.tracking.replaying import STRETCH, Survey, survey_part
 
 HOUR = CLOCK_TOLERANCE_NS

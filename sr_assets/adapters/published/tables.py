@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.state.global_view import blind, same_key
-from sr_assets.adapters.state.stream_tables import SLOT_NS
-from sr_assets.domain.hops import bucket_seconds
+from sr_assets.domain.hops import SLOT_NS, bucket_seconds
 from sr_assets.domain.positions import DAY_NS
 from sr_assets.domain.received import REPORTED, STATUS
 

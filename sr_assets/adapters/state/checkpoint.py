@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple
 import duckdb
 
 from sr_assets.adapters import control, times
+from sr_assets.adapters.history_paths import history_path
 from sr_assets.adapters.private import own_folder, sync_folder
 from sr_assets.adapters.state.database import create_database, keep_newest_asides
 from sr_assets.adapters.state.operator_settings import read_window
 from sr_assets.adapters.state.schema import SCHEMA_VERSION, TABLES
-from sr_assets.adapters.state.snapshot_index import history_path
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
 from sr_assets.domain.positions import DAY_NS

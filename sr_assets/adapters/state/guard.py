@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from sr_assets.adapters.state.stream_tables import EventTable
-from sr_assets.domain.tracking.outages import Guard, Outage, SiteEvent, SiteReport, Watched
+from sr_assets.domain.tracking.outage_guard import Watched
+from sr_assets.domain.tracking.outages import Guard, Outage, SiteEvent, SiteReport
 
 #: The nodes that are up at `$from_ns`, or held then, with a number and their last sighting before. The order of numbers is
 #: of no importance.

@@ -4,19 +4,16 @@ Paths are relative to the home (`snapshots/name=…`), so that a home can be mov
 `replaced`: its rows no longer count, and the file stays until no reader has it open.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
+from sr_assets.adapters.history_paths import relative_name
 from sr_assets.adapters.state.stream_tables import StreamTable
 from sr_assets.domain.history_layout import HistoryFile
-from sr_assets.settings.values import shown
 
 #: SQL expression for a file's path relative to its home, given its whole path.
 _RELATIVE: Final = r"regexp_replace({}, '^.*/(snapshots/name=)', '\1')"
-_NAME: Final = re.compile(r"/date=[0-9]{4}-[0-9]{2}-[0-9]{2}/[0-9]+(-[0-9]+)+\.parquet")
 
 
 class IndexedFile(NamedTuple):
@@ -177,20 +174,3 @@ class SnapshotIndex(StreamTable):
         self._connection.execute(
             "DELETE FROM history WHERE stream = ? AND list_contains(?::VARCHAR[], file)", [self._stream, list(files)]
         )
-
-
-def relative_name(file: Path) -> str:
-    """Return a file's path relative to its home: `snapshots/name=…/stream=…/date=…/<file>`."""
-    return "/".join(file.parts[-5:])
-
-
-def history_path(home: Path, name: str, stream: str, file: str) -> Path:
-    """Return the path of a file of a stream's history, given relative to the home.
-
-    Raises ValueError for a file anywhere else: a state may come from somebody else's checkpoint.
-    """
-    folder, path = f"snapshots/name={quote(name, safe='')}/stream={quote(stream, safe='')}", home / file
-    inside = path.resolve().is_relative_to((home / folder).resolve())
-    if not (inside and file.startswith(folder) and _NAME.fullmatch(file, len(folder))):
-        raise ValueError(f"{shown(file)} is not a file of the history of {name}/{shown(stream)}")
-    return path

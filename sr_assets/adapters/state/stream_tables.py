@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypedDict
 import pyarrow as pa
 
 from sr_assets.adapters.state.cached_connection import StateConnection
-from sr_assets.domain.hops import Hop, bucket_of
+from sr_assets.domain.hops import SLOT_NS, Hop, bucket_of
 from sr_assets.domain.positions import CLOCK_TOLERANCE_NS, DAY_NS, SECOND_NS, SequenceRange
 
 #: Label of the seconds and errors of copying; those of reading have none.
@@ -28,8 +28,7 @@ _HEARTBEATS_NS: Final = 3600 * SECOND_NS
 _OVERDUE_SPACINGS: Final = 3
 #: Tolerated delay of a run.
 _GRACE_NS: Final = 60 * SECOND_NS
-#: Latencies are counted in slots of this length, for the last hour.
-SLOT_NS: Final = 300 * SECOND_NS
+#: Latencies are counted for the last hour.
 _SLOTS: Final = 12
 _MOST_LATENCY_ROWS: Final = 10_000
 

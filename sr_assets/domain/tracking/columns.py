@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sr_assets.domain.blindness import BlindSpans
-from sr_assets.domain.tracking.class_policies import NO_CLASS, ClassPolicies, Limits, class_of
+from sr_assets.domain.positions import CLOCK_TOLERANCE_NS
+from sr_assets.domain.tracking.class_policies import NO_CLASS, ClassPolicies, class_of
 from sr_assets.domain.tracking.rows import NODE_SCHEMA, folded_rows, folded_table, transition_row
 from sr_assets.domain.tracking.rules import (
     NODE_COLUMNS,
@@ -78,6 +79,68 @@ class BlindColumns:
         return time_ns - self._before[index] + inside
 
 
+class Limits(NamedTuple):
+    """The limits of many senders, one row each, named as in `Policy`."""
+
+    warning_ns: Integers
+    interval_ns: Integers
+    due_ns: Integers
+
+    def take(self, which: Integers) -> Limits:
+        """Return a selection of the rows."""
+        return Limits(*(column[which] for column in self))
+
+
+class ClassColumns:
+    """`ClassPolicies` for many senders at once."""
+
+    def __init__(self, classes: ClassPolicies) -> None:
+        """Convert the limits to arrays; the last row is the stream's own, for `NO_CLASS`."""
+        self.policies = classes
+        self._names = pa.array(classes.names, pa.string())
+        policies = (*classes.policies, classes.own)
+        self._limits = Limits(
+            *(np.array([getattr(each, name) for each in policies], np.int64) for name in Limits._fields)
+        )
+
+    def limits(self, codes: Integers) -> Limits:
+        """Return the limits of many senders by the codes of their classes."""
+        return self._limits.take(codes)
+
+    def codes(self, names: pa.ChunkedArray | pa.Array) -> Integers:
+        """Return the codes of classes; a class that is no longer configured is none."""
+        codes: Integers = pc.fill_null(pc.index_in(names, self._names), NO_CLASS).to_numpy().astype(np.int64)
+        return codes
+
+    def column(self, codes: Integers) -> pa.Array:
+        """Return the names of classes; null for none."""
+        return self._names.take(pa.array(codes, mask=codes == NO_CLASS))
+
+
+def credible_times(stored_ns: Integers, before_ns: int | None, own_clock_ns: int) -> tuple[Integers, Flags]:
+    """Return stored times, of which incredible ones count as the latest credible time before them, and which those are.
+
+    `before_ns` is the latest credible time before the first one. Without any, the first credible time after them counts:
+    our clock's time would be later than the following messages, and nodes would seem silent; it counts only if no time is
+    credible.
+    """
+    ahead = stored_ns - own_clock_ns > CLOCK_TOLERANCE_NS
+    if not ahead.any():
+        return stored_ns, ahead
+    if before_ns is None:
+        before_ns = own_clock_ns if ahead.all() else int(stored_ns[~ahead][0])
+    latest_ns = np.maximum(np.maximum.accumulate(np.where(ahead, 0, stored_ns)), before_ns)
+    return np.where(ahead, latest_ns, stored_ns), ahead
+
+
+def limits_of(policy: Policy, classes: ClassPolicies | None, names: pa.ChunkedArray | pa.Array) -> Policy | Limits:
+    """Return the limits of senders by the names of their classes; without classes, those of the policy."""
+    if classes is None:
+        return policy
+    columns = ClassColumns(classes)
+    return columns.limits(columns.codes(names))
+
+
 def deadlines(limits: Policy | Limits, blind: BlindSpans, status: pa.Array, seen_ns: Integers) -> pa.Array:
     """Return `deadline_ns` of many senders from their columns `status` and `seen_ns`; null means none."""
     codes = pc.index_in(status, pa.array(_STATUSES)).to_numpy()
@@ -126,7 +189,8 @@ class ColumnFold:
     ) -> None:
         """Start with unknown senders."""
         self.transitions: list[tuple[int, Transition, int]] = []
-        self._classes, self._class = classes, np.full(len(names) if classes else 0, NO_CLASS)
+        self._classes = None if classes is None else ClassColumns(classes)
+        self._class = np.full(len(names) if classes else 0, NO_CLASS)
         self._policy, self._names, self._blind, self._cutoff_ns = policy, names, blind, cutoff_ns
         self._first_transition, self._read_until_ns = first_transition, read_until_ns
         self._blind_columns = BlindColumns(blind)
@@ -206,7 +270,7 @@ class ColumnFold:
         return due
 
     def _policy_of(self, code: int | None) -> Policy:
-        return self._policy if self._classes is None or code is None else self._classes.of(code)
+        return self._policy if self._classes is None or code is None else self._classes.policies.of(code)
 
     def _splay_ns(self, index: int, policy: Policy) -> int:
         return splay_ns(self._names[index].as_py(), policy.interval_ns)
@@ -285,7 +349,7 @@ def fold_batch(
     fold.know(indexes[sequences == 0], rows.filter(pa.array(sequences == 0)))
     stored_ns, payload_bytes, forced = (rows[name].to_numpy() for name in ("stored_ns", "payload_bytes", "forced"))
     order = np.lexsort((sequences, indexes))
-    codes = None if classes is None else classes.codes(rows["class"])
+    codes = None if classes is None else ClassColumns(classes).codes(rows["class"])
     seen = Sightings(indexes, sequences, stored_ns, payload_bytes, forced, codes).take(order[sequences[order] > 0])
     reasons = fold.see(seen)
     decisions = {"sender": names.dictionary.take(pa.array(seen.sender)), "decided": seen.sequence, "reason": reasons}
@@ -304,7 +368,7 @@ def sweep_nodes(
     Return their states as `NODE_SCHEMA`, and their transitions as `FOLDED_SCHEMA`, ordered per node.
     """
     spans = BlindColumns(blind)
-    limits = policy if classes is None else classes.limits(classes.codes(due["class"]))
+    limits = limits_of(policy, classes, due["class"])
     seen, since, number, retired = (
         due[name].to_numpy() for name in ("seen_ns", "status_since_ns", "transition", "times_retired")
     )

@@ -11,7 +11,8 @@ from sr_assets.domain.advisories import event_id
 from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.tracking.announcements import Rules
 from sr_assets.domain.tracking.maintenance import suppression
-from sr_assets.domain.tracking.outages import Outage, SiteEvent, SiteReport, watch
+from sr_assets.domain.tracking.outage_guard import watch
+from sr_assets.domain.tracking.outages import Outage, SiteEvent, SiteReport
 from sr_assets.settings import StreamSettings
 
 logger = logging.getLogger(__name__)

@@ -29,11 +29,10 @@ from sr_assets.adapters.state.stream_tables import Counter
 from sr_assets.domain.advisories import event_id
 from sr_assets.domain.blindness import CLOCK_AHEAD, BlindSpans, find_blind_spans
 from sr_assets.domain.durations import duration
-from sr_assets.domain.positions import SequenceRange, credible_times, format_rfc3339_ns
+from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.senders import needs_payload
 from sr_assets.domain.tracking.announcements import NodeEvent, NodeReport
-from sr_assets.domain.tracking.class_policies import Limits
-from sr_assets.domain.tracking.columns import deadlines, fold_batch, sweep_nodes
+from sr_assets.domain.tracking.columns import credible_times, deadlines, fold_batch, limits_of, sweep_nodes
 from sr_assets.domain.tracking.rows import NODE_SCHEMA, folded_table, node_row, node_table, transition_row
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Status, retire, unretire
 from sr_assets.settings import StreamSettings
@@ -84,12 +83,11 @@ def follow_policy(store: SiteState, stream: StreamSettings, policy: Policy, stat
     nodes = store.nodes(stream.stream)
     blind = BlindSpans(tuple(nodes.blind_spans()))
     known = nodes.table() if state.policy else NODE_SCHEMA.empty_table()
-    limits: Policy | Limits = policy
     names = pa.nulls(known.num_rows, pa.string())
     if classes is not None:
         before = zip(known["node"].to_pylist(), known["class"].to_pylist(), strict=True)
         names = pa.array([classes.classifier.reclassify(*each) for each in before], pa.string())
-        limits = classes.policies.limits(classes.policies.codes(names))
+    limits = limits_of(policy, None if classes is None else classes.policies, names)
     deadline = deadlines(limits, blind, known["status"], known["seen_ns"].to_numpy())
     state.policy = text
     with store.transaction():

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.published.tables import LATENCY
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.adapters.state.stream_tables import SLOT_NS
-from sr_assets.domain.hops import GROWTH, Hop, bucket_of
+from sr_assets.domain.hops import GROWTH, SLOT_NS, Hop, bucket_of
 
 MS = 1_000_000
 HOUR = 12 * SLOT_NS
