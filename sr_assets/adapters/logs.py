@@ -109,7 +109,7 @@ def _print_problem(kind: Literal["error", "warning"], text: str) -> None:
         shown = JsonLines(_tag).format(logging.makeLogRecord(record))
     # A full disk or a closed pipe must not end the work that reports.
     with contextlib.suppress(OSError):
-        print(shown, file=sys.stderr, flush=True)  # noqa: T201  what a command says is no logger's, which may be silent
+        print(f"{shown}\n", end="", file=sys.stderr, flush=True)  # noqa: T201  what a command says is no logger's, which may be silent
 
 
 class LogFile(WatchedFileHandler):

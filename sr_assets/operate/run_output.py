@@ -23,7 +23,8 @@ _PRINTED: Final = ("senders_found", "advisories_published")
 
 
 def print_line(line: str) -> None:
-    print(visible(line), flush=True)  # noqa: T201  the output of `run` and `up`
+    # One write: a line of another thread may follow.
+    print(f"{visible(line)}\n", end="", flush=True)  # noqa: T201  the output of `run` and `up`
 
 
 def report_idle(entries: Sequence[Entry]) -> None:
