@@ -12,12 +12,13 @@ import click
 
 from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_warning
-from sr_assets.cli.base import INTERRUPTED, SECONDS, cli, need_feeds
+from sr_assets.cli.base import SECONDS, cli, need_feeds
 from sr_assets.cli.render import Format, Lines, show
 from sr_assets.cli.warnings import note_age
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.received import Advisory
+from sr_assets.operate.processes import INTERRUPTED
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings

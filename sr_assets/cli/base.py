@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -17,14 +17,13 @@ from sr_assets.adapters.logs import configure_logging, escape_warnings, print_er
 from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
 from sr_assets.domain.foreign_text import visible
+from sr_assets.operate.processes import INTERRUPTED, end_process
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: The exit code after Ctrl-C.
-INTERRUPTED = 130
 #: The path of a file, which need not exist.
 FILE = click.Path(path_type=Path, dir_okay=False)
 stream_option = click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
@@ -95,9 +94,9 @@ def _forms(forms: Sequence[Format]) -> Callable[[Callable[..., Any]], Callable[.
     return add
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit."""
-    sys.exit(run_command(arguments))
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the process."""
+    end_process(run_command(arguments))
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, Self
 
 from sr_assets.adapters.logs import take_tag
-from sr_assets.operate.processes import INTERRUPTED, Child, child_environment, end_with_parent
+from sr_assets.operate.processes import INTERRUPTED, Child, child_environment, end_process, end_with_parent
 
 #: `PR_SET_NAME` of prctl(2), which shortens the name to 15 bytes.
 _SET_NAME: Final = 15
@@ -268,12 +268,7 @@ def _be_copy(streams: Sequence[int]) -> NoReturn:
     except BaseException:  # noqa: BLE001  nothing of the parent's may run in the child
         traceback.print_exc()
     finally:
-        with contextlib.suppress(BaseException):
-            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
-            atexit._run_exitfuncs()  # noqa: SLF001
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        end_process(code)
 
 
 # ---------------------------------------------------------------------------------------------------------- in the child

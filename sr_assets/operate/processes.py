@@ -1,5 +1,6 @@
 """Signals and child processes: handling of Ctrl-C and SIGTERM, and children that never outlive their parent."""
 
+import atexit
 import contextlib
 import logging
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, NoReturn, Protocol, Self
 
 from sr_assets.adapters import times
 from sr_assets.domain.backoff import backoff_seconds
@@ -70,6 +71,19 @@ def child_environment() -> dict[str, str]:
     By default `python -m` and multiprocessing search it first, and it may contain another user's modules.
     """
     return {**os.environ, "PYTHONSAFEPATH": "1"}
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process as the interpreter does, but leave its memory to the system.
+
+    Releasing each object takes as long as a short command.
+    """
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+        atexit._run_exitfuncs()  # noqa: SLF001
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def end_with_parent() -> None:
