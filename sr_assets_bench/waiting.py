@@ -22,7 +22,7 @@ from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
-from sr_assets.operate import Services
+from sr_assets.operate.services import Services
 from sr_assets.settings import load_settings
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site

@@ -31,13 +31,13 @@ RINGS = (
 
 # The most files and lines of each ring's folder, so that growth is a decision: raise a number only in a commit that says why.
 BUDGETS = {
-    "domain": (41, 5_650),
+    "domain": (42, 5_650),
     "settings": (22, 5_150),
-    "adapters": (104, 20_800),
+    "adapters": (105, 20_800),
     "stages": (53, 12_600),
     "assets": (13, 2_300),
     "automation": (10, 1_400),
-    "operate": (26, 5_000),
+    "operate": (26, 5_050),
     "embedded": (13, 2_600),
     "measure": (8, 1_400),
     "cli": (25, 3_800),

@@ -8,10 +8,13 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.private import OWNERS_ALONE, refuse_foreign, tighten
 from sr_assets.domain.errors import ConfigurationError, RunError
+
+if TYPE_CHECKING:
+    from sr_assets.settings import Settings
 
 #: DuckDB spills into the last one.
 _PRIVATE_FOLDERS: Final = ("sites", "spark", "dagster", "fleet.duckdb.tmp")
@@ -103,3 +106,9 @@ def _set_mode(path: Path, mode: int) -> None:
         now = stat.S_IMODE(status.st_mode)
         if now & 0o777 != mode & 0o777:
             path.chmod(now & ~0o777 | mode)
+
+
+def kept_sites(settings: "Settings") -> list[str]:
+    """Return the sites whose rows stay published: configured sites, and sites with a state in this home until `forget`."""
+    states = (settings.home / "sites").glob("*/state.duckdb")
+    return [*settings.sites, *sorted({file.parent.name for file in states} - set(settings.sites))]

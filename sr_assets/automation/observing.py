@@ -14,6 +14,7 @@ from typing import Final
 from sr_assets.adapters import times
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.operator_settings import paused_entries
 from sr_assets.adapters.state.orders import checkpoint_waits, read_refill
@@ -38,7 +39,6 @@ from sr_assets.domain.positions import watermark
 from sr_assets.domain.subjects import advisory_subject
 from sr_assets.settings import ClusterSettings, Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.site import needs_publishing
 
 _SECOND_NS: Final = 1_000_000_000
 #: Work that no message and no deadline announces, such as the retention of snapshots, waits no longer than this.
@@ -123,7 +123,8 @@ def find_work(settings: Settings, site: str, stream_infos: StreamInfoCache | Non
         return Decision("a checkpoint is requested")
     if status.is_outdated:
         return Decision("the state was changed")
-    if needs_publishing(settings.home, folder):
+    # A deleted, damaged, moved or upgraded file.
+    if status.exists and not is_published(settings.home, site):
         return Decision("fleet.duckdb lacks this site")
     paused = paused_entries(folder, settings.sites[site])
     with ExitStack() as connections:

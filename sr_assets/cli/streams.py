@@ -29,7 +29,7 @@ _NO_COPY = "a feed makes no copies, so it cannot be paused"
 def check(settings: "Settings", connect: bool, explain: str | None, form: Format) -> int:
     """Validate the configuration and print the planned work."""
     from sr_assets.adapters.spark.config import is_cluster
-    from sr_assets.operate import check_home
+    from sr_assets.operate.instance import check_home
 
     warn(settings)
     hint(settings)

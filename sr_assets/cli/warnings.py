@@ -23,6 +23,12 @@ _LOGIN: Final = re.compile(r"://(?![^/@]*\$\{)[^/@\s]+@")
 
 def warn(settings: "Settings") -> None:
     """Warn about keys without effect, exposed secrets, unused states, and durations that are too short."""
+    warn_of_configuration(settings)
+    warn_of_home(settings)
+
+
+def warn_of_configuration(settings: "Settings") -> None:
+    """Warn about keys without effect and about exposed secrets."""
     for warning in (
         *settings.warnings,
         *_foreign_configuration(settings),
@@ -30,9 +36,13 @@ def warn(settings: "Settings") -> None:
         *_in_clear_text(settings),
         *filter(None, map(settings.unsigned_checkpoints, settings.sites)),
         *filter(None, (feed.unbound_sites for feed in settings.feeds)),
-        *_states_without_entry(settings),
-        *_too_short_durations(settings),
     ):
+        print_warning(warning)
+
+
+def warn_of_home(settings: "Settings") -> None:
+    """Warn about what the published tables show: unused states, and durations that are too short."""
+    for warning in (*_states_without_entry(settings), *_too_short_durations(settings)):
         print_warning(warning)
 
 
@@ -151,8 +161,8 @@ def _states_without_entry(settings: "Settings") -> Iterator[str]:
 
     A misspelt or renamed entry starts from an empty state and copies all messages a second time.
     """
+    from sr_assets.adapters.home import kept_sites
     from sr_assets.adapters.published.queries import published_streams
-    from sr_assets.stages.site import kept_sites
 
     known: dict[str, list[str]] = defaultdict(list)
     try:

@@ -14,8 +14,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from sr_assets.adapters import times
 from sr_assets.cli.base import SECONDS, configured, echo_document, form_option
@@ -106,6 +104,9 @@ def _refreshing_screen() -> Iterator[Callable[[str], None]]:
 
     On a terminal it replaces the previous output, and the last output stays visible at the end.
     """
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console()
     if not console.is_interactive:
         yield lambda shown: echo_document(f"{shown}\n")

@@ -20,7 +20,7 @@ from sr_assets.cli.base import (
     stream_option,
     ui_port_option,
 )
-from sr_assets.cli.warnings import warn
+from sr_assets.cli.warnings import warn, warn_of_configuration, warn_of_home
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -94,7 +94,8 @@ def up(
 
     Without --auth-file, the UI accepts only connections of the user who started it. Leave TLS to a proxy.
     """
-    from sr_assets.operate import Ui, serve
+    from sr_assets.operate.services import serve
+    from sr_assets.operate.ui_access import Ui
 
     set_print_format(settings.log_format)
     warn(settings)
@@ -119,18 +120,19 @@ def run(settings: "Settings", names: tuple[str, ...], once: bool, follow: bool) 
 
     Exit code 1: a stream failed; the others ran.
     """
-    from sr_assets.operate import run_sites
+    from sr_assets.operate.runs import run_sites
 
     if once and follow:
         raise click.UsageError("--once and --follow exclude each other")
     set_print_format(settings.log_format)
-    warn(settings)
+    warn_of_configuration(settings)
     _outlive_rotation(settings)
     chosen = {stream.label: stream for name in names for stream in settings.find(name)}
     if not settings.entries and settings.heartbeats is None and not settings.topology:
         echo("nothing to run: no streams, feeds, native streams or heartbeats are configured")
         return 0
-    return run_sites(settings, list(chosen.values()) or settings.entries, once=not follow)
+    entries = list(chosen.values()) or settings.entries
+    return run_sites(settings, entries, once=not follow, begin=lambda: warn_of_home(settings))
 
 
 def _outlive_rotation(settings: "Settings") -> None:
@@ -186,7 +188,7 @@ def retry_parked(settings: "Settings", name: str) -> int:
 
     Exit code 1: the run failed; the next run continues.
     """
-    from sr_assets.operate import run_sites
+    from sr_assets.operate.runs import run_sites
     from sr_assets.stages.operator_commands import request_parked
 
     set_print_format(settings.log_format)

@@ -46,11 +46,13 @@ from sr_assets.domain.tracking.rules import Event
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import HOST, NatsServer, find_nats_server, free_port
-from sr_assets.operate import Services, Ui, prepare_instance, run_sites, signals_as_interrupt
 from sr_assets.operate.forking import Copies
+from sr_assets.operate.instance import prepare_instance
 from sr_assets.operate.metrics import Exposition, MetricsServer
-from sr_assets.operate.processes import interrupted_queries
-from sr_assets.operate.services import IMPORTED
+from sr_assets.operate.processes import interrupted_queries, signals_as_interrupt
+from sr_assets.operate.runs import run_sites
+from sr_assets.operate.services import IMPORTED, Services
+from sr_assets.operate.ui_access import Ui
 from sr_assets.settings import Settings, load_settings
 from sr_assets.settings.needed_permissions import Permission, needed_permissions
 from sr_assets.stages.connection_users import ask_servers, list_users, nats_blocks

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
@@ -112,7 +112,7 @@ class Health:
                 yield f"{site}: standby, {line}" if in_full else f"{site}: standby"
 
 
-def site_parts(settings: Settings, sites: list[str]) -> Parts:
+def site_parts(settings: Settings, sites: Sequence[str]) -> Parts:
     """Return the progress of the sites of `run --follow`."""
     return lambda: {f"site {site}": last_alive(settings.home / "sites" / site) for site in sites}
 

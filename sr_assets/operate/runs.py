@@ -1,4 +1,7 @@
-"""The runs of `sr-assets run`: one child process per site, and one for other due work."""
+"""The runs of `sr-assets run`: one child process per site, and one for other due work.
+
+A run that finds no work imports only what finding it needs.
+"""
 
 import contextlib
 import signal
@@ -14,11 +17,8 @@ from sr_assets.adapters.logs import configure_logging, print_error, print_warnin
 from sr_assets.automation.observing import is_idle
 from sr_assets.operate.due_work import due_work_process, is_due
 from sr_assets.operate.forking import Copies
-from sr_assets.operate.health import Health, site_parts, watchdog_beside
 from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
 from sr_assets.operate.log_lines import ChildLogs
-from sr_assets.operate.metrics import metrics_beside, page_url, write_textfile_once
-from sr_assets.operate.notify import begin_notifying, notify_beside, notify_once
 from sr_assets.operate.processes import (
     INTERRUPTED,
     Child,
@@ -29,11 +29,8 @@ from sr_assets.operate.processes import (
     stop_groups,
 )
 from sr_assets.operate.run_output import print_line, report_idle
-from sr_assets.operate.site_job import site_process
-from sr_assets.operate.static_values import static_values_watched
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.connection_users import reporting_missing
-from sr_assets.stages.heartbeat_publisher import publisher_of
 
 #: What the children of a `run` import. pyarrow imports pandas for its first array of Python objects; Dagster's names are private.
 _IMPORTED: Final = (
@@ -50,7 +47,9 @@ _IMPORTED: Final = (
 _MISCONFIGURED: Final = 2
 
 
-def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> int:
+def run_sites(
+    settings: Settings, streams: Sequence[Entry], *, once: bool, begin: Callable[[], None] = lambda: None
+) -> int:
     """Run each site that has one of the streams, in parallel processes; returns the exit code.
 
     With `once`, at most `concurrency` sites run at a time; otherwise all of them run, and heartbeats are published. A run
@@ -58,12 +57,16 @@ def run_sites(settings: Settings, streams: Sequence[Entry], *, once: bool) -> in
     process. The exit code is 0, 1 if a stream or a job failed (the others still run) or 2 if a site's configuration is
     wrong. Without `once`, a process that ends is started again, unless its configuration is wrong; the command ends when no
     site is left. After Ctrl-C or SIGTERM the next run repeats open batches.
+
+    `begin` is called once the first child has started; a run that finds no work calls it never.
     """
     with Copies(*_IMPORTED) as copies, reporting_missing(settings, print_warning):
-        return _run_sites(settings, streams, copies, once=once)
+        return _run_sites(settings, streams, copies, once=once, begin=begin)
 
 
-def _run_sites(settings: Settings, streams: Sequence[Entry], copies: Copies, *, once: bool) -> int:
+def _run_sites(
+    settings: Settings, streams: Sequence[Entry], copies: Copies, *, once: bool, begin: Callable[[], None]
+) -> int:
     folder = prepare_instance(settings)
     mark_start(settings)
     prepare_storage(folder)
@@ -72,18 +75,15 @@ def _run_sites(settings: Settings, streams: Sequence[Entry], copies: Copies, *, 
     for stream in streams:
         chosen[stream.name].append(stream.label)
     if once:
-        begin_notifying(settings)
+        _begin_reports(settings)
     else:
         configure_logging(settings)
-    health = Health(settings, site_parts(settings, list(chosen)))
     with (
-        contextlib.closing(_Children(settings, copies, alone=len(chosen) == 1)) as children,
+        contextlib.closing(_Children(settings, copies, begin, alone=len(chosen) == 1)) as children,
         signals_as_interrupt(),
-        contextlib.nullcontext() if once else _services_beside(settings, health) as metrics,
+        contextlib.nullcontext() if once else _services_beside(settings, list(chosen)),
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen) + 1)) as pool,
     ):
-        if metrics:
-            print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
         try:
             work = children.run_once if once else children.follow
             working = [pool.submit(work, *site) for site in chosen.items()]
@@ -97,14 +97,39 @@ def _run_sites(settings: Settings, streams: Sequence[Entry], copies: Copies, *, 
         finally:
             children.stop()
     if once:
-        write_textfile_once(settings)
-        notify_once(settings)
+        _report(settings)
     return 2 if 2 in codes else int(any(codes))
 
 
+def _begin_reports(settings: Settings) -> None:
+    if settings.notify:
+        from sr_assets.operate.notify import begin_notifying
+
+        begin_notifying(settings)
+
+
+def _report(settings: Settings) -> None:
+    """Write the metrics' file and deliver the notifications, as configured, after a single run."""
+    if settings.metrics.textfile is not None:
+        from sr_assets.operate.metrics import write_textfile_once
+
+        write_textfile_once(settings)
+    if settings.notify:
+        from sr_assets.operate.notify import notify_once
+
+        notify_once(settings)
+
+
 @contextlib.contextmanager
-def _services_beside(settings: Settings, health: Health) -> Iterator[str | None]:
-    """Run everything that `--follow` needs beside the sites inside the block; yield the URL of the metrics, if served."""
+def _services_beside(settings: Settings, sites: Sequence[str]) -> Iterator[None]:
+    """Run everything that `--follow` needs beside the sites inside the block, and print the URL of the metrics, if served."""
+    from sr_assets.operate.health import Health, site_parts, watchdog_beside
+    from sr_assets.operate.metrics import metrics_beside, page_url
+    from sr_assets.operate.notify import notify_beside
+    from sr_assets.operate.static_values import static_values_watched
+    from sr_assets.stages.heartbeat_publisher import publisher_of
+
+    health = Health(settings, site_parts(settings, sites))
     with (
         notify_beside(settings),
         metrics_beside(settings, health) as metrics,
@@ -112,14 +137,24 @@ def _services_beside(settings: Settings, health: Health) -> Iterator[str | None]
         publisher_of(settings, print_error),
         static_values_watched(settings),
     ):
-        yield metrics
+        if metrics:
+            print_line(f"Metrics: {metrics}, status page: {page_url(metrics)}")
+        yield
+
+
+def _site_process(site: str, labels: Sequence[str], *, once: bool, bars: bool) -> int:
+    """Do the work of a site's child process, which alone imports it."""
+    from sr_assets.operate.site_job import site_process
+
+    return site_process(site, labels, once=once, bars=bars)
 
 
 class _Children:
     """The child processes of a `run`, one per site."""
 
-    def __init__(self, settings: Settings, copies: Copies, *, alone: bool) -> None:
+    def __init__(self, settings: Settings, copies: Copies, begin: Callable[[], None], *, alone: bool) -> None:
         self._settings, self._copies = settings, copies
+        self._begin: Callable[[], None] | None = begin
         # A site writes into `logfile` directly.
         self._logs = ChildLogs(settings, to_file=False)
         # Several children would overwrite each other's progress bars.
@@ -170,7 +205,7 @@ class _Children:
 
     def _run_site(self, site: str, labels: Sequence[str], mode: str) -> int:
         """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
-        return self._run(site, partial(site_process, site, labels, once=mode == "once", bars=self._alone))
+        return self._run(site, partial(_site_process, site, labels, once=mode == "once", bars=self._alone))
 
     def _run(self, name: str, work: Callable[[], int]) -> int:
         with self._guard:
@@ -179,6 +214,9 @@ class _Children:
             with self._logs.output(name) as errors:
                 child = self._copies.start(name, work, errors=errors)
             self._children.append(child)
+            begin, self._begin = self._begin, None
+        if begin:
+            begin()
         with child:
             try:
                 return child.wait()

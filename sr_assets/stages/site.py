@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from sr_assets.adapters import control, times
-from sr_assets.adapters.home import open_home
+from sr_assets.adapters.home import kept_sites, open_home
 from sr_assets.adapters.published.fleet_file import Run
-from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError, is_published
+from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.published.tables import TOPOLOGY_SITE
@@ -250,17 +250,6 @@ def published_streams(entries: Iterable[Entry], paused: Collection[str]) -> list
     ]
 
 
-def kept_sites(settings: Settings) -> list[str]:
-    """Return the sites whose rows stay published: configured sites, and sites with a state in this home until `forget`."""
-    states = (settings.home / "sites").glob("*/state.duckdb")
-    return [*settings.sites, *sorted({file.parent.name for file in states} - set(settings.sites))]
-
-
 def published_sites(settings: Settings) -> list[str]:
     """Return the names of the shown publications: the kept sites, and the native streams if configured."""
     return [*kept_sites(settings), *([TOPOLOGY_SITE] if settings.topology else [])]
-
-
-def needs_publishing(home: Path, folder: Path) -> bool:
-    """Return whether a published site is missing in the tables because of a deleted, damaged, moved or upgraded file."""
-    return read_status(folder).exists and not is_published(home, folder.name)

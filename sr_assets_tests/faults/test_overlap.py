@@ -13,7 +13,7 @@ import pytest
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.assets.specs import site_job_name
-from sr_assets.operate import Services
+from sr_assets.operate.services import Services
 from sr_assets.stages.site import Site
 from sr_assets_tests.faults.conftest import Hold
 from sr_assets_tests.faults.holding import hold_at

@@ -5,7 +5,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sr_assets.operate import prepare_instance
+from sr_assets.operate.instance import prepare_instance
 from sr_assets.settings import Settings
 from sr_assets_tests.operate.rig import Up, run
 from sr_assets_tests.postgres import postgres

@@ -47,6 +47,16 @@ def test_run_processes_only_the_selected_streams(platform: Settings) -> None:
     assert (ended.returncode, ended.stdout) == (0, f"{platform.streams[1].label}: copied 0, skipped 0, lag 0\n")
 
 
+@pytest.mark.process
+def test_run_without_work_imports_little(platform: Settings) -> None:
+    assert run("--once").returncode == 0
+    heavy = "{'dagster', 'pyspark', 'duckdb', 'numpy', 'pyarrow', 'pandas', 'rich.console'}"
+    program = "import sys; from sr_assets.cli import run_command; code = run_command(['run', '--once']); "
+    program += f"print(code, *{heavy} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "0"
+
+
 def test_failing_stream_exits_1_while_other_streams_run(
     platform: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +109,7 @@ def test_follow_starts_a_killed_site_again(platform: Settings, tmp_path: Path) -
 def test_child_that_ends_is_started_again_with_longer_pauses(
     platform: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    children, pauses, clock = _Children(platform, Copies(), alone=True), list[float](), [0.0]
+    children, pauses, clock = _Children(platform, Copies(), lambda: None, alone=True), list[float](), [0.0]
     # Each run lasts this long and ends with this code; the last but one is healthy for a while.
     ends = [(1.0, 1), (1.0, -9), (1.0, 130), *[(1.0, 0)] * 5, (61.0, 1), (1.0, 2)]
 
@@ -125,7 +135,7 @@ def test_child_that_ends_is_started_again_with_longer_pauses(
 
 @pytest.mark.process
 def test_ended_child_leaves_no_process_and_is_forgotten(platform: Settings, tmp_path: Path) -> None:
-    children, pid = _Children(platform, Copies(), alone=True), tmp_path / "pid"
+    children, pid = _Children(platform, Copies(), lambda: None, alone=True), tmp_path / "pid"
     program = """
 import pathlib, subprocess
 left = subprocess.Popen(["sleep", "1000"])

@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.tables import SCHEMA_VERSION
 from sr_assets.adapters.state.lock import SiteBusyError, lock_owner
 from sr_assets.adapters.state.status_file import read_status
@@ -21,7 +22,7 @@ from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets.stages.replication.replica import ReplicaStage
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun, WorkLoop
-from sr_assets.stages.site import Site, needs_publishing
+from sr_assets.stages.site import Site
 from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets_tests.rig import SITE, Rig, in_background, wait_until
 from sr_assets_tests.stages.tracking.test_node_advisories import from_sender
@@ -153,17 +154,17 @@ def test_deleted_or_damaged_published_file_is_rebuilt(rig: Rig) -> None:
     rig.drain("PARIS")
     before = rig.rows("SELECT name, node FROM last_seen_nodes ORDER BY name")
     assert [tuple(row.values()) for row in before] == [(SITE, "a"), ("PARIS", "b")]
-    assert not needs_publishing(rig.home, folder(rig))
+    assert is_published(rig.home, SITE)
     published = rig.home / "fleet.duckdb"
     for damaged in (None, b"not a database"):
         published.unlink()
         if damaged is not None:
             published.write_bytes(damaged)
-        assert needs_publishing(rig.home, folder(rig))
-        assert needs_publishing(rig.home, folder(rig, "PARIS"))
+        assert not is_published(rig.home, SITE)
+        assert not is_published(rig.home, "PARIS")
         rig.drain()
-        assert not needs_publishing(rig.home, folder(rig))
-        assert not needs_publishing(rig.home, folder(rig, "PARIS"))
+        assert is_published(rig.home, SITE)
+        assert is_published(rig.home, "PARIS")
         assert rig.rows("SELECT name, node FROM last_seen_nodes ORDER BY name") == before
 
 

@@ -1,23 +1,18 @@
-"""A site's publication: writing its Parquet files, and `published/name=…/publication.json`, which names them."""
+"""A site's publication: `published/name=…/publication.json`, which names its Parquet files."""
 
 import json
 import os
-import uuid
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-import duckdb
-
-from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import share_as_folder, write_private
-from sr_assets.adapters.published.tables import SCHEMA_VERSION, TABLES, TOPOLOGY_TABLES, Table, literal
-from sr_assets.domain.errors import RunError, cannot_write
+from sr_assets.adapters.published.tables import SCHEMA_VERSION, TABLES, TOPOLOGY_TABLES
 
 #: Folder of the home with a folder of files for each site.
 FOLDER: Final = "published"
@@ -163,53 +158,3 @@ def sweep(folder: Path, publication: Publication, opened: Iterable[int]) -> None
         first, last = publication.replaced.get(file.name, (0, -1))
         if not any(first <= number and (last is None or number <= last) for number in opened):
             file.unlink(missing_ok=True)
-
-
-class Written(NamedTuple):
-    """A written file."""
-
-    name: str
-    size: int
-    rows: int
-
-
-class Files:
-    """The files of one publication, with permissions `mode`, as a context manager that deletes them on failure.
-
-    Raises RunError if they cannot be written.
-    """
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path, mode: int) -> None:
-        self._connection, self._folder, self._mode = connection, folder, mode
-        self.token = uuid.uuid4().hex
-        self._started: list[Path] = []
-
-    def __enter__(self) -> Self:
-        """Return self; no file is open yet."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        """Delete the files of a failed publication."""
-        if kind is None:
-            reach(Point.WRITTEN_TABLES)
-            return
-        for file in self._started:
-            file.unlink(missing_ok=True)
-        if isinstance(error, duckdb.OperationalError):
-            raise RunError(cannot_write(self._folder, OSError(str(error).splitlines()[0]))) from None
-
-    def write(self, name: str, table: Table, query: str) -> Written | None:
-        """Write the rows of a query, cast to a table's columns, to a file; return None for no rows."""
-        file = self._folder / file_name(name, self.token)
-        self._started.append(file)
-        kinds = table.kinds | ({"row_key": "UBIGINT", "row_mark": "UBIGINT"} if table.replaced else {})
-        cast = ", ".join(f"{column}::{kind} AS {column}" for column, kind in kinds.items())
-        source = f"SELECT {cast} FROM ({query}) AS made ({', '.join(kinds)})"
-        ((rows,),) = self._connection.execute(
-            f"COPY ({source}) TO {literal(str(file))} (FORMAT parquet, COMPRESSION zstd)"
-        ).fetchall()
-        if not rows:
-            file.unlink()
-            return None
-        file.chmod(self._mode)
-        return Written(file.name, file.stat().st_size, rows)

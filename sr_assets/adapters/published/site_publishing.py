@@ -10,9 +10,10 @@ times.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 import duckdb
 import pyarrow as pa
@@ -23,9 +24,8 @@ from sr_assets.adapters.published.fleet_file import Run, publish_index
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, read_manifest
 from sr_assets.adapters.published.publication import (
     BaseFile,
-    Files,
     Publication,
-    Written,
+    file_name,
     publication_folder,
     read_publication,
     sweep,
@@ -43,6 +43,56 @@ from sr_assets.adapters.state.store import SiteState
 LARGE: Final = 10_000
 #: The tables with rows in the state of a site. One query: each costs as much as reading a small table.
 _FILLED: Final = " UNION ALL ".join(f"(SELECT '{name}' FROM {table.state} LIMIT 1)" for name, table in TABLES.items())
+
+
+class Written(NamedTuple):
+    """A written file."""
+
+    name: str
+    size: int
+    rows: int
+
+
+class Files:
+    """The files of one publication, with permissions `mode`, as a context manager that deletes them on failure.
+
+    Raises RunError if they cannot be written.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path, mode: int) -> None:
+        self._connection, self._folder, self._mode = connection, folder, mode
+        self.token = uuid.uuid4().hex
+        self._started: list[Path] = []
+
+    def __enter__(self) -> Self:
+        """Return self; no file is open yet."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Delete the files of a failed publication."""
+        if kind is None:
+            reach(Point.WRITTEN_TABLES)
+            return
+        for file in self._started:
+            file.unlink(missing_ok=True)
+        if isinstance(error, duckdb.OperationalError):
+            raise RunError(cannot_write(self._folder, OSError(str(error).splitlines()[0]))) from None
+
+    def write(self, name: str, table: Table, query: str) -> Written | None:
+        """Write the rows of a query, cast to a table's columns, to a file; return None for no rows."""
+        file = self._folder / file_name(name, self.token)
+        self._started.append(file)
+        kinds = table.kinds | ({"row_key": "UBIGINT", "row_mark": "UBIGINT"} if table.replaced else {})
+        cast = ", ".join(f"{column}::{kind} AS {column}" for column, kind in kinds.items())
+        source = f"SELECT {cast} FROM ({query}) AS made ({', '.join(kinds)})"
+        ((rows,),) = self._connection.execute(
+            f"COPY ({source}) TO {literal(str(file))} (FORMAT parquet, COMPRESSION zstd)"
+        ).fetchall()
+        if not rows:
+            file.unlink()
+            return None
+        file.chmod(self._mode)
+        return Written(file.name, file.stat().st_size, rows)
 
 
 class IncrementalTable:
