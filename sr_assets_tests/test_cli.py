@@ -222,6 +222,20 @@ def test_help_lists_every_command_without_heavy_imports() -> None:
     assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout == "\n"
 
 
+@pytest.mark.process
+def test_output_that_cannot_be_written_fails() -> None:
+    """The last part of a long output is written when the command ends."""
+    program = (
+        "import sys; from sr_assets.cli import base; base.run_command = lambda _: sys.stdout.write('row'); base.main()"
+    )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered
+        )
+    assert (ended.returncode, ended.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+
+
 @pytest.mark.parametrize(
     "arguments",
     (

@@ -96,7 +96,14 @@ def _forms(forms: Sequence[Format]) -> Callable[[Callable[..., Any]], Callable[.
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process."""
-    end_process(run_command(arguments))
+    code = run_command(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        code = fail(f"the output cannot be written: {error.strerror}", 1)
+    end_process(code)
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:

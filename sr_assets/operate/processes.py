@@ -76,7 +76,7 @@ def child_environment() -> dict[str, str]:
 def end_process(code: int) -> NoReturn:
     """End this process as the interpreter does, but leave its memory to the system.
 
-    Releasing each object takes as long as a short command.
+    Releasing each object takes as long as a short command. An error of the last write is lost, so flush what must be written.
     """
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001

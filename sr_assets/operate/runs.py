@@ -58,7 +58,7 @@ def run_sites(
     wrong. Without `once`, a process that ends is started again, unless its configuration is wrong; the command ends when no
     site is left. After Ctrl-C or SIGTERM the next run repeats open batches.
 
-    `begin` is called once the first child has started; a run that finds no work calls it never.
+    `begin` is called once the first child has started; a run without work does not call it.
     """
     with Copies(*_IMPORTED) as copies, reporting_missing(settings, print_warning):
         return _run_sites(settings, streams, copies, once=once, begin=begin)

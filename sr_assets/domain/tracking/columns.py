@@ -118,7 +118,7 @@ class ClassColumns:
 
 
 def credible_times(stored_ns: Integers, before_ns: int | None, own_clock_ns: int) -> tuple[Integers, Flags]:
-    """Return stored times, of which incredible ones count as the latest credible time before them, and which those are.
+    """Return the stored times and which of them are incredible; each of these is replaced by the credible time before it.
 
     `before_ns` is the latest credible time before the first one. Without any, the first credible time after them counts:
     our clock's time would be later than the following messages, and nodes would seem silent; it counts only if no time is
