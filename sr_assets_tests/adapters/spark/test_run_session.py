@@ -14,7 +14,7 @@ from sr_assets.adapters.spark.run_session import HomeEngine, SparkConnection
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.sizing import ENGINE_JOBS, JOB_BYTES, JOB_MESSAGES
 from sr_assets.settings import SparkSettings
-from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, in_background
+from sr_assets_tests.rig import PATIENCE_SECONDS, SITE, Rig, Sent, in_background, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -167,34 +167,40 @@ def test_operations_of_other_sites_are_not_interrupted(rig: Rig) -> None:
     with contextlib.closing(ours), contextlib.closing(theirs), ours.use() as session:
         with theirs.use() as other:
             assert session.client._session_id == other.client._session_id
-        started = threading.Event()
+        running, ended = rig.home / "running", rig.home / "ended"
 
         def task(rows: Iterator[object]) -> Iterator[object]:
             import threading
 
             for batch in rows:
-                threading.Event().wait()
+                running.touch()
+                while not ended.exists():
+                    threading.Event().wait(0.05)
                 yield batch
 
-        def collect() -> None:
+        def collect() -> int:
             with theirs.use() as other:
-                started.set()
-                other.range(0, 1, 1, 1).mapInArrow(task, "id long").toArrow()
+                return int(other.range(0, 1, 1, 1).mapInArrow(task, "id long").toArrow().num_rows)
 
-        def wait_in_task() -> None:
+        with in_background(collect) as job:
+            try:
+                wait_until(running.exists, "their task")
+                ours.interrupt()
+                # A query without a task: theirs may hold the only core.
+                assert session.sql("SELECT * FROM VALUES (5) AS t (five)").toArrow().to_pylist() == [{"five": 5}]
+            finally:
+                ended.touch()
+        assert job.result() == 1
+        ended.unlink()
+
+        def be_interrupted() -> None:
             with pytest.raises(RunError):
                 collect()
 
-        with in_background(wait_in_task) as job:
-            try:
-                assert started.wait(PATIENCE_SECONDS)
-                ours.interrupt()
-                assert session.range(5).count() == 5
-                assert not job.done()
-            finally:
-                while not job.done():
-                    theirs.interrupt()
-                    wait([job], 0.2)
+        with in_background(be_interrupted) as waiting:
+            while not waiting.done():
+                theirs.interrupt()
+                wait([waiting], 0.2)
 
 
 def test_first_drain_of_a_run_goes_to_the_warm_engine(rig: Rig) -> None:
