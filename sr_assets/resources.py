@@ -4,7 +4,7 @@ The class of `spark` is in `spark_engine`, because it imports pyspark. This modu
 Dagster reads the annotations of a resource's class.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,17 +54,12 @@ class Platform(dg.ConfigurableResource[Settings]):
         settings = current_settings(self.settings)
         return self if settings is self.settings else Platform(settings=settings)
 
-    def open_site(
-        self, name: str, run_id: str, spark: SparkResource, sites_served: "Callable[[], int]" = lambda: 1
-    ) -> Site:
-        """Return a site, a context manager that holds its lock, state and connections.
-
-        `spark` is the resource; `sites_served` returns the number of sites that this process serves.
-        """
+    def open_site(self, name: str, run_id: str, spark: SparkResource) -> Site:
+        """Return a site, a context manager that holds its lock, state and connections; `spark` is the resource."""
         configure_logging(self.settings)
         note_run(name, run_id)
         engine = engine_of(spark, self.settings.home.resolve())
-        return Site(self.settings, name, owner=f"run {run_id}", run_id=run_id, spark=engine, sites_served=sites_served)
+        return Site(self.settings, name, owner=f"run {run_id}", run_id=run_id, spark=engine)
 
 
 class FleetTables(DuckDBResource):

@@ -1,7 +1,7 @@
-"""Long-lived background threads: no error ends one. It is logged, and the body starts again after a pause.
+"""Daemon threads: `in_background` does one piece of work; a `BackgroundThread` is long-lived, and no error ends it.
 
-A body is a generator. It yields the pause in seconds before its next turn, and returns to end the thread; a context manager
-inside it is closed at every end.
+An error is logged, and the body starts again after a pause. A body is a generator. It yields the pause in seconds before its next
+turn, and returns to end the thread; a context manager inside it is closed at every end.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import closing
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
 from sr_assets.adapters import times
 from sr_assets.domain.backoff import backoff_seconds
@@ -19,6 +20,7 @@ from sr_assets.domain.errors import SrAssetsError
 logger = logging.getLogger(__name__)
 
 Body = Callable[[], Generator[float]]
+Result = TypeVar("Result")
 
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -144,3 +146,20 @@ class BackgroundThread:
     def _forget(self) -> None:
         with _guard:
             _failing.pop(self, None)
+
+
+def in_background(name: str, work: Callable[[], Result]) -> Future[Result]:
+    """Do some work in a thread, and return its future.
+
+    The thread is a daemon: work that waits for a frozen process must not keep this process alive.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised by the future's `result`
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

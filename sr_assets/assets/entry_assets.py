@@ -27,7 +27,7 @@ from sr_assets.assets.specs import entry_spec, markdown_table, source_spec, stre
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.report import Stage, StreamReport, stages_of
 
 if TYPE_CHECKING:
     from sr_assets.stages.site import Site
@@ -120,8 +120,7 @@ class StreamAssets:
 
     def __init__(self, stream: StreamSettings) -> None:
         self.entry = stream
-        tracked = (Stage.NODE_STATE, Stage.REPLICA, Stage.NODE_SNAPSHOTS, Stage.NODE_ADVISORIES)
-        self.stages = tracked if stream.tracked else (Stage.REPLICA,)
+        self.stages = stages_of(stream)
 
     def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the source stream, which the fleet writes."""
@@ -223,10 +222,9 @@ class StreamAssets:
 class FeedAssets:
     """The assets of a feed: `advisory_feed`."""
 
-    stages = (Stage.ADVISORY_FEED,)
-
     def __init__(self, feed: FeedSettings) -> None:
         self.entry = feed
+        self.stages = stages_of(feed)
 
     def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the stream that the feed reads, unless replicas of this platform fill it."""

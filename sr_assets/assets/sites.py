@@ -7,7 +7,7 @@ assets as in progress. It records them again when a check result changes, and at
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -189,29 +189,30 @@ def _serve(platform: Platform, run: RunRecord, name: str, hosted: HostedRun) -> 
 def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun | HostedRun) -> Iterator[Result]:
     """Run the stages of a site's selected assets and yield the results for Dagster; raises dg.Failure at the end."""
     # Spark's client is loaded by the run, so that loading the definitions stays quick.
-    from sr_assets.stages.run import SiteRun
+    from sr_assets.stages.site_work import SiteWork, work_of
 
     settings, lingers = platform.settings, record.mode == LINGER
     entries = {entry.stream: entry_assets(entry) for entry in settings.sites[name]}
     stages = {stream: selected_stages(assets, record.asset_keys) for stream, assets in entries.items()}
     selection = {stream: chosen for stream, chosen in stages.items() if chosen}
-    with (
-        _one_line_failures(settings.home),
-        platform.open_site(name, record.run_id, record.spark, lambda: process.sites_served) as site,
-        process.open(lingers=lingers),
-    ):
-        run = SiteRun(site, selection, drain_only=not lingers, wanted=lambda: process.keep_running)
-        recorder = Recorder(site, entries, record)
-        with closing(run.rounds()) as rounds:
-            for caught_up in rounds:
-                if process.stopping:
-                    break
-                if lingers and recorder.due(caught_up=caught_up):
-                    # The shared tables only once, by the host.
-                    if not recorder.began and not record.hosted:
-                        yield from published_tables(settings)
-                    yield from recorder.record(run.reports_so_far(), ended=False)
-                yield from process.results()
+
+    def begin() -> SiteWork:
+        return SiteWork(platform.open_site(name, record.run_id, record.spark), selection, lingers=lingers)
+
+    with _one_line_failures(settings.home), work_of(record.run_id, begin) as work, process.open(lingers=lingers):
+        run, recorder = work.run, Recorder(work.site, entries, record)
+        work.site.pace.sites_served = lambda: process.sites_served
+        run.wanted = lambda: process.keep_running
+        for caught_up in work.rounds:
+            if process.stopping:
+                break
+            if lingers and recorder.due(caught_up=caught_up):
+                # The shared tables only once, by the host.
+                if not recorder.began and not record.hosted:
+                    yield from published_tables(settings)
+                yield from recorder.record(run.reports_so_far(), ended=False)
+            yield from process.results()
+        work.rounds.close()
         results, numbers = list(recorder.record(run.reports, ended=True)), recorder.counts_of_failed(run.reports)
     yield from (*results, *process.results(ended=True))
     if not record.hosted:

@@ -51,7 +51,7 @@ from sr_assets.operate.instance import prepare_instance
 from sr_assets.operate.metrics import Exposition, MetricsServer
 from sr_assets.operate.processes import interrupted_queries, signals_as_interrupt
 from sr_assets.operate.runs import run_sites
-from sr_assets.operate.services import IMPORTED, Services
+from sr_assets.operate.services import Services
 from sr_assets.operate.ui_access import Ui
 from sr_assets.settings import Settings, load_settings
 from sr_assets.settings.needed_permissions import Permission, needed_permissions
@@ -459,7 +459,7 @@ def run_demo(
     if ui:
         require_extra("the demo's Dagster UI (omitted with --no-ui)", "ui", "dagster_webserver")
     with (
-        Copies(*IMPORTED) as copies,
+        Copies() as copies,
         stdout_on_stderr() if as_json else contextlib.nullcontext(),
         signals_as_interrupt(*_signals()) as ignore_signals,
     ):

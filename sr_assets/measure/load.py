@@ -98,15 +98,14 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
 
 def _run_site(site: str, label: str, *, once: bool) -> int:
     """Prepare the home, then run the site like its child process of `run`."""
-    from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
+    from sr_assets.operate.instance import mark_start, prepare_instance
     from sr_assets.operate.site_job import site_process
     from sr_assets.settings import load_settings
 
     try:
         settings = load_settings()
-        folder = prepare_instance(settings)
+        prepare_instance(settings)
         mark_start(settings)
-        prepare_storage(folder)
     except SrAssetsError as error:
         print_error(str(error))
         return 1

@@ -26,7 +26,7 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.adapters.threads import BackgroundThread, Body
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
-from sr_assets.operate.instance import open_instance, storage_errors
+from sr_assets.operate.instance import prepared_instance, storage_errors
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
 from sr_assets.settings import Settings, load_settings
 
@@ -281,11 +281,7 @@ def _locked(home: Path, *, wait: bool) -> Iterator[bool]:
 def due_work_process(*, once: bool, since: float) -> int:
     """Do the due work in this process and return the exit code; report runs that failed after `since` (unix seconds)."""
     try:
-        with (
-            signals_as_interrupt(),
-            storage_errors(Path(os.environ["DAGSTER_HOME"])),
-            open_instance() as instance,
-        ):
+        with signals_as_interrupt(), prepared_instance() as instance:
             settings = load_settings()
             configure_logging(settings)
             with _locked(settings.home, wait=not once) as is_ours:

@@ -31,8 +31,9 @@ from sr_assets.operate.processes import INTERRUPTED, Child, child_environment, e
 
 #: `PR_SET_NAME` of prctl(2), which shortens the name to 15 bytes.
 _SET_NAME: Final = 15
-#: A request to the original; with it come the descriptors of the child's stdin, stdout, stderr and status.
-_REQUEST: Final = b"copy"
+#: The longest request to the original: `import` and names of modules. With it come the descriptors of the
+#: stdin, stdout, stderr and status of a child, if one is to be started.
+_REQUEST_BYTES: Final = 1 << 12
 #: What a status tells: the process's id, and at its end the exit code.
 _NUMBER: Final = struct.Struct("=q")
 
@@ -90,9 +91,7 @@ class Copy:
 class Copies:
     """Starts children inside `with`: copies if this process has a single thread when it enters the block, else new processes."""
 
-    def __init__(self, *modules: str) -> None:
-        """Let the original import `modules`, which the children need; it ignores one that cannot be imported."""
-        self._modules = modules
+    def __init__(self) -> None:
         self._original: socket.socket | None = None
 
     def __enter__(self) -> Self:
@@ -104,7 +103,7 @@ class Copies:
             self._pid = os.fork()
             if self._pid == 0:
                 self._original.close()
-                _be_original(requests, self._modules)
+                _be_original(requests)
             requests.close()
         return self
 
@@ -119,31 +118,40 @@ class Copies:
         name: str,
         work: Callable[[], int],
         *,
+        imports: Sequence[str] = (),
         errors: int | None = None,
         output: int | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Child:
         """Start a child that does some work, which can be pickled; the result is its exit code.
 
-        `name` is shown by `top`. The child leads a process group and has the variables of this process and those of `environ`.
-        `errors` and `output` are the descriptors of its stderr and stdout, by default this process's. It ends with this
-        process, even by SIGKILL.
+        `name` is shown by `top`. Before it makes a copy, the original imports the modules `imports`, which that child and later
+        ones need; it ignores one that cannot be imported. The child leads a process group and has the variables of this process
+        and those of `environ`. `errors` and `output` are the descriptors of its stderr and stdout, by default this process's. It
+        ends with this process, even by SIGKILL.
         """
         outputs = (1 if output is None else output, 2 if errors is None else errors)
-        child, lifeline = self._copy(outputs) or _new(outputs)
+        child, lifeline = self._copy(imports, outputs) or _new(outputs)
         # The exit code tells that a child has ended already.
         with contextlib.suppress(BrokenPipeError), open(lifeline, "wb", closefd=False) as stdin:
             pickle.dump((name, {**child_environment(), **(environ or {})}, work), stdin)
         return child
 
-    def _copy(self, outputs: tuple[int, int]) -> tuple[Copy, int] | None:
+    def prepare(self, imports: Sequence[str]) -> None:
+        """Let the original import modules meanwhile, for a later child."""
+        if self._original and imports:
+            # Its end is no error here: the next child is a new process.
+            with contextlib.suppress(OSError):
+                self._original.send(_request(imports))
+
+    def _copy(self, imports: Sequence[str], outputs: tuple[int, int]) -> tuple[Copy, int] | None:
         """Return a copy and the other end of its stdin; None without an original."""
         if self._original is None:
             return None
         (stdin, lifeline), (status, reported) = os.pipe(), os.pipe()
         try:
             try:
-                socket.send_fds(self._original, [_REQUEST], [stdin, *outputs, reported])
+                socket.send_fds(self._original, [_request(imports)], [stdin, *outputs, reported])
             finally:
                 os.close(stdin)
                 os.close(reported)
@@ -152,6 +160,10 @@ class Copies:
             os.close(lifeline)
             os.close(status)
             return None
+
+
+def _request(imports: Sequence[str]) -> bytes:
+    return " ".join(("import", *imports)).encode()
 
 
 def _new(outputs: tuple[int, int]) -> tuple[subprocess.Popen[bytes], int]:
@@ -180,7 +192,7 @@ def _read_number(status: int) -> int:
 # ------------------------------------------------------------------------------------------------------ in the original
 
 
-def _be_original(requests: socket.socket, modules: Sequence[str]) -> NoReturn:
+def _be_original(requests: socket.socket) -> NoReturn:
     """Make a copy of this process for each request, and report the ends of copies, until the parent ends."""
     statuses = dict[int, int]()
     try:
@@ -198,10 +210,12 @@ def _be_original(requests: socket.socket, modules: Sequence[str]) -> NoReturn:
                 os.read(ends, 1 << 10)
                 _report_ends(statuses)
             if requests.fileno() in ready:
-                request, received, *_ = socket.recv_fds(requests, len(_REQUEST), 4)
+                request, received, *_ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
                 if not request:
                     break
-                _import_all(modules)
+                _import_all(*request.decode().split()[1:])
+                if not received:
+                    continue
                 *streams, status = received
                 try:
                     pid = os.fork()
@@ -235,13 +249,16 @@ def _report_ends(statuses: dict[int, int]) -> None:
 
 
 @functools.cache
-def _import_all(modules: Sequence[str]) -> None:
-    for name in modules:
+def _import_all(*names: str) -> None:
+    # The collector would search the new modules again and again.
+    gc.disable()
+    for name in names:
         # A child imports it too, and reports the error.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _be_copy(streams: Sequence[int]) -> NoReturn:

@@ -157,6 +157,15 @@ def open_instance() -> DagsterInstance:
     return DagsterInstance.get()
 
 
+@contextlib.contextmanager
+def prepared_instance() -> Iterator[DagsterInstance]:
+    """Open the instance in DAGSTER_HOME inside the block, with prepared storage; exceptions of its storage are a RunError."""
+    folder = Path(os.environ["DAGSTER_HOME"])
+    prepare_storage(folder)
+    with storage_errors(folder), open_instance() as instance:
+        yield instance
+
+
 def mark_start(settings: Settings) -> None:
     """Give child processes a new start id, with which each start copies ephemeral streams again, and our static values."""
     from sr_assets.stages.source.position import START_VARIABLE

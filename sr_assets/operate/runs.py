@@ -17,7 +17,7 @@ from sr_assets.adapters.logs import configure_logging, print_error, print_warnin
 from sr_assets.automation.observing import is_idle
 from sr_assets.operate.due_work import due_work_process, is_due
 from sr_assets.operate.forking import Copies
-from sr_assets.operate.instance import mark_start, prepare_instance, prepare_storage
+from sr_assets.operate.instance import mark_start, prepare_instance
 from sr_assets.operate.log_lines import ChildLogs
 from sr_assets.operate.processes import (
     INTERRUPTED,
@@ -32,17 +32,9 @@ from sr_assets.operate.run_output import print_line, report_idle
 from sr_assets.settings import Entry, Settings
 from sr_assets.stages.connection_users import reporting_missing
 
-#: What the children of a `run` import. pyarrow imports pandas for its first array of Python objects; Dagster's names are private.
-_IMPORTED: Final = (
-    "sr_assets.definitions",
-    "sr_assets.stages.run",
-    "pandas",
-    "pyarrow.dataset",
-    "dagster._core.executor.in_process",
-    "dagster._core.instance.factory",
-    "dagster._core.storage.local_compute_log_manager",
-    "dagster._core.storage.sqlite_storage",
-)
+#: What the work of a site imports; pyarrow imports pandas for its first array of Python objects.
+_WORK: Final = ("sr_assets.operate.site_job", "sr_assets.stages.site_work", "pandas", "pyarrow.dataset")
+_ALL: Final = (*_WORK, "sr_assets.operate.job_execution")
 #: The exit code of a wrong configuration: another process would end likewise.
 _MISCONFIGURED: Final = 2
 
@@ -60,17 +52,17 @@ def run_sites(
 
     `begin` is called once the first child has started; a run without work does not call it.
     """
-    with Copies(*_IMPORTED) as copies, reporting_missing(settings, print_warning):
+    with Copies() as copies, reporting_missing(settings, print_warning):
         return _run_sites(settings, streams, copies, once=once, begin=begin)
 
 
 def _run_sites(
     settings: Settings, streams: Sequence[Entry], copies: Copies, *, once: bool, begin: Callable[[], None]
 ) -> int:
-    folder = prepare_instance(settings)
+    prepare_instance(settings)
     mark_start(settings)
-    prepare_storage(folder)
     is_whole = len(streams) == len(settings.entries)
+    has_due_work = is_whole and (not once or is_due(settings))
     chosen: dict[str, list[str]] = defaultdict(list)
     for stream in streams:
         chosen[stream.name].append(stream.label)
@@ -79,8 +71,8 @@ def _run_sites(
     else:
         configure_logging(settings)
     with (
-        contextlib.closing(_Children(settings, copies, begin, alone=len(chosen) == 1)) as children,
-        signals_as_interrupt(),
+        contextlib.closing(_Children(settings, copies, begin, alone=len(chosen) == 1, due=has_due_work)) as children,
+        signals_as_interrupt() as ignore_signals,
         contextlib.nullcontext() if once else _services_beside(settings, list(chosen)),
         ThreadPoolExecutor(max(1, min(len(chosen), settings.concurrency) if once else len(chosen) + 1)) as pool,
     ):
@@ -95,6 +87,8 @@ def _run_sites(
         except KeyboardInterrupt:
             return INTERRUPTED if once else 0
         finally:
+            # A second signal must not leave children behind, for which this process would wait.
+            ignore_signals()
             children.stop()
     if once:
         _report(settings)
@@ -152,13 +146,16 @@ def _site_process(site: str, labels: Sequence[str], *, once: bool, bars: bool) -
 class _Children:
     """The child processes of a `run`, one per site."""
 
-    def __init__(self, settings: Settings, copies: Copies, begin: Callable[[], None], *, alone: bool) -> None:
+    def __init__(
+        self, settings: Settings, copies: Copies, begin: Callable[[], None], *, alone: bool, due: bool = False
+    ) -> None:
         self._settings, self._copies = settings, copies
         self._begin: Callable[[], None] | None = begin
         # A site writes into `logfile` directly.
         self._logs = ChildLogs(settings, to_file=False)
-        # Several children would overwrite each other's progress bars.
+        # Several children would overwrite each other's progress bars, and each import Dagster.
         self._alone = alone
+        self._next = _ALL if alone and due else ()
         self._begun = times.time()
         self._guard = threading.Lock()
         self._children: list[Child] = []
@@ -205,15 +202,18 @@ class _Children:
 
     def _run_site(self, site: str, labels: Sequence[str], mode: str) -> int:
         """Run a site in a child and return its exit code; after `stop`, start none and return 0."""
-        return self._run(site, partial(_site_process, site, labels, once=mode == "once", bars=self._alone))
+        work = partial(_site_process, site, labels, once=mode == "once", bars=self._alone)
+        return self._run(site, work, _WORK if self._alone else _ALL)
 
-    def _run(self, name: str, work: Callable[[], int]) -> int:
+    def _run(self, name: str, work: Callable[[], int], imports: Sequence[str] = _ALL) -> int:
         with self._guard:
             if self._stopped.is_set():
                 return 0
             with self._logs.output(name) as errors:
-                child = self._copies.start(name, work, errors=errors)
+                child = self._copies.start(name, work, imports=imports, errors=errors)
             self._children.append(child)
+            # The child of a single site works while it imports Dagster, and the original imports it for the due work.
+            self._copies.prepare(self._next)
             begin, self._begin = self._begin, None
         if begin:
             begin()

@@ -44,7 +44,7 @@ from sr_assets.settings import Settings
 
 _MODULE: Final = "sr_assets.definitions"
 #: What the processes of `Services` import; Dagster's names are private.
-IMPORTED: Final = ("dagster._cli", "dagster._daemon.cli", "dagster_webserver.app", "uvicorn")
+_IMPORTED: Final = ("dagster._cli", "dagster._daemon.cli", "dagster_webserver.app", "uvicorn")
 _START_SECONDS: Final = 180.0
 _CODE_SERVER: Final = "code server"
 _WEBSERVER: Final = "webserver"
@@ -68,7 +68,7 @@ class Services:
     """
 
     def __init__(self, settings: Settings, ui: Ui | None, copies: Copies | None = None) -> None:
-        """Without `copies` of a process that has imported `IMPORTED`, each process imports it."""
+        """Without `copies` of a process that has imported `_IMPORTED`, each process imports it."""
         self._settings = settings
         self._ui = ui
         self._copies = copies or Copies()
@@ -146,6 +146,7 @@ class Services:
             self._children[name] = self._copies.start(
                 name,
                 partial(_run_in, folder, work),
+                imports=_IMPORTED,
                 errors=output,
                 output=2 if output is None else output,
                 environ=environ,
@@ -206,7 +207,7 @@ def serve(settings: Settings, ui: Ui | None) -> int:
     port is in use, another `up` uses this home, or the daemon ends by itself.
     """
     allow_descriptors()
-    with Copies(*IMPORTED) as copies:
+    with Copies() as copies:
         return _serve(settings, ui, copies)
 
 

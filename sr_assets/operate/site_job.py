@@ -1,31 +1,36 @@
-"""Execution of one site's job in this process, recorded in the Dagster instance that `up` uses too."""
+"""The work of a site's child process: runs of its job, as a follower or a leader."""
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
+import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
-from sr_assets.adapters.logs import configure_logging, print_error
+from sr_assets.adapters.logs import configure_logging, note_run, print_error
+from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
+from sr_assets.adapters.spark.run_session import HomeEngine
 from sr_assets.adapters.state.status_file import record_alive
-from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError, StandbyError
+from sr_assets.adapters.threads import in_background
+from sr_assets.domain.errors import ConfigurationError, SrAssetsError, StandbyError
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.operate.instance import open_instance, storage_errors
 from sr_assets.operate.processes import INTERRUPTED, recorded_signals, signals_as_interrupt
 from sr_assets.operate.run_output import print_line, report_run
 from sr_assets.settings import Entry, Settings, load_settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.leadership import logger as leadership_logger
+from sr_assets.stages.report import stages_of
 from sr_assets.stages.standby_tables import FollowedSite, follow_checkpoints
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
+    from sr_assets.operate.job_execution import SiteJob
 
 _STANDBY_SECONDS: Final = 0.2
 #: A changed interval takes effect within this time.
@@ -82,12 +87,9 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
     Without `once`, repeat the job until an interrupt, whenever the site's sensor would request a run. A follower prints the
     line about its leader, shows the newest checkpoint and executes nothing: `once`, it returns 0; otherwise it stands by.
     """
-    from sr_assets.assets.specs import site_job_name
-    from sr_assets.definitions import build_sites
-
+    job = in_background("importing Dagster", partial(_site_job, settings, site))
     streams = [stream for stream in settings.sites[site] if stream.label in labels]
     folder = settings.home / "sites" / site
-    job = build_sites(settings, [site]).resolve_job_def(site_job_name(site))
     with (
         recorded_signals() as interrupted,
         Leadership(settings, site, patient=not once) as leadership,
@@ -97,7 +99,9 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
             if not _await_leadership(leadership, folder, once=once):
                 FollowedSite(settings, site).show_if_due()
                 return 0
-            result = _try(job, streams, whole=len(streams) == len(settings.sites[site]), once=once)
+            run_id = str(uuid.uuid4())
+            with _head_start(settings, site, streams, run_id, job, once=once):
+                result = job.result().execute(run_id, streams, once=once)
             if interrupted():
                 raise KeyboardInterrupt
             if result is None:
@@ -113,6 +117,33 @@ def execute_site(settings: Settings, site: str, labels: Sequence[str], *, once: 
                 _await_poll(settings, leadership, folder)
             while leadership.leads and not _has_work(current_settings(settings), site):
                 _await_poll(settings, leadership, folder)
+
+
+def _site_job(settings: Settings, site: str) -> SiteJob:
+    from sr_assets.operate.job_execution import SiteJob
+
+    return SiteJob(settings, site)
+
+
+def _head_start(
+    settings: Settings, site: str, streams: Sequence[Entry], run_id: str, job: Future[SiteJob], *, once: bool
+) -> AbstractContextManager[None]:
+    """Do the work of a run until its job is imported, and let the run continue it inside the block."""
+    if job.done():
+        return nullcontext()
+    from sr_assets.stages.site import Site
+    from sr_assets.stages.site_work import SiteWork, head_start
+
+    settings = current_settings(settings)
+    engine = HomeEngine(settings.spark, settings.home.resolve(), KEEP_ONCE_SECONDS if once else KEEP_SECONDS)
+    selection = {entry.stream: frozenset(stages_of(entry)) for entry in streams}
+
+    def begin() -> SiteWork:
+        note_run(site, run_id)
+        opened = Site(settings, site, owner=f"run {run_id}", run_id=run_id, spark=engine)
+        return SiteWork(opened, selection, lingers=not once)
+
+    return head_start(run_id, begin, job)
 
 
 def _await_poll(settings: Settings, leadership: Leadership, folder: Path) -> None:
@@ -157,31 +188,3 @@ def _has_work(settings: Settings, site: str) -> bool:
     except SrAssetsError as error:
         print_error(str(error))
         return False
-
-
-def _try(job: JobDefinition, streams: Sequence[Entry], *, whole: bool, once: bool) -> ExecuteInProcessResult | None:
-    """Execute a site's job; without `once`, return None after an error of Dagster's storage, which may be back soon."""
-    try:
-        with storage_errors(Path(os.environ["DAGSTER_HOME"])), open_instance() as instance:
-            return _execute(job, instance, streams, whole=whole, once=once)
-    except RunError as error:
-        if once:
-            raise
-        print_error(str(error))
-        return None
-
-
-def _execute(
-    job: JobDefinition, instance: DagsterInstance, streams: Sequence[Entry], *, whole: bool, once: bool
-) -> ExecuteInProcessResult:
-    from sr_assets.resources import LINGER, MODE_TAG, ONCE
-
-    prefixes = [stream.asset_prefix for stream in streams]
-    return job.execute_in_process(
-        instance=instance,
-        asset_selection=None
-        if whole
-        else [key for key in job.asset_layer.executable_asset_keys if list(key.path[:2]) in prefixes],
-        tags={MODE_TAG: ONCE if once else LINGER},
-        raise_on_error=False,
-    )

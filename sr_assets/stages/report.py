@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from sr_assets.adapters import times
 from sr_assets.adapters.state.records import CopyState, StreamState
-from sr_assets.settings import Entry
+from sr_assets.settings import Entry, FeedSettings
 
 
 class Stage(StrEnum):
@@ -20,6 +20,14 @@ class Stage(StrEnum):
     REPLICA = "replica"
     NODE_SNAPSHOTS = "node_snapshots"
     ADVISORY_FEED = "advisory_feed"
+
+
+def stages_of(entry: Entry) -> tuple[Stage, ...]:
+    """Return the stages of a stream or a feed, in the order in which their results are recorded."""
+    if isinstance(entry, FeedSettings):
+        return (Stage.ADVISORY_FEED,)
+    tracked = (Stage.NODE_STATE, Stage.REPLICA, Stage.NODE_SNAPSHOTS, Stage.NODE_ADVISORIES)
+    return tracked if entry.tracked else (Stage.REPLICA,)
 
 
 @dataclass(slots=True)

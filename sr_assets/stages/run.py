@@ -8,7 +8,6 @@ import contextlib
 import logging
 import math
 import random
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter as Counts
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -23,6 +22,7 @@ from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import COPYING, Counter
+from sr_assets.adapters.threads import in_background
 from sr_assets.domain.backoff import backoff_seconds
 from sr_assets.domain.errors import (
     ConfigurationError,
@@ -210,25 +210,6 @@ class WorkLoop:
 
 def _line(label: str, error: SrAssetsError) -> str:
     return str(error) if label in str(error) else f"{label}: {error}"
-
-
-def _in_background(name: str, step: Callable[[], bool], woken: threading.Event) -> Future[bool]:
-    """Run a step in a thread, and set `woken` when it ends.
-
-    The thread is a daemon: a step that waits for a frozen process must not keep this process alive.
-    """
-    future: Future[bool] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(step())
-        except BaseException as error:  # noqa: BLE001  raised by the future's `result`
-            future.set_exception(error)
-        finally:
-            woken.set()
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
 
 
 class EntryWork(ABC):
@@ -542,11 +523,10 @@ class StreamWork(EntryWork):
         if times.monotonic() >= self._copying_due_at:
             # Only a lingering run also polls without a sign of new work.
             self._may_have_work, self._poll_at = False, self._site.pace.next_poll_at if ends is None else math.inf
-            self._copy_step = _in_background(
-                f"copying {self._stream.label}",
-                lambda: self.copying.attempt(lambda: self._copy(ends)),
-                self._site.woken,
+            self._copy_step = in_background(
+                f"copying {self._stream.label}", lambda: self.copying.attempt(lambda: self._copy(ends))
             )
+            self._copy_step.add_done_callback(lambda _: self._site.woken.set())
         return busy
 
     def _watch(self, ends: Ends) -> bool:
@@ -697,7 +677,7 @@ class SiteRun:
     """One run of the selected stages of a site's entries, until they have caught up.
 
     It then lingers: it polls the sources every 1 to 2 s (`Pace`) and processes new messages, until none arrived for
-    `linger` or `run_budget` is used, and as long as `keep_running` returns true. With `drain_only` it stops at the
+    `linger` or `run_budget` is used, and as long as `wanted` returns true. With `drain_only` it stops at the
     sources' positions at its start.
 
     A TransientError, such as a lost connection, is retried within `run_budget` with growing pauses; with `drain_only`
@@ -713,9 +693,10 @@ class SiteRun:
         selection: Mapping[str, frozenset[Stage]],
         *,
         drain_only: bool,
-        wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._site, self._drain_only, self._wanted = site, drain_only, wanted
+        self._site, self._drain_only = site, drain_only
+        #: Whether to linger for longer than the settings say.
+        self.wanted: Callable[[], bool] = lambda: False
         self._budget_ends = times.monotonic() + site.settings.run_budget_ns / 1e9
         self._works = [
             self._work_on(entry, selection[entry.stream]) for entry in site.entries if entry.stream in selection
@@ -731,7 +712,7 @@ class SiteRun:
 
     @property
     def _over(self) -> bool:
-        return times.monotonic() > self._budget_ends and not self._wanted()
+        return times.monotonic() > self._budget_ends and not self.wanted()
 
     @property
     def reports(self) -> dict[str, StreamReport]:
@@ -790,7 +771,7 @@ class SiteRun:
             if not busy and not retrying:
                 if drain_only and not any(work.pending for work in works):
                     return
-                if not drain_only and now - active > linger_seconds and not self._wanted():
+                if not drain_only and now - active > linger_seconds and not self.wanted():
                     return
             due_at = min(work.due_at for work in works)
             caught_up, copying = due_at > times.monotonic(), any(work.copying_active for work in works)

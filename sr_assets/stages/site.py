@@ -55,13 +55,15 @@ _ROUND_WAIT_SECONDS: Final = 0.5
 
 
 class Pace:
-    """The polls of one site; `sites_served` returns the number of sites that the process serves, `linger_seconds` are the run's.
+    """The polls of one site; `linger_seconds` are the run's.
 
     The interval follows the cost of a poll: the CPU time of the process since the poll before, divided by its sites.
     """
 
-    def __init__(self, linger_seconds: float, sites_served: Callable[[], int]) -> None:
-        self._linger_seconds, self._sites_served = linger_seconds, sites_served
+    def __init__(self, linger_seconds: float) -> None:
+        self._linger_seconds = linger_seconds
+        #: The number of sites that the process serves.
+        self.sites_served: Callable[[], int] = lambda: 1
         self._cost_seconds = 0.0
         self._used_seconds = time.process_time()
         #: When an entry that has caught up is polled again (monotonic seconds).
@@ -69,7 +71,7 @@ class Pace:
 
     def begin_round(self) -> None:
         """Set the time of the next poll if the last one is over; call it before the entries take their steps."""
-        now, used_seconds, sites = times.monotonic(), time.process_time(), self._sites_served()
+        now, used_seconds, sites = times.monotonic(), time.process_time(), self.sites_served()
         if now < self.next_poll_at:
             return
         if self.next_poll_at:
@@ -84,8 +86,7 @@ class Site:
 
     Raises SiteBusyError if another run holds the site for longer than `wait_seconds`, and StandbyError if another member
     leads it; without leadership nothing is committed or sent. `folder` is
-    `<home>/sites/<name>`. `spark` is the engine, by default the home's. `sites_served` returns the number of
-    sites that the process serves.
+    `<home>/sites/<name>`. `spark` is the engine, by default the home's.
     """
 
     def __init__(
@@ -97,7 +98,6 @@ class Site:
         run_id: str,
         wait_seconds: float = 60.0,
         spark: SparkProvider | None = None,
-        sites_served: Callable[[], int] = lambda: 1,
     ) -> None:
         self.settings = settings
         self.name = name
@@ -114,7 +114,7 @@ class Site:
         self.files = ConnectionFiles(self.folder, reachable)
         engine = spark or HomeEngine(settings.spark, settings.home.resolve())
         self.spark = SparkConnection(engine, settings.spark.from_messages, name)
-        self.pace = Pace(settings.linger_ns / 1e9, sites_served)
+        self.pace = Pace(settings.linger_ns / 1e9)
         #: Set when background work ends.
         self.woken = threading.Event()
         self._lock = SiteLock(self.folder, owner, wait_seconds)

@@ -108,8 +108,8 @@ def test_run_of_selected_streams_does_no_other_work(platform: Settings) -> None:
 def test_run_follow_does_the_daily_tables(tracked: Settings) -> None:
     with following("run", "--follow") as process:
         wait_until(
-            lambda: process.poll() is not None or has_rows(tracked.home, "availability_daily"),
-            "a daily table",
+            lambda: process.poll() is not None or all(any((tracked.home / table).glob("*.parquet")) for table in DAILY),
+            "the daily tables",
         )
         assert process.poll() is None
 

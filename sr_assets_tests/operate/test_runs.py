@@ -99,7 +99,9 @@ def test_follow_starts_a_killed_site_again(platform: Settings, tmp_path: Path) -
         killed = runner_pid(platform.home, "london")
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: runner_pid(platform.home, "london") not in {0, killed}, "another run of the site")
-        following.send_signal(signal.SIGINT)
+        # Another signal must not leave children behind.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            following.send_signal(number)
         assert following.wait(PATIENCE_SECONDS) == 0
     finally:
         following.kill()
