@@ -218,21 +218,36 @@ def _be_original(requests: socket.socket) -> NoReturn:
                     continue
                 *streams, status = received
                 try:
-                    pid = os.fork()
+                    pid = _make_copy(streams, (requests.fileno(), ends, waker, status, *statuses.values()))
                 except OSError:
                     # The parent sees the end of the status.
                     os.close(status)
                 else:
-                    if pid == 0:
-                        for descriptor in (requests.detach(), ends, waker, status, *statuses.values()):
-                            os.close(descriptor)
-                        _be_copy(streams)
                     statuses[pid] = status
                     os.write(status, _NUMBER.pack(pid))
                 for stream in streams:
                     os.close(stream)
     finally:
         os._exit(0)
+
+
+def _make_copy(streams: Sequence[int], own: Sequence[int]) -> int:
+    """Return the id of a new copy, which closes the `own` descriptors, when it leads its group and obeys signals.
+
+    Earlier, a signal to the copy or its group would have no effect.
+    """
+    started, starting = os.pipe()
+    with open(started, "rb", buffering=0) as start:  # noqa: PTH123  a descriptor
+        try:
+            pid = os.fork()
+            if pid == 0:
+                for descriptor in (*own, started):
+                    os.close(descriptor)
+                _be_copy(streams, starting)
+        finally:
+            os.close(starting)
+        start.read(1)
+    return pid
 
 
 def _report_ends(statuses: dict[int, int]) -> None:
@@ -261,8 +276,8 @@ def _import_all(*names: str) -> None:
     gc.enable()
 
 
-def _be_copy(streams: Sequence[int]) -> NoReturn:
-    """Do a copy's work, and end the process as an interpreter does, without the parent's functions of `atexit`."""
+def _be_copy(streams: Sequence[int], starting: int) -> NoReturn:
+    """Do a copy's work; close `starting` when it begins, and end as an interpreter does, without `atexit` of the parent."""
     code = 1
     try:
         atexit._clear()  # noqa: SLF001  as multiprocessing does
@@ -274,6 +289,7 @@ def _be_copy(streams: Sequence[int]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.close(starting)
         warnings.simplefilter("ignore")
         code = _work()
     except KeyboardInterrupt:

@@ -30,6 +30,18 @@ with forking.Copies() as children, children.start("its name", partial(eval, work
 print(code, flush=True)
 """
 
+#: Stops children that have just been started, and prints how they ended.
+STOPPING = """
+import signal
+from functools import partial
+from sr_assets.operate import forking, processes
+with forking.Copies() as copies:
+    for _ in range(100):
+        with copies.start("its name", partial(eval, "__import__('threading').Event().wait()")) as child:
+            processes.signal_group(child, signal.SIGTERM)
+            print(child.wait())
+"""
+
 #: What a child does, and its exit code.
 WORKS = (
     ("7", 7),
@@ -59,6 +71,11 @@ def test_child_leads_a_group_and_ends_with_its_own_code(kind: str, work: str, co
     child_end = ["end of the child"] if "atexit" in work else []
     assert ended.stdout.splitlines() == [*child_end, str(code), "end of the parent"]
     assert ("ZeroDivisionError" in ended.stderr) == ("//" in work)
+
+
+def test_signal_reaches_a_child_that_has_just_been_started() -> None:
+    ended = run_forked([sys.executable, "-c", STOPPING])
+    assert ended.stdout.split() == ["-15"] * 100, ended.stderr
 
 
 @pytest.mark.parametrize("kind", ("copy", "new"))
