@@ -148,18 +148,25 @@ class BackgroundThread:
             _failing.pop(self, None)
 
 
-def in_background(name: str, work: Callable[[], Result]) -> Future[Result]:
-    """Do some work in a thread, and return its future.
+def in_background(name: str, work: Callable[[], Result], future: Future[Result] | None = None) -> Future[Result]:
+    """Do some work in a thread, and return its future, a new one by default.
 
-    The thread is a daemon: work that waits for a frozen process must not keep this process alive.
+    The thread is a daemon: work that waits for a frozen process must not keep this process alive. If a signal's exception
+    interrupts the start, the future is cancelled, unless the work has begun.
     """
-    future: Future[Result] = Future()
+    promised: Future[Result] = Future() if future is None else future
 
     def run() -> None:
+        if not promised.set_running_or_notify_cancel():
+            return
         try:
-            future.set_result(work())
+            promised.set_result(work())
         except BaseException as error:  # noqa: BLE001  raised by the future's `result`
-            future.set_exception(error)
+            promised.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except BaseException:
+        promised.cancel()
+        raise
+    return promised

@@ -523,10 +523,10 @@ class StreamWork(EntryWork):
         if times.monotonic() >= self._copying_due_at:
             # Only a lingering run also polls without a sign of new work.
             self._may_have_work, self._poll_at = False, self._site.pace.next_poll_at if ends is None else math.inf
-            self._copy_step = in_background(
-                f"copying {self._stream.label}", lambda: self.copying.attempt(lambda: self._copy(ends))
-            )
-            self._copy_step.add_done_callback(lambda _: self._site.woken.set())
+            # Known before its start: a signal may interrupt that.
+            step = self._copy_step = Future()
+            step.add_done_callback(lambda _: self._site.woken.set())
+            in_background(f"copying {self._stream.label}", lambda: self.copying.attempt(lambda: self._copy(ends)), step)
         return busy
 
     def _watch(self, ends: Ends) -> bool:
@@ -605,7 +605,7 @@ class StreamWork(EntryWork):
     def join(self, deadline: float) -> None:
         """Wait for active copies, then interrupt them and log a line."""
         step = self._copy_step
-        if step is None or self._abandoned:
+        if step is None or step.cancelled() or self._abandoned:
             return
         if not step.done():
             # A kill while the run ends tells nothing about the messages.

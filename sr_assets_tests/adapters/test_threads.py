@@ -4,13 +4,14 @@ import errno
 import logging
 import threading
 from collections.abc import Generator
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sr_assets.adapters import threads
-from sr_assets.adapters.threads import BackgroundThread, failing_threads
+from sr_assets.adapters.threads import BackgroundThread, failing_threads, in_background
 from sr_assets.domain.errors import RunError
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
@@ -98,3 +99,28 @@ def test_stopped_thread_closes_its_body() -> None:
     with BackgroundThread("worker", body):
         pass
     assert closed.is_set()
+
+
+@pytest.mark.parametrize("begun", (True, False))
+def test_interrupted_start_cancels_work_that_has_not_begun(monkeypatch: pytest.MonkeyPatch, *, begun: bool) -> None:
+    start, working, ended = threading.Thread.start, threading.Event(), threading.Event()
+
+    def interrupted(thread: threading.Thread) -> None:
+        if begun:
+            start(thread)
+            working.wait()
+        raise KeyboardInterrupt
+
+    def work() -> int:
+        working.set()
+        ended.wait()
+        return 7
+
+    future: Future[int] = Future()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            in_background("work", work, future)
+    ended.set()
+    assert future.cancelled() != begun
+    assert not begun or future.result() == 7
