@@ -14,12 +14,12 @@ import duckdb
 from dagster_duckdb import DuckDBResource
 
 from sr_assets.adapters.data import Source, current_settings, source_named
-from sr_assets.adapters.logs import configure_logging, note_run
+from sr_assets.adapters.logs import configure_logging
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.adapters.spark.run_session import HomeEngine, SparkResource, engine_of
 from sr_assets.settings import Settings
-from sr_assets.stages.site import Site
+from sr_assets.stages.site import Site, site_of_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,9 +57,7 @@ class Platform(dg.ConfigurableResource[Settings]):
     def open_site(self, name: str, run_id: str, spark: SparkResource) -> Site:
         """Return a site, a context manager that holds its lock, state and connections; `spark` is the resource."""
         configure_logging(self.settings)
-        note_run(name, run_id)
-        engine = engine_of(spark, self.settings.home.resolve())
-        return Site(self.settings, name, owner=f"run {run_id}", run_id=run_id, spark=engine)
+        return site_of_run(self.settings, name, run_id, engine_of(spark, self.settings.home.resolve()))
 
 
 class FleetTables(DuckDBResource):

@@ -82,7 +82,7 @@ def _run_sites(
             # The due work ends with the last site; a platform of native streams has none.
             keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
             codes = [future.result() for future in working or keeping]
-            if is_whole and once and (any(codes) or is_due(settings)):
+            if once and (has_due_work or (is_whole and any(codes))):
                 codes.append(children.run_due_work(once=True))
         except KeyboardInterrupt:
             return INTERRUPTED if once else 0
@@ -155,7 +155,7 @@ class _Children:
         self._logs = ChildLogs(settings, to_file=False)
         # Several children would overwrite each other's progress bars, and each import Dagster.
         self._alone = alone
-        self._next = _ALL if alone and due else ()
+        self._imports_next = _ALL if alone and due else ()
         self._begun = times.time()
         self._guard = threading.Lock()
         self._children: list[Child] = []
@@ -213,7 +213,7 @@ class _Children:
                 child = self._copies.start(name, work, imports=imports, errors=errors)
             self._children.append(child)
             # The child of a single site works while it imports Dagster, and the original imports it for the due work.
-            self._copies.prepare(self._next)
+            self._copies.prepare(self._imports_next)
             begin, self._begin = self._begin, None
         if begin:
             begin()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
-from sr_assets.adapters.logs import configure_logging, note_run, print_error
+from sr_assets.adapters.logs import configure_logging, print_error
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.adapters.spark.run_session import HomeEngine
 from sr_assets.adapters.state.status_file import record_alive
@@ -131,7 +131,7 @@ def _head_start(
     """Do the work of a run until its job is imported, and let the run continue it inside the block."""
     if job.done():
         return nullcontext()
-    from sr_assets.stages.site import Site
+    from sr_assets.stages.site import site_of_run
     from sr_assets.stages.site_work import SiteWork, head_start
 
     settings = current_settings(settings)
@@ -139,9 +139,7 @@ def _head_start(
     selection = {entry.stream: frozenset(stages_of(entry)) for entry in streams}
 
     def begin() -> SiteWork:
-        note_run(site, run_id)
-        opened = Site(settings, site, owner=f"run {run_id}", run_id=run_id, spark=engine)
-        return SiteWork(opened, selection, lingers=not once)
+        return SiteWork(site_of_run(settings, site, run_id, engine), selection, lingers=not once)
 
     return head_start(run_id, begin, job)
 

@@ -687,13 +687,7 @@ class SiteRun:
     Committed work is always published; the error of a failed entry is in its report and in `replication.last_error`.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        selection: Mapping[str, frozenset[Stage]],
-        *,
-        drain_only: bool,
-    ) -> None:
+    def __init__(self, site: Site, selection: Mapping[str, frozenset[Stage]], *, drain_only: bool) -> None:
         self._site, self._drain_only = site, drain_only
         #: Whether to linger for longer than the settings say.
         self.wanted: Callable[[], bool] = lambda: False

@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from sr_assets.adapters import control, times
 from sr_assets.adapters.home import kept_sites, open_home
+from sr_assets.adapters.logs import note_run
 from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.manifest import LOCK_SECONDS, FleetBusyError
 from sr_assets.adapters.published.site_publishing import publish_site
@@ -253,3 +254,9 @@ def published_streams(entries: Iterable[Entry], paused: Collection[str]) -> list
 def published_sites(settings: Settings) -> list[str]:
     """Return the names of the shown publications: the kept sites, and the native streams if configured."""
     return [*kept_sites(settings), *([TOPOLOGY_SITE] if settings.topology else [])]
+
+
+def site_of_run(settings: Settings, name: str, run_id: str, spark: SparkProvider) -> Site:
+    """Return the site for a Dagster run, which later JSON log lines about the site name."""
+    note_run(name, run_id)
+    return Site(settings, name, owner=f"run {run_id}", run_id=run_id, spark=spark)
