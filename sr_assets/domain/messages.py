@@ -40,7 +40,7 @@ _DROPPED: Final = frozenset(
     }
 )
 _DROPPED_PREFIXES: Final = (b"nats-expected-", b"nats-batch-", b"nats-schedule", b"nats-trace-")
-_MAY_BE_DROPPED: Final = re.compile(rb"\r\nnats-", re.IGNORECASE)
+_MAY_BE_DROPPED: Final = b"\r\nnats-"
 _MESSAGE_ID: Final = re.compile(rb".*/(\d{1,19})/(\d{1,19})(?:/r(\d{1,19}))?", re.DOTALL)
 
 
@@ -139,7 +139,7 @@ def encode_headers(headers: Mapping[str, Iterable[str]]) -> bytes:
 
 def kept_headers(headers: bytes) -> bytes:
     """Return the block without headers that control the server or belong to the previous hop; the others unchanged."""
-    if not _MAY_BE_DROPPED.search(headers):
+    if _MAY_BE_DROPPED not in headers.lower():
         return headers
     return _CRLF.join(line for line in headers.split(_CRLF) if not _is_dropped(line))
 
@@ -155,16 +155,16 @@ def header_writer(replicator: str, name: str, stream: str, created_ns: int) -> C
         text.encode().replace(b"%", b"%%")
         for text in (stream, f"{replicator} {name}", message_id(replicator, name, stream, created_ns, 0)[:-1])
     )
-    added = b"%b: %b %%d %b %%d\r\n%b: %b%%d%%b\r\n\r\n" % (SOURCE_HEADER, of, by, MESSAGE_ID_HEADER, identity)
-    alone = _VERSION + _CRLF + added
+    lines = b"%b: %b %%d %b %%d\r\n%b: %b%%d" % (SOURCE_HEADER, of, by, MESSAGE_ID_HEADER, identity)
+    alone, added = _VERSION + _CRLF + lines + _EMPTY_LINE, lines + b"%b" + _EMPTY_LINE
 
     def write(headers: bytes, sequence: int, stored_ns: int, resend: int) -> bytes:
-        numbers = (sequence, stored_ns // 1_000_000, sequence, b"/r%d" % resend if resend else b"")
-        if not headers:
-            return alone % numbers
-        own = kept_headers(headers)
+        # The usual case.
+        if not headers and not resend:
+            return alone % (sequence, stored_ns // 1_000_000, sequence)
+        own = kept_headers(headers) or _VERSION + _EMPTY_LINE
         head = own[:-2] if own.endswith(_EMPTY_LINE) else own.removesuffix(_CRLF) + _CRLF
-        return head + added % numbers
+        return head + added % (sequence, stored_ns // 1_000_000, sequence, b"/r%d" % resend if resend else b"")
 
     return write
 

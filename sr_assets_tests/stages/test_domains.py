@@ -12,7 +12,7 @@ import pytest
 from sr_assets.adapters.nats import administration, object_store
 from sr_assets.adapters.nats.administration import Cluster, held_subjects
 from sr_assets.adapters.nats.object_store import ObjectBucket
-from sr_assets.adapters.wire import BatchPublisher, Connection, Outgoing, Publisher, WireError, find_denied
+from sr_assets.adapters.wire import BatchPublisher, Connection, Items, Outgoing, Publisher, WireError, find_denied
 from sr_assets.cli import run_command
 from sr_assets.domain.clusters import domain_api
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -170,7 +170,7 @@ def test_acknowledgement_of_another_stream_does_not_count(
     def publish(hub: Connection) -> None:
         publisher = kind(hub, stream=stream, ack_timeout_seconds=5.0)
         if isinstance(publisher, BatchPublisher):
-            end = publisher.publish(iter(items))
+            end = publisher.publish(Items(items))
             assert (end.stored, end.last) == (1_000, 1_000)
         else:
             assert [ack.target_sequence for ack in publisher.publish_all(items)] == list(range(1, 1_001))

@@ -10,11 +10,11 @@ import bisect
 import contextlib
 import itertools
 import random
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -39,6 +39,8 @@ from sr_assets.domain.tracking.rules import ALL, untracked
 
 _LIMITS: Final = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject")
 T = TypeVar("T")
+#: The messages of a writer: source sequence → node, None for an untracked sender; or the source sequences of a plain stream.
+Rows = Mapping[int, str | None] | range
 _REFUSAL_SECONDS: Final = 30.0
 _ACK_SECONDS: Final = 30.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
@@ -47,7 +49,6 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 _WHOLE_TEXTS: Final = 1000
 _MOST_LETTERS: Final = 200
 _SUBJECTS: Final = 1 << 16
-_SETTLED_AT_ONCE: Final = 500
 _TARGET: Final = "sr-assets writer: target"
 _STAGED_AT_ONCE: Final = 500
 _STAGED_BYTES: Final = 8 << 20
@@ -193,7 +194,9 @@ def fetch_lane(source: wire.Connection, plan: CopyPlan) -> Iterator[tuple[list[M
         yield messages, []
 
 
-def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iterator[tuple[list[Message], list[int]]]:
+def fetch(
+    source: wire.Connection, plan: CopyPlan, sequences: Sequence[int]
+) -> Iterator[tuple[list[Message], list[int]]]:
     """Yield the messages of ascending sequences in source order, each list with the missing sequences up to its end.
 
     Consecutive sequences are read as a range, others one by one; the leader supplies messages that a replica lacks.
@@ -216,7 +219,7 @@ def fetch(source: wire.Connection, plan: CopyPlan, sequences: list[int]) -> Iter
         yield messages, missing
     if at < len(sequences):
         _check_source(source, plan)
-        yield [], sequences[at:]
+        yield [], list(sequences[at:])
 
 
 def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
@@ -241,12 +244,19 @@ def _check_source(source: wire.Connection, plan: CopyPlan) -> None:
         raise TransientError(f"source stream {plan.source_stream} was recreated or rolled back during the copy")
 
 
+def _payload_bytes(messages: Iterable[Message]) -> int:
+    return sum([len(message.payload) for message in messages])
+
+
 class StopError(Exception):
     """The stream must stop until an operator acts; the text is the receipt's failure."""
 
 
 class Sender:
-    """Sends one writer's copies and accounts for them in its receipt; `on_settled` gets the acknowledged messages."""
+    """Sends one writer's copies and accounts for them in its receipt; `on_settled` gets the acknowledged messages.
+
+    It is the publishers' outbox: it makes the copies as they take them.
+    """
 
     def __init__(
         self, plan: CopyPlan, target: wire.Connection, receipt: Receipt, on_settled: Callable[[list[Message]], None]
@@ -255,7 +265,13 @@ class Sender:
         self._target = target
         self._receipt = receipt
         self._on_settled = on_settled
-        # By sequence: the messages in flight or waiting to be resent, and how often each got a new id.
+        # The messages that were not sent yet: the lists still to come, and the rest of the last one.
+        self._lists: Iterator[list[Message]] = iter(())
+        self._waiting = deque[Message]()
+        # The messages to resend, before all others; and whether the others have to wait.
+        self._again = deque[Message]()
+        self._only_again = False
+        # By sequence: the messages in flight or to be resent, and how often each got a new id.
         self._window: dict[int, Message] = {}
         self._resends: dict[int, int] = {}
         self._resend = plan.resend
@@ -267,41 +283,28 @@ class Sender:
         self._source_failure: wire.WireError | None = None
         self.copies = TargetCopies(plan, target)
         self._guard = plan.guard
+        self._takes = matcher(plan.subjects)
         # A fleet's nodes publish on few subjects, again and again.
-        self._subject = lru_cache(_SUBJECTS)(partial(target_subject, prefix=plan.prefix, remove=plan.remove))
-        self._takes = lru_cache(_SUBJECTS)(matcher(plan.subjects))
+        self._subject = lru_cache(_SUBJECTS)(self._accepted_subject)
         self._headers = header_writer(plan.replicator, plan.name, plan.source_stream, plan.created_ns)
 
-    def prepare(self, message: Message) -> wire.Outgoing | None:
-        """Return the copy, which the caller must send, or None if the target does not accept its subject."""
-        outgoing = self._outgoing(message)
-        if not self._takes(outgoing[1]):
-            subject = printable(outgoing.subject)
-            self._park(message, f"target stream {self._plan.stream} does not take subject {subject}")
-            return None
-        self._window[outgoing[0]] = message
-        return outgoing
-
-    def send(self, items: Iterator[wire.Outgoing]) -> None:
-        """Send all items in order and wait for every acknowledgement.
+    def send(self, lists: Iterator[list[Message]]) -> None:
+        """Send the copies of all messages in order and wait for every acknowledgement.
 
         Raises StopError if the stream must stop, WireError if the connection is lost or the target stops responding,
-        LeadershipLostError if another member may lead, and the errors of `items`.
+        LeadershipLostError if another member may lead, and the errors of `lists`.
         """
-        items = self._watch(items)
+        self._lists = lists
         waits, unanswered = 0, False
-        again: list[wire.Outgoing] = []
         while True:
             self._plan.check_batch()
             self._guard()
             began = times.monotonic()
             # While messages are refused or not acknowledged, none that follows them is sent: the copies stay in order.
-            resends = waits > 0 or unanswered
+            self._only_again = waits > 0 or unanswered
+            publish = self._publish_batches if self.copies.takes_batches and not self._again else self._publish
             try:
-                if self.copies.takes_batches and not again:
-                    refused = self._publish_batches(items)
-                else:
-                    refused = self._publish(again if resends else itertools.chain(again, items))
+                refused = publish()
             except wire.DeniedError as denied:
                 raise StopError(str(denied)) from None
             except wire.WireError as lost:
@@ -311,11 +314,11 @@ class Sender:
                 unanswered, refused = True, []
             else:
                 unanswered = False
-                if not (resends or refused or self._window):
+                if not (self._only_again or refused or self._window):
                     self._confirm_stored()
                     return
             waiting = self._judge(refused)
-            again = self._unsettled()
+            self._send_again()
             if not waiting:
                 waits = 0
                 continue
@@ -325,50 +328,74 @@ class Sender:
             )
             times.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
 
-    def _watch(self, items: Iterator[wire.Outgoing]) -> Iterator[wire.Outgoing]:
-        """Record an error of the source, so that it is not mistaken for an error of the target."""
-        try:
-            yield from items
-        except wire.WireError as failure:
-            self._source_failure = failure
-            raise
+    def take(self, most: int, free_bytes: int) -> wire.Outgoings:
+        """Return the next copies to send, none if there are no more: those to resend, and then of new messages.
+
+        A message whose subject the target does not take is parked.
+        """
+        messages, subjects, subject_of = list[Message](), list[str](), self._subject
+        while not messages and (waiting := self._again or self._new_messages()):
+            while waiting and len(messages) < most and free_bytes > 0:
+                message = waiting.popleft()
+                subject = subject_of(message.subject)
+                if subject is None:
+                    self._park_untaken(message)
+                    continue
+                messages.append(message)
+                subjects.append(subject)
+                free_bytes -= len(message.payload)
+        sequences, resends, resend = [message.sequence for message in messages], self._resends, self._resend
+        self._window.update(zip(sequences, messages, strict=True))
+        headers = [
+            self._headers(block, sequence, stored_ns, resends.get(sequence, resend) if resends else resend)
+            for sequence, stored_ns, _, block, _, _ in messages
+        ]
+        return wire.Outgoings(sequences, subjects, headers, [message.payload for message in messages])
+
+    def _new_messages(self) -> deque[Message]:
+        """Return the messages that were not sent yet, as far as they are fetched; none if none may be sent."""
+        if self._only_again:
+            return self._again
+        while not self._waiting:
+            try:
+                messages = next(self._lists, None)
+            except wire.WireError as failure:
+                # It is not mistaken for an error of the target.
+                self._source_failure = failure
+                raise
+            if messages is None:
+                break
+            self._waiting.extend(messages)
+        return self._waiting
+
+    def _send_again(self) -> None:
+        """Resend the messages that the target is not known to have stored, in order."""
+        self._again = deque(self._window[sequence] for sequence in sorted(self._window))
 
     # --------------------------------------------------------------------------------------------- acknowledgements
 
-    def _publish(self, items: Iterable[wire.Outgoing]) -> list[wire.Ack]:
+    def _publish(self) -> list[wire.Ack]:
         """Publish until the first refusal, settle the acknowledged messages, and return the refusals."""
         publisher = wire.Publisher(
             self._target, stream=self._plan.stream, ack_timeout_seconds=_ACK_SECONDS, guard=self._guard
         )
         refused: list[wire.Ack] = []
         duplicates: list[wire.Ack] = []
-        settled = self._settled
-        # The copies that are consecutive in the target, from `first` on.
-        first, sequences = 0, list[int]()
-        try:
-            for ack in publisher.publish_all(items):
-                sequence, stored_as, duplicate, _, error = ack
-                if error is not None:
-                    refused.append(ack)
-                elif duplicate:
-                    duplicates.append(ack)
-                elif self._settled and stored_as == first + len(sequences) and len(sequences) < _SETTLED_AT_ONCE:
-                    sequences.append(sequence)
-                else:
-                    # The next run begins first: if the settling fails, `finally` must not settle this one again.
-                    ended = sequences, first
-                    first, sequences = stored_as or 0, [sequence]
-                    self._settle(*ended)
-        finally:
-            self._settle(sequences, first)
-            if self._settled is not settled:
-                self._settled_at = times.monotonic()
+        for outcome in publisher.publish(self):
+            if isinstance(outcome, wire.Stored):
+                self._settle(*outcome)
+            elif outcome.error is not None:
+                refused.append(outcome)
+            elif outcome.duplicate:
+                duplicates.append(outcome)
+            else:
+                self._settle([outcome.sequence], outcome.target_sequence or 0)
         # Only now: a request discards all other frames, and until here those may be acknowledgements.
         for ack in duplicates:
             self._settle_duplicate(ack)
         return refused
 
-    def _publish_batches(self, items: Iterator[wire.Outgoing]) -> list[wire.Ack]:
+    def _publish_batches(self) -> list[wire.Ack]:
         """Publish in fast-ingest batches until the first refusal, and settle the stored messages; return the refusal.
 
         After a batch that did not end as expected, the remaining messages are published one by one.
@@ -378,12 +405,13 @@ class Sender:
         )
         self.copies.takes_batches = False
         while True:
-            end = publisher.publish(items)
+            end = publisher.publish(self)
             clean = self._settle_batch(end)
             if end.refusal:
                 return [end.refusal]
             if not clean:
-                return self._publish(itertools.chain(self._unsettled(), items))
+                self._send_again()
+                return self._publish()
             if end.exhausted:
                 return []
 
@@ -410,7 +438,6 @@ class Sender:
                 else:
                     self._receipt.forged += 1
         self._receipt.batched += self._receipt.copied - count
-        self._settled_at = times.monotonic()
         return clean and not self._window
 
     def _is_copy_of_window(self, copy: CopyOf) -> bool:
@@ -423,18 +450,21 @@ class Sender:
         if not sequences:
             return
         messages, receipt = list(map(self._window.pop, sequences)), self._receipt
-        receipt.count(len(messages), sum([len(message.payload) for message in messages]))
+        receipt.count(len(messages), _payload_bytes(messages))
         if sequences[-1] - sequences[0] == len(sequences) - 1:
             receipt.locate(target_first, sequences[0], len(sequences))
         else:
             for target_sequence, sequence in enumerate(sequences, target_first):
                 receipt.locate(target_sequence, sequence)
+        large_bytes = self.copies.large_bytes
         for target_sequence, message in enumerate(messages, target_first):
-            self.note_stored(target_sequence, message)
+            if message.headers or len(message.payload) > large_bytes:
+                self.note_stored(target_sequence, message)
         self._on_settled(messages)
         if self._settled is None:
             reach(Point.PUBLISHING)
         self._settled, self._settled_as = messages[-1], target_first + len(messages) - 1
+        self._settled_at = times.monotonic()
 
     def note_stored(self, target_sequence: int, message: Message) -> None:
         """Record whether a stored copy is too large to be read back for its latency, or a heartbeat."""
@@ -456,7 +486,7 @@ class Sender:
         elsewhere = copy is None or copy.sequence != self._settled.sequence
         # A stream with limits may have deleted it since.
         if elsewhere and (stored or wire.next_message(target, plan.stream, self._settled_as) is None):
-            subject = printable(self._outgoing(self._settled).subject)
+            subject = printable(self._target_subject(self._settled.subject))
             raise StopError(
                 f"target stream {plan.stream} ({target.cluster.api_owner}) does not hold the last acknowledged copy: another "
                 f"stream also accepts {subject}; set another target_subject_prefix"
@@ -503,17 +533,17 @@ class Sender:
 
     # ------------------------------------------------------------------------------------------------- single messages
 
-    def _outgoing(self, message: Message) -> wire.Outgoing:
-        """Return the copy: its subject, headers and payload."""
-        sequence, stored_ns, subject, headers, payload, _ = message
-        resend = self._resends.get(sequence, self._resend) if self._resends else self._resend
-        copy = (sequence, self._subject(subject), self._headers(headers, sequence, stored_ns, resend), payload)
-        # Half the time of the constructor.
-        return tuple.__new__(wire.Outgoing, copy)
+    def _target_subject(self, subject: str) -> str:
+        return target_subject(subject, self._plan.prefix, self._plan.remove)
 
-    def _unsettled(self) -> list[wire.Outgoing]:
-        """Return the messages that the target is not known to have stored, in order."""
-        return [self._outgoing(self._window[sequence]) for sequence in sorted(self._window)]
+    def _accepted_subject(self, subject: str) -> str | None:
+        """Return the subject of a message's copy, or None if the target does not take it."""
+        copied_as = self._target_subject(subject)
+        return copied_as if self._takes(copied_as) else None
+
+    def _park_untaken(self, message: Message) -> None:
+        subject = printable(self._target_subject(message.subject))
+        self._park(message, f"target stream {self._plan.stream} does not take subject {subject}")
 
     def _park(self, message: Message, reason: str) -> None:
         if self._plan.on_poison == "stop":
@@ -527,16 +557,16 @@ class Sender:
 
 
 class Copier:
-    """Copies the messages in `rows`: source sequence → node, None for an untracked sender. Without `rows`: a lane's
-    messages.
+    """Copies the messages in `rows`; without them, a lane's messages.
 
     It publishes in source order with a bounded window and awaits every acknowledgement. It first reads the copies that an
     earlier attempt left in the target, so a repetition stores no duplicates.
     """
 
-    def __init__(self, plan: CopyPlan, rows: Mapping[int, str | None] | None, partition: int) -> None:
+    def __init__(self, plan: CopyPlan, rows: Rows | None, partition: int) -> None:
         self._plan = plan
-        self._rows = None if rows is None else dict(sorted(rows.items()))
+        self._rows = rows
+        self._sequences = rows if isinstance(rows, range) else sorted(rows or ())
         self._check = lane_check(plan.source_stream, plan.lanes)
         self._receipt = Receipt()
         self._staged = StagedFiles(Path(plan.staging), partition, plan.metadata_bytes) if plan.staging else None
@@ -567,9 +597,9 @@ class Copier:
             if outside := self._find_copies(sender, source):
                 raise RunError(other_writer_text(plan.stream, plan.identity, outside[0]))
             # Closed before the connections, because a thread may be fetching: an error of the target waits for it.
-            outgoing = stack.enter_context(contextlib.closing(self._prepare(source, sender)))
+            messages = stack.enter_context(contextlib.closing(self._messages(source, sender)))
             try:
-                sender.send(outgoing)
+                sender.send(messages)
             except StopError as stop:
                 self._receipt.failure = str(stop)
             self._take_orphans(target)
@@ -589,7 +619,7 @@ class Copier:
             if self._staged:
                 stack.enter_context(self._staged)
             self._find_copies(Sender(self._plan, target, self._receipt, self._stage))
-            self._note_missing(list(self._rows or ()))
+            self._note_missing(list(self._sequences))
             self._take_orphans(target)
         self._note_refused()
         return self._receipt
@@ -665,11 +695,10 @@ class Copier:
             sequences = sequences[:low] + sequences[high:]
         yield from wire.read_sequences(source, plan.source_stream, sequences, direct=plan.direct)
 
-    def _prepare(self, source: wire.Connection, sender: Sender) -> Generator[wire.Outgoing]:
-        """Yield the messages to send; account for the others."""
-        plan, receipt, earlier, prepare = self._plan, self._receipt, self._found, sender.prepare
-        cutoff_ns = plan.cutoff_ns
-        lists = fetch_lane(source, plan) if self._rows is None else fetch(source, plan, list(self._rows))
+    def _messages(self, source: wire.Connection, sender: Sender) -> Generator[list[Message]]:
+        """Yield the messages to copy; account for the others."""
+        plan, receipt = self._plan, self._receipt
+        lists = fetch_lane(source, plan) if self._rows is None else fetch(source, plan, self._sequences)
         for messages, missing in ahead(lists):
             plan.check_batch()
             if self._rows is None:
@@ -677,34 +706,49 @@ class Copier:
             self._check(messages)
             if messages:
                 receipt.last_sequence, receipt.last_stored_ns, *_ = messages[-1]
-            for message in messages:
-                if cutoff_ns is not None and not untracked(message.stored_ns, cutoff_ns, ALL).copy:
-                    receipt.too_old += 1
-                    receipt.too_old_bytes += len(message.payload)
-                    continue
-                if earlier and self._is_copied(message):
-                    receipt.count(1, len(message.payload))
-                    receipt.found += 1
-                    sender.note_stored(earlier[message.sequence][0], message)
-                    if self._rows is None:
-                        receipt.locate(earlier[message.sequence][0], message.sequence)
-                    self._stage([message])
-                elif (outgoing := prepare(message)) is not None:
-                    yield outgoing
+            yield self._without_found(self._without_old(messages), sender)
             self._note_missing(missing)
+
+    def _without_old(self, messages: list[Message]) -> list[Message]:
+        """Return the messages that are not too old, and count the others."""
+        cutoff_ns, receipt = self._plan.cutoff_ns, self._receipt
+        if cutoff_ns is None:
+            return messages
+        young = [message for message in messages if untracked(message.stored_ns, cutoff_ns, ALL).copy]
+        receipt.too_old += len(messages) - len(young)
+        receipt.too_old_bytes += _payload_bytes(messages) - _payload_bytes(young)
+        return young
+
+    def _without_found(self, messages: list[Message], sender: Sender) -> list[Message]:
+        """Return the messages without a copy in the target, and account for the others."""
+        if not self._found:
+            return messages
+        receipt, new = self._receipt, list[Message]()
+        for message in messages:
+            if not self._is_copied(message):
+                new.append(message)
+                continue
+            target_sequence, _ = self._found[message.sequence]
+            receipt.count(1, len(message.payload))
+            receipt.found += 1
+            sender.note_stored(target_sequence, message)
+            if self._rows is None:
+                receipt.locate(target_sequence, message.sequence)
+            self._stage([message])
+        return new
 
     def _stage(self, messages: list[Message]) -> None:
         """Queue copied messages for the history; parked messages are not part of it."""
-        if self._staged and (rows := self._rows):
-            tracked = [message for message in messages if rows[message.sequence] is not None]
+        if self._staged and isinstance(nodes := self._rows, Mapping):
+            tracked = [message for message in messages if nodes[message.sequence] is not None]
             self._copied += tracked
-            self._copied_bytes += sum([len(message.payload) for message in tracked])
+            self._copied_bytes += _payload_bytes(tracked)
             if len(self._copied) >= _STAGED_AT_ONCE or self._copied_bytes >= _STAGED_BYTES:
                 self._stage_copied()
 
     def _stage_copied(self) -> None:
-        if self._staged and self._rows and self._copied:
-            self._staged.add(self._copied, self._rows)
+        if self._staged and self._copied and isinstance(nodes := self._rows, Mapping):
+            self._staged.add(self._copied, nodes)
             self._copied, self._copied_bytes = [], 0
 
     def _take_orphans(self, target: wire.Connection) -> None:
@@ -766,8 +810,8 @@ class Copier:
             receipt.missing = [(hole.first, hole.next) for hole in merge_ranges([*known, *lost])]
 
 
-def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int = 0, *, made: bool = False) -> Receipt:
-    """Copy the messages in `rows` (source sequence → node) as one writer: in a task, or in the run itself.
+def write_copies(plan: CopyPlan, rows: Rows, partition: int = 0, *, made: bool = False) -> Receipt:
+    """Copy the messages in `rows` as one writer: in a task, or in the run itself.
 
     With `by_lane` of the plan, `rows` are lanes, each with a writer of its own.
 
@@ -786,7 +830,7 @@ def write_copies(plan: CopyPlan, rows: Mapping[int, str | None], partition: int 
     return total
 
 
-def _write(plan: CopyPlan, rows: Mapping[int, str | None] | None, partition: int, *, made: bool = False) -> Receipt:
+def _write(plan: CopyPlan, rows: Rows | None, partition: int, *, made: bool = False) -> Receipt:
     with _writer_lock(Path(plan.folder) / f"writer-{partition}.lock"), gc_paused():
         try:
             copier = Copier(plan, rows, partition)

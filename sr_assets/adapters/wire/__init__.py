@@ -5,7 +5,17 @@ Headers and payloads stay bytes from end to end. Administration is in `nats`.
 
 from sr_assets.adapters.wire.connection import Connection, DeniedError, WireError
 from sr_assets.adapters.wire.granted import PermissionProbe, find_denied
-from sr_assets.adapters.wire.publishing import Ack, BatchEnd, BatchPublisher, Outgoing, Publisher, parse_ack
+from sr_assets.adapters.wire.publishing import (
+    Ack,
+    BatchEnd,
+    BatchPublisher,
+    Items,
+    Outgoing,
+    Outgoings,
+    Publisher,
+    Stored,
+    parse_ack,
+)
 from sr_assets.adapters.wire.reading import (
     BATCH_BYTES,
     BATCH_MESSAGES,
@@ -27,9 +37,12 @@ __all__ = [
     "BatchPublisher",
     "Connection",
     "DeniedError",
+    "Items",
     "Outgoing",
+    "Outgoings",
     "PermissionProbe",
     "Publisher",
+    "Stored",
     "WireError",
     "find_denied",
     "next_message",

@@ -267,6 +267,12 @@ class Connection:
         self._requests += 1
         return b"%b%d" % (self._inbox, self._requests)
 
+    def new_inboxes(self, count: int) -> tuple[bytes, int]:
+        """Return what unused reply subjects, as of `new_inbox`, begin with, and the first of their `count` numbers."""
+        first = self._requests + 1
+        self._requests += count
+        return self._inbox, first
+
     def send(self, data: bytes) -> None:
         """Send whole frames.
 

@@ -2,7 +2,8 @@
 
 import re
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sr_assets.adapters.jetstream import EMPTY_HEADERS
@@ -15,6 +16,11 @@ MAX_LINE_BYTES: Final = 1 << 20
 # More than any server accepts for a message: waiting for more bytes would only fill the memory.
 MAX_MESSAGE_BYTES: Final = 1 << 30
 
+_SIZES: Final = re.compile(rb"\d+ \d+\r\n")
+# Part of no header block.
+_BETWEEN: Final = b"\n"
+# Half the time of the constructor.
+_NEW_MESSAGE: Final = partial(tuple.__new__, Message)
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
 # The block that a direct get appends to a message's headers; the last two lines only in a batch.
 _STORED_LINES: Final = (
@@ -25,10 +31,13 @@ _STORED_LINES: Final = (
 )
 _PENDING_LINES: Final = rb"Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n"
 _DIRECT_BLOCK: Final = re.compile(rb"%b(?:%b)?\r\n" % (_STORED_LINES, _PENDING_LINES))
-# The same as a frame without its payload: subject, sizes, the sender's own header lines, the block.
-_DIRECT_FRAME: Final = re.compile(
-    rb"HMSG ([^ \r\n]+) [^ \r\n]+ (\d+) (\d+)\r\nNATS/1\.0\r\n((?:[^\r\n]+\r\n)+?)??%b%b\r\n"
-    % (_STORED_LINES, _PENDING_LINES)
+# The whole block of a message in a batch, for a stream: the sender's own lines, then those of the server.
+_BATCH_BLOCK: Final = (
+    rb"NATS/1\.0\r\n((?:[^\r\n]+\r\n)+?)??Nats-Stream: %b\r\n"
+    rb"Nats-Subject: ([^\r\n]*)\r\n"
+    rb"Nats-Sequence: (\d+)\r\n"
+    rb"Nats-Time-Stamp: (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{1,9})Z\r\n"
+    rb"Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n\r\n"
 )
 # The header line that a headers-only consumer appends to those of a message.
 _SIZE_LINE: Final = re.compile(rb"Nats-Msg-Size: (\d+)\r\n\r\n")
@@ -139,7 +148,9 @@ class DirectParser(FirstParser[Message]):
 
     def __init__(self, inbox: bytes, stream: bytes) -> None:
         super().__init__()
-        self._inbox, self._stream = inbox, stream
+        # The connection has one subscription, 1.
+        self._start = b"HMSG %b 1 " % inbox
+        self._blocks = re.compile(_BATCH_BLOCK % re.escape(stream))
         self.messages: list[Message] = []
         self.pending = 0
 
@@ -149,32 +160,64 @@ class DirectParser(FirstParser[Message]):
 
     def parse(self, buffer: bytes) -> int:
         """Take the messages and return their end."""
-        position, last, inbox, stream, add = 0, len(buffer) - 2, self._inbox, self._stream, self.taken.append
-        match, new, pending, known, known_ns = _DIRECT_FRAME.match, tuple.__new__, b"", b"", 0
-        while line := match(buffer, position):
-            subject, headers_size, size, own, responder, stored_as, sequence, second, fraction, following = (
-                line.groups()
-            )
-            # The sizes tell the end of the payload, and whether the block is the end of the headers.
-            middle, headers_bytes = line.end(), int(headers_size)
-            stop = middle - headers_bytes + int(size)
-            whole = line.end(3) + 2 + headers_bytes == middle <= stop <= last
-            if not whole or subject != inbox or responder != stream or buffer[stop : stop + 2] != CRLF:
-                break
-            if second != known:
-                try:
-                    known, known_ns = second, _second_ns(second)
-                except ValueError:
+        blocks, payloads, ends = self._cut(buffer)
+        if not blocks:
+            return 0
+        # Between two blocks is what none of them contains, so what is between the matches tells which is the first other.
+        matched = self._blocks.split(_BETWEEN.join(blocks))
+        between = matched[::7]
+        expected = [b"", *[_BETWEEN] * (len(blocks) - 1), b""]
+        count = len(blocks)
+        if between != expected:
+            count = next(at for at, text in enumerate(between) if text != expected[at])
+        if not count:
+            return 0
+        own, subjects, sequences, seconds, fractions, following = (matched[at : 7 * count : 7] for at in range(1, 7))
+        try:
+            known_ns = {second: _second_ns(second) for second in set(seconds)}
+        except ValueError:
+            return 0
+        self.taken += map(
+            _NEW_MESSAGE,
+            zip(
+                map(int, sequences),
+                [
+                    known_ns[second] + int(digits.ljust(9, b"0"))
+                    for second, digits in zip(seconds, fractions, strict=True)
+                ],
+                CRLF.join(subjects).decode(errors="surrogateescape").split("\r\n"),
+                [b"NATS/1.0\r\n%b\r\n" % lines if lines else b"" for lines in own],
+                payloads,
+                repeat(0),
+                strict=False,
+            ),
+        )
+        self.pending = int(following[-1])
+        return ends[count - 1]
+
+    def _cut(self, buffer: bytes) -> tuple[list[bytes], list[bytes], list[int]]:
+        """Return the header blocks and the payloads of the batch's frames at the start, and the end of each frame."""
+        start, is_next, find, skipped = self._start, buffer.startswith, buffer.find, len(self._start)
+        position, last, known, headers_bytes, size_bytes = 0, len(buffer) - 2, b"", 0, 0
+        blocks, payloads, ends = list[bytes](), list[bytes](), list[int]()
+        while is_next(start, position):
+            begin = find(CRLF, position) + 2
+            # Consecutive messages often have equal sizes.
+            if (sizes := buffer[position + skipped : begin]) != known:
+                if not _SIZES.fullmatch(sizes):
                     break
-            stored_ns = known_ns + int(fraction.ljust(9, b"0")) if fraction else known_ns
-            text = stored_as.decode("utf-8", "surrogateescape")
-            kept = b"NATS/1.0\r\n%b\r\n" % own if own else b""
-            # Half the time of the constructor.
-            add(new(Message, (int(sequence), stored_ns, text, kept, buffer[middle:stop], 0)))
-            pending, position = following, stop + 2
-        if pending:
-            self.pending = int(pending)
-        return position
+                known, (headers_bytes, size_bytes) = sizes, map(int, sizes.split())
+            stop = begin + size_bytes
+            if stop > last or headers_bytes > size_bytes:
+                break
+            middle, position = begin + headers_bytes, stop + 2
+            blocks.append(buffer[begin:middle])
+            payloads.append(buffer[middle:stop])
+            ends.append(position)
+        # The start of a frame proves the end of the one before it.
+        if ends and buffer[ends[-1] - 2 : ends[-1]] != CRLF:
+            return blocks[:-1], payloads[:-1], ends[:-1]
+        return blocks, payloads, ends
 
 
 def _control(line: bytes) -> Frame:
@@ -193,20 +236,12 @@ def encode_subject(subject: str) -> bytes:
     return encoded
 
 
-def pub_line(subject: bytes, reply: bytes, headers_bytes: int, size_bytes: int) -> bytes:
-    """Return the control line of a PUB, or of an HPUB if there are headers, with its CR LF; `size_bytes` includes them."""
-    if headers_bytes and reply:
-        return b"HPUB %b %b %d %d\r\n" % (subject, reply, headers_bytes, size_bytes)
-    to = b"%b %b" % (subject, reply) if reply else subject
-    if headers_bytes:
-        return b"HPUB %b %d %d\r\n" % (to, headers_bytes, size_bytes)
-    return b"PUB %b %d\r\n" % (to, size_bytes)
-
-
 def encode_pub(subject: str, reply: bytes, headers: bytes, payload: bytes) -> bytes:
     """Return one complete PUB (no headers) or HPUB frame, with headers and payload unchanged."""
-    line = pub_line(encode_subject(subject), reply, len(headers), len(headers) + len(payload))
-    return b"".join((line, headers, payload, CRLF))
+    to, size_bytes = encode_subject(subject), len(headers) + len(payload)
+    to = b"%b %b" % (to, reply) if reply else to
+    line = b"HPUB %b %d %d" % (to, len(headers), size_bytes) if headers else b"PUB %b %d" % (to, size_bytes)
+    return b"".join((line, CRLF, headers, payload, CRLF))
 
 
 def direct_get_message(frame: Frame) -> tuple[Message, int | None, bytes] | None:

@@ -12,7 +12,9 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from itertools import chain, count, islice, repeat
+from operator import add
+from typing import Any, Final, NamedTuple, Protocol
 
 from sr_assets.adapters.jetstream import NO_RESPONDERS, decode_response
 from sr_assets.adapters.wire import frames as f
@@ -29,7 +31,9 @@ _STORED: Final = rb'\{"stream":"%b",(?:"domain":"%b",)?"seq":(\d{1,18})\}'
 _STORED_BY_ANY: Final = re.compile(_STORED % (_TEXT, _TEXT))
 SEND_BYTES: Final = 256 << 10
 MAX_CONTROL_LINE_BYTES: Final = 4096
-_UNKNOWN: Final = (0, 0)
+# The rest of a control line: verb, blanks, the number and the two sizes, each with up to 20 digits, and the line's end.
+_LINE_BYTES: Final = len("HPUB    \r\n") + 3 * 20
+_UNKNOWN: Final = (-1, 0)
 _START, _APPEND, _COMMIT_WITHOUT_STORING = 0, 1, 3
 #: The server acknowledges at least every so many messages; it may choose fewer.
 _FLOW: Final = 500
@@ -48,28 +52,57 @@ class Ack(NamedTuple):
     error: str | None = None
 
 
-class StoredParser(FirstParser[tuple[bytes, int]]):
-    """Takes acknowledgements of stored messages: their subject and the sequence; of one stream and one domain, if given."""
+class Run(NamedTuple):
+    """Acknowledgements of consecutive messages that are stored at consecutive sequences, from these on."""
+
+    number: int
+    target_sequence: int
+    length: int
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """The number and the sequence after the last ones."""
+        return self.number + self.length, self.target_sequence + self.length
+
+
+class StoredParser(FirstParser[Run]):
+    """Takes acknowledgements of stored messages, whose number is at the end of their subject.
+
+    With names, only acknowledgements of one stream and one domain.
+    """
 
     def __init__(self, stream: str = "", domain: str = "") -> None:
         super().__init__()
         stored = _STORED % (_literal(stream), _literal(domain))
-        # The subject, the size, the payload and its sequence.
-        self._frame = re.compile(rb"MSG ([^ \r\n]+) [^ \r\n]+ (\d+)\r\n(%b)\r\n" % stored)
-        # Not possessive, although backtracking is unnecessary: before Python 3.11.5 such a repetition ends in the wrong
-        # position.
-        self._frames = re.compile(rb"(?:MSG [^ \r\n]+ [^ \r\n]+ \d+\r\n%b\r\n)*" % stored)
+        # The number, the size, the payload and its sequence.
+        self._frame = re.compile(rb"MSG [^ \r\n]+\.(\d{1,18}) 1 (\d+)\r\n(%b)\r\n" % stored)
 
     def parse(self, buffer: bytes) -> int:
         """Take the acknowledgements and return their end."""
-        run = self._frames.match(buffer)
-        if not run or not run.end():
-            return 0
-        subjects, sizes, payloads, sequences = zip(*self._frame.findall(buffer, 0, run.end()), strict=True)
-        if list(map(int, sizes)) != list(map(len, payloads)):
-            return 0
-        self.taken += zip(subjects, map(int, sequences), strict=True)
-        return run.end()
+        end, taken = 0, self.taken
+        while ack := self._frame.match(buffer, end):
+            number, size, payload, sequence = ack.groups()
+            if int(size) != len(payload):
+                break
+            run = Run(int(number), int(sequence), 1)
+            if not end:
+                # Usually the whole buffer is one run. To compare it takes a quarter of the time of parsing it.
+                whole = run._replace(length=buffer.count(b"\n") // 2)
+                if buffer.startswith(expected := _frames(ack, whole)):
+                    taken.append(whole)
+                    return len(expected)
+            if taken and taken[-1].end == run[:2]:
+                run = taken[-1]._replace(length=taken.pop().length + 1)
+            taken.append(run)
+            end = ack.end()
+        return end
+
+
+def _frames(ack: re.Match[bytes], run: Run) -> bytes:
+    """Return the frames of a run whose first acknowledgement was matched."""
+    texts = ack.string[: ack.start(1)], ack.string[ack.end(1) : ack.start(4)], ack.string[ack.end(4) : ack.end()]
+    frame = b"%b%%d%b%%d%b" % tuple(text.replace(b"%", b"%%") for text in texts)
+    return b"".join([frame % numbers for numbers in zip(range(run.number, run.end[0]), count(run.target_sequence))])
 
 
 def _literal(name: str) -> bytes:
@@ -138,13 +171,59 @@ def parse_ack(sequence: int, frame: Frame) -> Ack:
     return Ack(sequence, error=f"not the answer of a stream: {frame.payload[:80]!r}")
 
 
+class Stored(NamedTuple):
+    """Messages that the target has stored at consecutive sequences, from `first` on; `sequences` are the caller's."""
+
+    sequences: list[int]
+    first: int
+
+
 class Outgoing(NamedTuple):
-    """A message to publish; `sequence` is the caller's identifier, which the Ack repeats."""
+    """A message to publish; `sequence` is the caller's identifier, which the outcome repeats."""
 
     sequence: int
     subject: str
     headers: bytes
     payload: bytes
+
+
+class Outgoings(NamedTuple):
+    """Messages to publish, by column."""
+
+    sequences: list[int]
+    subjects: list[str]
+    headers: list[bytes]
+    payloads: list[bytes]
+
+
+class Outbox(Protocol):
+    """The messages that a publisher sends."""
+
+    def take(self, most: int, free_bytes: int) -> Outgoings:
+        """Return the next messages, which are then sent in this order; none if all have been taken.
+
+        At most `most`, and none after payloads of `free_bytes`.
+        """
+
+
+class Items:
+    """The outbox of given messages."""
+
+    def __init__(self, items: Iterable[Outgoing]) -> None:
+        self._items = iter(items)
+
+    def take(self, most: int, free_bytes: int) -> Outgoings:
+        """Return the next messages."""
+        taken = Outgoings([], [], [], [])
+        for sequence, subject, headers, payload in islice(self._items, most):
+            taken.sequences.append(sequence)
+            taken.subjects.append(subject)
+            taken.headers.append(headers)
+            taken.payloads.append(payload)
+            free_bytes -= len(payload)
+            if free_bytes <= 0:
+                break
+        return taken
 
 
 class Publisher:
@@ -171,13 +250,21 @@ class Publisher:
         self._ack_timeout_seconds, self._guard = ack_timeout_seconds, guard
 
     def publish_all(self, items: Iterable[Outgoing]) -> Iterator[Ack]:
-        """Publish in order and yield the acks as they arrive; sending starts with the first iteration.
+        """Publish in order and yield an Ack for each message; see `publish`."""
+        for outcome in self.publish(Items(items)):
+            if isinstance(outcome, Stored):
+                yield from map(Ack, outcome.sequences, count(outcome.first))
+            else:
+                yield outcome
+
+    def publish(self, outbox: Outbox) -> Iterator[Stored | Ack]:
+        """Publish in order and yield the outcomes as they arrive; sending starts with the first iteration.
 
         Sending stops at the first refusal; messages in flight are awaited, and unsent messages are not reported. A message
         that the server cannot accept is not sent but reported last, as a refusal: over `max_payload` as 10054, an invalid
         subject as 400. Raises WireError if the connection fails or no ack arrives in time: then read the target.
         """
-        window = _Window(iter(items), self._connection, self._max_messages, self._max_bytes)
+        window = _Window(outbox, self._connection, self._max_messages, self._max_bytes)
         parser = self._answers.parser()
         while True:
             chunk = window.fill()
@@ -190,18 +277,9 @@ class Publisher:
             stored = parser.take()
             if not (chunk or stored or frames):
                 raise self._answers.silence(self._ack_timeout_seconds)
-            settle = window.in_flight.pop
-            for inbox, target_sequence in stored:
-                sequence, size_bytes = settle(inbox, _UNKNOWN)
-                if size_bytes:
-                    window.waiting_bytes -= size_bytes
-                    yield Ack(sequence, target_sequence)
+            yield from window.settle(stored)
             for frame in self._answers.of_stream(frames):
-                sequence, size_bytes = settle(frame.subject, _UNKNOWN)
-                if size_bytes:
-                    window.waiting_bytes -= size_bytes
-                    ack = parse_ack(sequence, frame)
-                    window.sending = window.sending and ack.error is None
+                if ack := window.settle_frame(frame):
                     yield ack
         if window.refusal is not None:
             yield window.refusal
@@ -211,56 +289,109 @@ class Publisher:
 class _Window:
     """The unacknowledged messages, and the source of the messages still to be sent."""
 
-    source: Iterator[Outgoing]
+    outbox: Outbox
     connection: Connection
     max_messages: int
     max_bytes: int
     sending: bool = True
     #: The refusal of a message that the server cannot accept.
     refusal: Ack | None = None
-    #: Sequence and size, by the inbox of the acknowledgement.
-    in_flight: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    #: Sequence and size, by the number of the inbox.
+    in_flight: dict[int, tuple[int, int]] = field(default_factory=dict)
     waiting_bytes: int = 0
 
     def fill(self) -> bytes:
         """Return the frames to send next: none if the window is full or all messages have been sent."""
-        chunk: list[bytes] = []
-        chunk_bytes, free_bytes = 0, min(SEND_BYTES, self.max_bytes - self.waiting_bytes)
-        in_flight, connection = self.in_flight, self.connection
-        while self.sending and chunk_bytes < free_bytes and len(in_flight) < self.max_messages:
-            item = next(self.source, None)
-            if item is None:
-                self.sending = False
-                break
-            inbox = connection.new_inbox()
-            parts = encode_item(item, inbox, connection.max_payload_bytes)
-            if isinstance(parts, Ack):
-                self.sending, self.refusal = False, parts
-                break
-            size_bytes = len(parts[0]) + len(parts[1]) + len(item.payload)
-            in_flight[inbox] = (item.sequence, size_bytes)
-            chunk += parts
-            chunk_bytes += size_bytes
-        self.waiting_bytes += chunk_bytes
-        return b"".join(chunk)
+        room, free_bytes = self.max_messages - len(self.in_flight), min(SEND_BYTES, self.max_bytes - self.waiting_bytes)
+        if not self.sending or room <= 0 or free_bytes <= 0:
+            return b""
+        items = self.outbox.take(room, free_bytes)
+        prefix, first = self.connection.new_inboxes(len(items.sequences))
+        chunk, sizes, self.refusal = encode(items, (prefix, b""), first, self.connection.max_payload_bytes)
+        self.sending = bool(items.sequences) and self.refusal is None
+        # A refused message and those after it have no size.
+        self.in_flight.update(zip(count(first), zip(items.sequences, sizes, strict=False)))
+        self.waiting_bytes += sum(sizes)
+        return chunk
+
+    def settle(self, runs: list[Run]) -> Iterator[Stored]:
+        """Settle stored messages."""
+        settle = self.in_flight.pop
+        for run in runs:
+            settled = [settle(number, _UNKNOWN) for number in range(run.number, run.number + run.length)]
+            self.waiting_bytes -= sum([size_bytes for _, size_bytes in settled])
+            if _UNKNOWN not in settled:
+                yield Stored([sequence for sequence, _ in settled], run.target_sequence)
+                continue
+            # Some are late acknowledgements of an earlier window.
+            for target_sequence, message in enumerate(settled, run.target_sequence):
+                if message != _UNKNOWN:
+                    yield Stored([message[0]], target_sequence)
+
+    def settle_frame(self, frame: Frame) -> Ack | None:
+        """Settle the message of any other response; None if there is no such message."""
+        number = frame.subject.rpartition(b".")[2]
+        message = self.in_flight.pop(int(number) if number.isdigit() else 0, _UNKNOWN)
+        if message == _UNKNOWN:
+            return None
+        self.waiting_bytes -= message[1]
+        ack = parse_ack(message[0], frame)
+        self.sending = self.sending and ack.error is None
+        return ack
 
 
-def encode_item(item: Outgoing, inbox: bytes, limit_bytes: int) -> tuple[bytes, ...] | Ack:
-    """Return the parts of a frame, its control line first, or a refusal if the server would close the connection on it."""
-    sequence, subject, headers, payload = item
-    headers_bytes = len(headers)
-    size_bytes = headers_bytes + len(payload)
-    if size_bytes > limit_bytes:
-        text = f"{size_bytes} bytes are more than the server takes (max_payload {limit_bytes})"
-        return Ack(sequence, error_code=MESSAGE_TOO_LARGE, error=text)
+class Encoded(NamedTuple):
+    """The frames of messages, and the bytes of each one's headers and payload; the refusal before which they end, if any."""
+
+    chunk: bytes
+    sizes: list[int]
+    refusal: Ack | None
+
+
+def encode(items: Outgoings, reply: tuple[bytes, bytes], first: int, limit_bytes: int) -> Encoded:
+    """Encode messages up to one on which the server would close the connection.
+
+    A message's reply subject is its number, counted from `first`, between the two parts of `reply`.
+    """
+    sequences, subjects, headers, payloads = items
+    headers_bytes = [*map(len, headers)]
+    sizes = [*map(add, headers_bytes, map(len, payloads))]
+    longest = MAX_CONTROL_LINE_BYTES - _LINE_BYTES - sum(map(len, reply))
     try:
-        line = f.pub_line(f.encode_subject(subject), inbox, headers_bytes, size_bytes)
-    except ValueError as error:
-        return Ack(sequence, error_code=INVALID_SUBJECT, error=str(error))
-    if len(line) > MAX_CONTROL_LINE_BYTES:
-        text = f"the subject's {len(subject)} characters are more than the server takes"
-        return Ack(sequence, error_code=INVALID_SUBJECT, error=text)
-    return line, headers, payload, f.CRLF
+        encoded = [*map(f.encode_subject, subjects)]
+        usual = max(sizes, default=0) <= limit_bytes and max(map(len, encoded), default=0) <= longest
+    except ValueError:
+        usual = False
+    if not usual:
+        at, refusal = _first_refusal(items, limit_bytes, longest)
+        some = Outgoings(sequences[:at], subjects[:at], headers[:at], payloads[:at])
+        return encode(some, reply, first, limit_bytes)._replace(refusal=refusal)
+    before, after = (text.replace(b"%", b"%%") for text in reply)
+    alone = b"PUB %%b %b%%d%b %%d\r\n" % (before, after)
+    with_headers = b"HPUB %%b %b%%d%b %%d %%d\r\n" % (before, after)
+    lines = [
+        with_headers % fields if fields[2] else alone % (fields[0], fields[1], fields[3])
+        for fields in zip(encoded, count(first), headers_bytes, sizes)
+    ]
+    return Encoded(b"".join(chain.from_iterable(zip(lines, headers, payloads, repeat(f.CRLF)))), sizes, None)
+
+
+def _first_refusal(items: Outgoings, limit_bytes: int, longest: int) -> tuple[int, Ack]:
+    """Return the place and the refusal of the first message that the server cannot accept; `longest`: a subject's bytes."""
+    sizes = map(add, map(len, items.headers), map(len, items.payloads))
+    for at, (sequence, subject, size_bytes) in enumerate(zip(items.sequences, items.subjects, sizes, strict=True)):
+        code, text = INVALID_SUBJECT, ""
+        try:
+            if size_bytes > limit_bytes:
+                code = MESSAGE_TOO_LARGE
+                text = f"{size_bytes} bytes are more than the server takes (max_payload {limit_bytes})"
+            elif len(f.encode_subject(subject)) > longest:
+                text = f"the subject's {len(subject)} characters are more than the server takes"
+        except ValueError as error:
+            text = str(error)
+        if text:
+            return at, Ack(sequence, error_code=code, error=text)
+    raise ValueError("no message is refused")
 
 
 @dataclass(slots=True)
@@ -304,12 +435,12 @@ class BatchPublisher:
         self._max_messages, self._max_bytes, self._window = max_messages, max_bytes, window
         self._ack_timeout_seconds = ack_timeout_seconds
 
-    def publish(self, items: Iterator[Outgoing]) -> BatchEnd:
-        """Publish the next items as one batch, and wait for its end.
+    def publish(self, outbox: Outbox) -> BatchEnd:
+        """Publish the next messages as one batch, and wait for its end.
 
         Raises WireError if the connection fails or no acknowledgement arrives in time: then read the target.
         """
-        batch = _Batch(self._connection, items, self._max_messages, self._max_bytes)
+        batch = _Batch(self._connection, outbox, self._max_messages, self._max_bytes)
         while not batch.ended:
             # The first message opens the batch: the server wants others only after its response.
             chunk = batch.fill(self._window if batch.opened else 1)
@@ -329,13 +460,13 @@ class BatchPublisher:
 class _Batch:
     """The state of one batch."""
 
-    def __init__(self, connection: Connection, items: Iterator[Outgoing], max_messages: int, max_bytes: int) -> None:
+    def __init__(self, connection: Connection, outbox: Outbox, max_messages: int, max_bytes: int) -> None:
         self.end = BatchEnd()
         self.opened = self.ended = False
         self.sending = True
         #: Of the last sent message, from 1.
         self.number = 0
-        self._items, self._limit_bytes = items, connection.max_payload_bytes
+        self._outbox, self._limit_bytes = outbox, connection.max_payload_bytes
         self._max_messages, self._left_bytes = max_messages, max_bytes
         self._reply = b"%b.%b.%d.fail." % (connection.new_inbox(), secrets.token_hex(8).encode(), _FLOW)
         self._subject = ""
@@ -345,40 +476,29 @@ class _Batch:
 
     def fill(self, window: int) -> bytes:
         """Return the frames to send next; the last one ends the batch."""
-        chunk: list[bytes] = []
-        chunk_bytes, acked, sent, reply = 0, self.end.stored, self.end.sent, self._reply
-        items, limit_bytes = self._items, self._limit_bytes
-        free_bytes, most = min(SEND_BYTES, self._left_bytes), min(self._max_messages, acked + window)
-        number = len(sent)
-        while self.sending and chunk_bytes < free_bytes and number < most:
-            item = next(items, None)
-            if item is None:
+        chunk, sent, reply = b"", self.end.sent, self._reply
+        most = min(self._max_messages, self.end.stored + window) - len(sent)
+        if self.sending and most > 0:
+            items = self._outbox.take(most, min(SEND_BYTES, self._left_bytes))
+            end = b".%d.$FI" % (_APPEND if sent else _START)
+            chunk, sizes, refusal = encode(items, (reply, end), len(sent) + 1, self._limit_bytes)
+            if not sent and sizes:
+                self._subject = items.subjects[0]
+            sent += items.sequences[: len(sizes)]
+            self._left_bytes -= sum(sizes)
+            self.number = len(sent)
+            if not items.sequences:
                 self.end.exhausted, self.sending = True, False
-                break
-            to = b"%b%d.%d.$FI" % (reply, number + 1, _APPEND if number else _START)
-            parts = encode_item(item, to, limit_bytes)
-            if isinstance(parts, Ack):
+            elif refusal is not None:
                 # The server may still refuse an earlier message.
-                self.end.refusal, self._refused, self.sending = parts, number + 1, False
-                break
-            if not number:
-                self._subject = item[1]
-            sent.append(item[0])
-            chunk += parts
-            number += 1
-            chunk_bytes += len(parts[0]) + len(parts[1]) + len(parts[2])
-        self._left_bytes -= chunk_bytes
-        self.number = number
-        if number >= self._max_messages or self._left_bytes <= 0:
-            self.sending = False
+                self.end.refusal, self._refused, self.sending = refusal, len(sent) + 1, False
+            elif len(sent) >= self._max_messages or self._left_bytes <= 0:
+                self.sending = False
         if not self.sending and not self._commit_number and sent and (self.opened or chunk):
             self._commit_number = len(sent) + 1
-            chunk.append(
-                f.encode_pub(
-                    self._subject, b"%b%d.%d.$FI" % (reply, self._commit_number, _COMMIT_WITHOUT_STORING), b"", b""
-                )
-            )
-        return b"".join(chunk)
+            end = b"%b%d.%d.$FI" % (reply, self._commit_number, _COMMIT_WITHOUT_STORING)
+            chunk += f.encode_pub(self._subject, end, b"", b"")
+        return chunk
 
     def read(self, frame: Frame) -> None:
         """Take over a response to one of the batch's messages."""

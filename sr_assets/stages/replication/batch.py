@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from sr_assets.adapters import times, wire
-from sr_assets.adapters.copying.copier import await_writers, write_copies, writers_at_work
+from sr_assets.adapters.copying.copier import Rows, await_writers, write_copies, writers_at_work
 from sr_assets.adapters.copying.copy_plan import CopyPlan
 from sr_assets.adapters.copying.fence import LAST_WRITE_SECONDS, forget_claims, make_fence, take_away
 from sr_assets.adapters.copying.receipt import Parked, Receipt
@@ -168,7 +168,7 @@ class Writers:
         by_lane = in_spark and len(self._lanes) > 1 and isinstance(rows, SequenceRange)
         plan = self._plan(by_lane=by_lane)
         if not in_spark:
-            receipt = write_copies(plan, _nodes_by_sequence(rows))
+            receipt = write_copies(plan, _rows_of_writer(rows))
         elif context.spark.remote:
             with fenced(plan, context.writers, context.clusters.connect(stream.target), stream.writers) as behind:
                 receipt = self._write_in_tasks(behind, rows)
@@ -206,7 +206,7 @@ class Writers:
 
     def settle(self, rows: pa.Table | SequenceRange, *, staged: bool = True) -> Receipt:
         """Account for the copies of `rows` that an earlier attempt has made; make no others."""
-        return write_copies(self._plan(staged=staged), _nodes_by_sequence(rows), made=True)
+        return write_copies(self._plan(staged=staged), _rows_of_writer(rows), made=True)
 
     def _write_in_tasks(self, plan: CopyPlan, rows: pa.Table | SequenceRange) -> Receipt:
         """Copy the messages by Spark's writers, which keep the configured `order`."""
@@ -274,10 +274,9 @@ class Writers:
         )
 
 
-def _nodes_by_sequence(rows: pa.Table | SequenceRange) -> dict[int, str | None]:
-    """Return the rows as one writer needs them: source sequence → node."""
+def _rows_of_writer(rows: pa.Table | SequenceRange) -> Rows:
     if isinstance(rows, SequenceRange):
-        return dict.fromkeys(range(rows.first, rows.next))
+        return range(rows.first, rows.next)
     nodes = rows["node"].to_pylist() if "node" in rows.column_names else [None] * len(rows)
     return dict(zip(rows["sequence"].to_pylist(), nodes, strict=True))
 

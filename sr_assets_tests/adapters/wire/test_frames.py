@@ -5,6 +5,7 @@ import contextlib
 import copy
 import itertools
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from sr_assets.adapters.wire.frames import (
     has_whole_headers,
 )
 from sr_assets.adapters.wire.granted import parse_granted
-from sr_assets.adapters.wire.publishing import StoredParser, parse_ack
+from sr_assets.adapters.wire.publishing import Run, StoredParser, parse_ack
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 
@@ -155,13 +156,16 @@ def test_parser_yields_only_received_bytes_or_fails_on_damage(sent: list[Frame],
             assert frame.headers + frame.payload in bytes(stream)
 
 
+def ack(number: int, sequence: int, domain: bytes = b"") -> Frame:
+    return Frame(b"MSG", b"_INBOX.x.%d" % number, b"", b"", b'{"stream":"S",%b"seq":%d}' % (domain, sequence))
+
+
+# Many of them follow each other.
 stored_acks = st.builds(
-    lambda subject, domain, sequence: Frame(
-        b"MSG", subject, b"", b"", b'{"stream":"S",%b"seq":%d}' % (domain, sequence)
-    ),
-    tokens,
-    st.sampled_from([b"", b'"domain":"hub",']),
-    st.integers(0, 2**64 - 1),
+    ack,
+    st.integers(8, 12) | st.integers(0, 2**63),
+    st.integers(8, 12) | st.integers(0, 2**64 - 1),
+    st.sampled_from([b"", b"", b'"domain":"hub",']),
 )
 almost_acks = st.sampled_from(
     [
@@ -186,28 +190,54 @@ def feed_cut(sent: list[Frame], cuts: list[int], first: FirstParser[T]) -> list[
     return received
 
 
+def acked(runs: Sequence[Run | Frame]) -> list[tuple[int, int] | Frame]:
+    """Return runs of acknowledgements as pairs of number and sequence."""
+    return [
+        each
+        for run in runs
+        for each in (
+            [run]
+            if isinstance(run, Frame)
+            else [(run.number + at, run.target_sequence + at) for at in range(run.length)]
+        )
+    ]
+
+
 @given(
     st.lists(stored_acks | stored_acks | almost_acks | frames, max_size=12), st.lists(st.integers(0, 1500), max_size=6)
 )
 def test_parser_collects_plain_acks_and_yields_all_other_frames(sent: list[Frame], cuts: list[int]) -> None:
-    received = feed_cut(sent, cuts, StoredParser())
+    taken = feed_cut(sent, cuts, StoredParser())
+    received = acked(taken)
     assert len(received) == len(sent)
     for item, frame in zip(received, sent, strict=True):
         if isinstance(item, Frame):
             assert item == frame
         else:
             payload = json.loads(frame.payload)
-            assert (item[0], item[1]) == (frame.subject, payload["seq"])
+            assert item == (int(frame.subject.rpartition(b".")[2]), payload["seq"])
             assert "duplicate" not in payload
 
 
+@pytest.mark.parametrize("first", (1, 5, 95, 995))
+@pytest.mark.parametrize("skipped", (None, 3, 7))
+def test_consecutive_acks_are_runs_for_every_split(first: int, skipped: int | None) -> None:
+    """The digits of numbers and sequences change within a run; a sequence of another publisher ends one."""
+    sequences = [first + at + (skipped is not None and at >= skipped) for at in range(10)]
+    stream = b"".join(encode_frame(ack(at, sequence)) for at, sequence in enumerate(sequences, 6))
+    for cut in range(len(stream) + 1):
+        parser, stored = FrameParser(), StoredParser("S")
+        others = [frame for piece in (stream[:cut], stream[cut:]) for frame in parser.feed(piece, stored)]
+        assert others == []
+        assert acked(stored.taken) == list(enumerate(sequences, 6))
+        assert len(stored.taken) <= (2 if skipped is None else 3)
+
+
 def test_parser_yields_no_frames_for_collected_acks() -> None:
-    stream = b"".join(
-        encode_frame(Frame(b"MSG", b"a.%d" % n, b"", b"", b'{"stream":"S","seq":%d}' % n)) for n in range(9999)
-    )
+    stream = b"".join(encode_frame(ack(n, n)) for n in range(9999))
     stored = StoredParser()
     assert FrameParser().feed(stream + b"PING\r\n", stored) == [Frame(b"PING")]
-    assert stored.taken == [(b"a.%d" % n, n) for n in range(9999)]
+    assert stored.taken == [Run(0, 0, 9999)]
 
 
 #: Responses to a batched direct get of stream S, and frames that the fast path must leave alone.

@@ -9,12 +9,15 @@ from sr_assets.adapters.jetstream import NO_RESPONDERS
 from sr_assets.adapters.wire import (
     Ack,
     Connection,
+    Items,
     Outgoing,
+    Outgoings,
     Publisher,
+    Stored,
     WireError,
     read_range,
 )
-from sr_assets.adapters.wire.publishing import encode_item
+from sr_assets.adapters.wire.publishing import Run, _Window, encode
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.refusals import INVALID_SUBJECT, MESSAGE_TOO_LARGE
 from sr_assets.embedded.nats_server import NatsServer
@@ -63,12 +66,11 @@ def test_publisher_does_not_send_messages_that_close_connection(nats_server: Nat
 
 
 def test_server_accepts_longest_subject_that_publisher_sends(connection: Connection, stream: str) -> None:
+    inbox, _ = connection.new_inboxes(0)
     longest = max(
         length
         for length in range(3900, 4096)
-        if not isinstance(
-            encode_item(Outgoing(1, "x" * length, b"", b""), b"_INBOX" * 7, connection.max_payload_bytes), Ack
-        )
+        if not encode(Outgoings([1], ["x" * length], [b""], [b""]), (inbox, b""), 1, 1 << 20).refusal
     )
     subject = f"{stream}." + "x" * (longest - len(stream) - 1)
     assert publish(connection, [Outgoing(1, subject, b"", b"")]) == [Ack(1, 1)]
@@ -108,3 +110,15 @@ def test_publisher_fails_when_stream_never_acknowledges(connection: Connection, 
     publisher = Publisher(connection, ack_timeout_seconds=0.2)
     with pytest.raises(WireError, match=r"no acknowledgement within 0\.2 s"):
         list(publisher.publish_all(outgoing(stream, 1)))
+
+
+def test_late_acknowledgements_of_an_earlier_window_settle_nothing(connection: Connection, stream: str) -> None:
+    outbox = Items([Outgoing(sequence, f"{stream}.x", b"", b"") for sequence in (70, 80)])
+    window = _Window(outbox, connection, 10, 1 << 20)
+    assert window.fill()
+    (first, second) = window.in_flight
+    # The last of an earlier window, and ours, are stored one after the other.
+    assert list(window.settle([Run(first - 1, 4, 2)])) == [Stored([70], 5)]
+    assert list(window.settle([Run(first, 5, 1)])) == []
+    assert list(window.settle([Run(second, 9, 1)])) == [Stored([80], 9)]
+    assert (window.in_flight, window.waiting_bytes) == ({}, 0)

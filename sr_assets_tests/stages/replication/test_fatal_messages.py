@@ -6,9 +6,9 @@ import pytest
 
 from sr_assets.adapters.copying.copier import Sender
 from sr_assets.adapters.published import history
-from sr_assets.adapters.wire import Outgoing
+from sr_assets.adapters.wire import Outgoings
 from sr_assets.domain.errors import RunError
-from sr_assets.domain.messages import Message, last_origin
+from sr_assets.domain.messages import last_origin
 from sr_assets.domain.registration import Decoded, decode_payload
 from sr_assets.stages.replication import batch
 from sr_assets_tests.rig import Rig, Sent
@@ -31,14 +31,15 @@ def publish(rig: Rig, fatal: set[int], **entry: Any) -> str:
 
 def kill_before_sending(patch: pytest.MonkeyPatch) -> None:
     """Let the process end before a fatal message is sent."""
-    prepare = Sender.prepare
+    take = Sender.take
 
-    def prepare_or_die(self: Sender, message: Message) -> Outgoing | None:
-        if message.payload == b"fatal":
+    def take_or_die(self: Sender, most: int, free_bytes: int) -> Outgoings:
+        taken = take(self, most, free_bytes)
+        if b"fatal" in taken.payloads:
             raise KilledError
-        return prepare(self, message)
+        return taken
 
-    patch.setattr(Sender, "prepare", prepare_or_die)
+    patch.setattr(Sender, "take", take_or_die)
 
 
 def kill_while_staging(patch: pytest.MonkeyPatch) -> None:
@@ -118,20 +119,21 @@ def test_fatal_message_stops_the_stream_when_poison_must(rig: Rig, monkeypatch: 
 def test_attempts_that_end_in_order_never_park_a_message(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is away for many runs, with an operator's kill now and then."""
     stream = publish(rig, set())
-    prepare, runs = Sender.prepare, 0
+    take, runs = Sender.take, 0
 
-    def refuse(self: Sender, message: Message) -> Outgoing | None:
-        if message.sequence < 14:
-            return prepare(self, message)
+    def refuse(self: Sender, most: int, free_bytes: int) -> Outgoings:
+        taken = take(self, most, free_bytes)
+        if max(taken.sequences, default=0) < 14:
+            return taken
         raise KilledError if runs % 4 == 0 else RunError("the target is away")
 
-    monkeypatch.setattr(Sender, "prepare", refuse)
+    monkeypatch.setattr(Sender, "take", refuse)
     for runs in range(9):  # noqa: B007  `refuse` reads it
         try:
             assert "the target is away" in rig.failure()
         except KilledError:
             continue
-    monkeypatch.setattr(Sender, "prepare", prepare)
+    monkeypatch.setattr(Sender, "take", take)
     rig.drain()
     assert copied(rig, stream) == list(range(1, MESSAGES + 1))
     assert not rig.rows("parked_messages")
