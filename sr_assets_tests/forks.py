@@ -81,24 +81,28 @@ def run_forked(command: list[str], **options: Any) -> subprocess.CompletedProces
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """Start the process that is copied and return a connection to it; it ends with this process."""
+def _server() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the process that is copied, and return it with a connection to it; it ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-W", "ignore", "-m", __name__, str(theirs.fileno())]
         server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
-
-    def stop() -> None:
-        ours.close()
-        server.wait()
-
     atexit.register(stop)
-    return ours
+    return server, ours
+
+
+def stop() -> None:
+    """End the process that is copied, if there is one; the next `Forked` starts another."""
+    if _server.cache_info().currsize:
+        server, connection = _server()
+        connection.close()
+        server.wait()
+        _server.cache_clear()
 
 
 def _started(request: bytes, descriptors: list[int]) -> int:
     """Let the server start a process and return its id; this process adopts it."""
-    server, libc = _server(), ctypes.CDLL(None)
+    (_, server), libc = _server(), ctypes.CDLL(None)
     with _one_at_a_time:
         libc.prctl(_ADOPT, 1)
         try:

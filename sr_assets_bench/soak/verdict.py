@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from sr_assets_bench.comparison.tables import Difference, Kind
+from sr_assets_tests import forks
 from sr_assets_tests.marked import marked
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Verdict:
 
 def left_behind() -> list[str]:
     """Return the processes that are still active some time after everything was stopped, and end them."""
+    forks.stop()
     deadline = time.monotonic() + _LEAVE_SECONDS
     while (left := marked(MARK, os.environ[MARK])) and time.monotonic() < deadline:
         time.sleep(TICK_SECONDS)

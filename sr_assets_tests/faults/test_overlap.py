@@ -1,7 +1,9 @@
 """Competing runs of one site: one at a time, none waits forever, and nothing is lost or duplicated."""
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -125,8 +127,7 @@ def test_run_waits_for_dagster_and_recovers_its_cancelled_run(
         assert cancelled.run_id in (site_owner(rig) or "")
         second = start_run(rig)
         try:
-            # The second run has its own Dagster instance, which records its start before it requests the site.
-            wait_until(lambda: any((rig.home / "dagster").glob("history/runs/*-*.db")), "the second run to start")
+            wait_until(lambda: waits_for_site(second, rig), "the second run to wait for the site")
             assert instance.run_launcher.terminate(cancelled.run_id)
             wait_until(lambda: reload(instance, cancelled).is_finished, "the end of the cancelled run")
             assert reload(instance, cancelled).status is dg.DagsterRunStatus.CANCELED
@@ -138,6 +139,14 @@ def test_run_waits_for_dagster_and_recovers_its_cancelled_run(
         wait_until(lambda: caught_up(rig), "the sensor's or the second run to recover the site")
         wait_until(lambda: site_owner(rig) is None, "the end of all runs")
     assert_same_outcome(rig, single_run)
+
+
+def waits_for_site(run: subprocess.Popen[bytes], rig: Rig) -> bool:
+    file = str(rig.home / "sites" / SITE / "lock")
+    with contextlib.suppress(psutil.Error):
+        processes = psutil.Process(run.pid).children(recursive=True)
+        return any(opened.path == file for process in processes for opened in process.open_files())
+    return False
 
 
 def reload(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
