@@ -33,7 +33,7 @@ RINGS = (
 BUDGETS = {
     "domain": (42, 5_650),
     "settings": (22, 5_150),
-    "adapters": (105, 21_100),
+    "adapters": (105, 21_150),
     "stages": (54, 12_650),
     "assets": (13, 2_300),
     "automation": (10, 1_400),

@@ -28,13 +28,13 @@ def report_times(monkeypatch: pytest.MonkeyPatch, reported: Callable[[int], int]
             message = make(sequence, stored_ns, *rest)
             return message._replace(stored_ns=reported(message.stored_ns))
 
-    def collect(parser: frames.DirectParser) -> None:
+    def collect(parser: frames.MessageParser) -> None:
         # The parser avoids the constructor.
         parser.messages += [Reported(*message) for message in parser.take()]
 
     monkeypatch.setattr(stream_info, "_time_ns", time_ns)
     monkeypatch.setattr(frames, "Message", Reported)
-    monkeypatch.setattr(frames.DirectParser, "collect", collect)
+    monkeypatch.setattr(frames.MessageParser, "collect", collect)
     for module in (administration, lease_bucket, copier, jetstream):
         monkeypatch.setattr(module, "parse_rfc3339_ns", lambda text: reported(read(text)))
 

@@ -1,9 +1,10 @@
 """The NATS client protocol without I/O: encoding and parsing of frames, and of JetStream's messages in them."""
 
 import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sr_assets.adapters.jetstream import EMPTY_HEADERS
@@ -17,7 +18,7 @@ MAX_LINE_BYTES: Final = 1 << 20
 MAX_MESSAGE_BYTES: Final = 1 << 30
 
 _SIZES: Final = re.compile(rb"\d+ \d+\r\n")
-# Part of no header block.
+# Part of no header block and of no control line.
 _BETWEEN: Final = b"\n"
 # Half the time of the constructor.
 _NEW_MESSAGE: Final = partial(tuple.__new__, Message)
@@ -38,6 +39,11 @@ _BATCH_BLOCK: Final = (
     rb"Nats-Sequence: (\d+)\r\n"
     rb"Nats-Time-Stamp: (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{1,9})Z\r\n"
     rb"Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n\r\n"
+)
+# The control line of a delivery, for a stream and a consumer. Servers may add domain, account and a last token.
+_DELIVERY: Final = (
+    rb"H?MSG ([^ \n]+) 1 (\$JS\.ACK\.(?:[^ .\n]+\.[^ .\n]+\.)??%b\.%b\.\d+\.(\d+)\.(\d+)\.(\d+)\.(\d+)(?:\.[^ \n]+)?)"
+    rb"(?: \d+)? \d+"
 )
 # The header line that a headers-only consumer appends to those of a message.
 _SIZE_LINE: Final = re.compile(rb"Nats-Msg-Size: (\d+)\r\n\r\n")
@@ -140,8 +146,21 @@ def _parse(buffer: bytes, position: int) -> tuple[list[Frame], int, int]:
     return frames, position, 0
 
 
-class DirectParser(FirstParser[Message]):
-    """Takes the messages of a batched direct get into `messages`; `pending` is how many follow the last one.
+class MessageParser(FirstParser[Message]):
+    """Takes stored messages into `messages`; `pending` is how many follow the last one."""
+
+    def __init__(self, pending: int = 0) -> None:
+        super().__init__()
+        self.messages: list[Message] = []
+        self.pending = pending
+
+    def collect(self) -> None:
+        """Move what was taken to `messages`."""
+        self.messages += self.take()
+
+
+class DirectParser(MessageParser):
+    """Takes the messages of a batched direct get.
 
     It stops at the end of the batch, at a message of another stream, and at headers that lack bytes.
     """
@@ -151,47 +170,23 @@ class DirectParser(FirstParser[Message]):
         # The connection has one subscription, 1.
         self._start = b"HMSG %b 1 " % inbox
         self._blocks = re.compile(_BATCH_BLOCK % re.escape(stream))
-        self.messages: list[Message] = []
-        self.pending = 0
-
-    def collect(self) -> None:
-        """Move what was taken to `messages`."""
-        self.messages += self.take()
 
     def parse(self, buffer: bytes) -> int:
         """Take the messages and return their end."""
         blocks, payloads, ends = self._cut(buffer)
-        if not blocks:
-            return 0
-        # Between two blocks is what none of them contains, so what is between the matches tells which is the first other.
-        matched = self._blocks.split(_BETWEEN.join(blocks))
-        between = matched[::7]
-        expected = [b"", *[_BETWEEN] * (len(blocks) - 1), b""]
-        count = len(blocks)
-        if between != expected:
-            count = next(at for at, text in enumerate(between) if text != expected[at])
+        count, columns = _match_each(self._blocks, blocks)
         if not count:
             return 0
-        own, subjects, sequences, seconds, fractions, following = (matched[at : 7 * count : 7] for at in range(1, 7))
+        own, subjects, sequences, seconds, fractions, following = columns
         try:
             known_ns = {second: _second_ns(second) for second in set(seconds)}
         except ValueError:
             return 0
-        self.taken += map(
-            _NEW_MESSAGE,
-            zip(
-                map(int, sequences),
-                [
-                    known_ns[second] + int(digits.ljust(9, b"0"))
-                    for second, digits in zip(seconds, fractions, strict=True)
-                ],
-                CRLF.join(subjects).decode(errors="surrogateescape").split("\r\n"),
-                [b"NATS/1.0\r\n%b\r\n" % lines if lines else b"" for lines in own],
-                payloads,
-                repeat(0),
-                strict=False,
-            ),
-        )
+        stored_ns = [
+            known_ns[second] + int(digits.ljust(9, b"0")) for second, digits in zip(seconds, fractions, strict=True)
+        ]
+        headers = [b"NATS/1.0\r\n%b\r\n" % lines if lines else b"" for lines in own]
+        self.taken += _messages(sequences, stored_ns, subjects, headers, payloads)
         self.pending = int(following[-1])
         return ends[count - 1]
 
@@ -218,6 +213,91 @@ class DirectParser(FirstParser[Message]):
         if ends and buffer[ends[-1] - 2 : ends[-1]] != CRLF:
             return blocks[:-1], payloads[:-1], ends[:-1]
         return blocks, payloads, ends
+
+
+class DeliveryParser(MessageParser):
+    """Takes the deliveries of a consumer that has just been created, as long as none is lost.
+
+    `delivered` counts the deliveries, `delivered_bytes` their sizes as the server does: subjects, headers and payloads.
+    """
+
+    def __init__(self, stream: bytes, consumer: bytes, pending: int, *, headers_only: bool) -> None:
+        super().__init__(pending)
+        self._lines = re.compile(_DELIVERY % (re.escape(stream), re.escape(consumer)))
+        self._headers_only = headers_only
+        self.delivered = self.delivered_bytes = 0
+
+    def parse(self, buffer: bytes) -> int:
+        """Take the deliveries and return their end."""
+        try:
+            lines, headers, payloads, ends = _cut_deliveries(buffer)
+            count, columns = _match_each(self._lines, lines)
+            if not count:
+                return 0
+            subjects, replies, sequences, numbers, times, following = columns
+            delivered = self.delivered + count
+            if list(map(int, numbers)) != list(range(self.delivered + 1, delivered + 1)):
+                return 0
+            sizes = map(len, chain(subjects, replies, headers[:count], payloads[:count]))
+            blocks: Iterable[bytes] = headers
+            unread_bytes: Iterable[int] = repeat(0)
+            if self._headers_only:
+                blocks, unread_bytes = zip(*map(_without_size, headers[:count]), strict=True)
+        except ValueError:
+            # Invalid numbers: the slow path names them.
+            return 0
+        own = [b"" if block == EMPTY_HEADERS else block for block in blocks]
+        self.taken += _messages(sequences, map(int, times), subjects, own, payloads, unread_bytes)
+        self.delivered, self.delivered_bytes = delivered, self.delivered_bytes + sum(sizes)
+        self.pending = int(following[-1])
+        return ends[count - 1]
+
+
+def _cut_deliveries(buffer: bytes) -> tuple[list[bytes], list[bytes], list[bytes], list[int]]:
+    """Return control line, headers and payload of each message with a reply subject at the start, and the end of each.
+
+    Raises ValueError for an invalid size.
+    """
+    position, last, find = 0, len(buffer) - 2, buffer.find
+    lines, headers, payloads, ends = list[bytes](), list[bytes](), list[bytes](), list[int]()
+    while buffer.startswith((b"HMSG ", b"MSG "), position) and (begin := find(CRLF, position) + 2) > 1:
+        line = buffer[position : begin - 2]
+        _, before, size = line.rsplit(b" ", 2)
+        middle, stop = begin + int(before) if line[:1] == b"H" else begin, begin + int(size)
+        if not middle <= stop <= last or buffer[stop : stop + 2] != CRLF:
+            break
+        position = stop + 2
+        lines.append(line)
+        headers.append(buffer[begin:middle])
+        payloads.append(buffer[middle:stop])
+        ends.append(position)
+    return lines, headers, payloads, ends
+
+
+def _match_each(pattern: re.Pattern[bytes], texts: list[bytes]) -> tuple[int, Iterator[list[bytes]]]:
+    """Return how many texts, from the first, match a pattern, and the values of each of its groups."""
+    if not texts:
+        return 0, iter(())
+    matched, step = pattern.split(_BETWEEN.join(texts)), pattern.groups + 1
+    # A match contains no `_BETWEEN`: what is between the matches tells which text is the first other.
+    between, expected = matched[::step], [b"", *[_BETWEEN] * (len(texts) - 1), b""]
+    count = len(texts)
+    if between != expected:
+        count = next(at for at, text in enumerate(between) if text != expected[at])
+    return count, (matched[at : step * count : step] for at in range(1, step))
+
+
+def _messages(
+    sequences: Iterable[bytes],
+    stored_ns: Iterable[int],
+    subjects: Iterable[bytes],
+    headers: Iterable[bytes],
+    payloads: Iterable[bytes],
+    unread_bytes: Iterable[int] = repeat(0),
+) -> Iterator[Message]:
+    texts = CRLF.join(subjects).decode(errors="surrogateescape").split("\r\n")
+    columns = map(int, sequences), stored_ns, texts, headers, payloads, unread_bytes
+    return map(_NEW_MESSAGE, zip(*columns, strict=False))
 
 
 def _control(line: bytes) -> Frame:

@@ -48,6 +48,8 @@ BATCH_MESSAGES: Final = 5_000
 BATCH_BYTES: Final = 8 << 20
 #: With more holes than this in one batch, a consumer on the leader costs less than a request for each hole.
 _MAX_CONFIRMED_HOLES: Final = 64
+#: Messages of this average size are cheaper by consumer (docs/decisions/0004).
+_PULLED_BYTES: Final = 4_000
 #: The shortest run of consecutive sequences that is read as a range.
 _RUN: Final = 32
 
@@ -285,8 +287,12 @@ class NoConsumerError(WireError):
         self.code = code
 
 
-def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool = False) -> Generator[list[Message]]:
+def read_consumer(
+    read: StreamRead, wanted: SequenceRange, *, headers_only: bool = False, singly: bool = True
+) -> Generator[list[Message]]:
     """Pull the range, possibly with messages after it, until no messages follow.
+
+    A work queue takes no such consumer: its messages are read one by one, unless `singly` is false.
 
     If a pull gets no response for some seconds, a new consumer with smaller pulls reads the remainder, because the old one
     never redelivers. Raises WireError if no message arrives for `request_seconds`, or a delivery was lost.
@@ -302,7 +308,7 @@ def read_consumer(read: StreamRead, wanted: SequenceRange, *, headers_only: bool
         try:
             consumer = _create_on_leader(connection, stream, config, deadline)
         except NoConsumerError as error:
-            if error.code != CONSUMER_WITHOUT_ACKS:
+            if error.code != CONSUMER_WITHOUT_ACKS or not singly:
                 raise
             yield from _read_work_queue(read, SequenceRange(cursor, wanted.next), headers_only=headers_only)
             return
@@ -406,16 +412,16 @@ class _Consumer:
         self._stream = stream
         self._name: str = config["name"]
         self._headers_only = "headers_only" in config
-        self._pending = pending
-        self._delivered = 0
-        self._frames = connection.answers(f"a pull from {stream}", connection.silence_seconds)
+        self._parser = f.DeliveryParser(
+            stream.encode(), self._name.encode(), -1 if pending is None else pending, headers_only=self._headers_only
+        )
         self._silence: SilenceError | None = None
 
     def pull(self, wanted: SequenceRange, batch_messages: int, max_bytes: int) -> Iterator[list[Message]]:
         """Pull batches until the range has been read or no messages follow; raises SilenceError if none arrive."""
         cursor, limit_bytes = wanted.first, max_bytes
         reachable_until = times.monotonic() + self._connection.silence_seconds
-        while cursor < wanted.next and self._pending != 0:
+        while cursor < wanted.next and self._parser.pending:
             batch = min(batch_messages, wanted.next - cursor) if limit_bytes else 1
             messages, status = self._pull_batch(batch, limit_bytes)
             if messages:
@@ -453,37 +459,51 @@ class _Consumer:
             request["max_bytes"] = max_bytes
         question = self._connection.cluster.api(f"CONSUMER.MSG.NEXT.{self._stream}.{self._name}")
         self._connection.send(f.encode_pub(question, inbox, b"", encode_json(request)))
-        mark, left_bytes = b".%b." % self._name.encode(), max_bytes
-        messages: list[Message] = []
+        mark, parser = b".%b." % self._name.encode(), self._parser
+        messages = parser.messages = list[Message]()
+        end_bytes = parser.delivered_bytes + max_bytes
         late = times.monotonic() + self._connection.silence_seconds
+        complete = False
         try:
-            for frame in self._frames:
-                _, subject, reply, headers, payload = frame
-                if mark in reply:
-                    messages.append(self._message(frame))
-                    # As the server counts.
-                    left_bytes -= len(subject) + len(reply) + len(headers) + len(payload)
-                    if len(messages) == batch_messages or not left_bytes:
-                        break
-                elif subject == inbox:
-                    return messages, self._status(frame)
-                elif not messages and times.monotonic() > late:
+            while not complete:
+                frames = self._receive()
+                for frame in frames:
+                    if mark in frame.reply:
+                        self._add(frame)
+                complete = len(messages) == batch_messages or (bool(messages) and parser.delivered_bytes == end_bytes)
+                for frame in frames if not complete else ():
+                    if frame.subject == inbox:
+                        return messages, self._status(frame)
+                if not messages and times.monotonic() > late:
                     raise SilenceError(f"{self._connection.address}: stream {self._stream} does not answer a pull")
         except SilenceError as silence:
             self._silence = silence
         return messages, None
 
-    def _message(self, frame: Frame) -> Message:
-        """Return the message of the next delivery; raises WireError if it is invalid, or an earlier one was lost."""
+    def _receive(self) -> list[Frame]:
+        """Return the next frames that the parser does not take; raises SilenceError if none arrive."""
+        connection, parser = self._connection, self._parser
+        frames = connection.receive(connection.silence_seconds, parser)
+        if parser.taken:
+            parser.collect()
+        elif not frames:
+            seconds = connection.silence_seconds
+            raise SilenceError(f"{connection.address}: no answer to a pull from {self._stream} within {seconds:g} s")
+        return frames
+
+    def _add(self, frame: Frame) -> None:
+        """Add the message of a delivery; raises WireError if it is invalid, or an earlier one was lost."""
+        parser = self._parser
         try:
-            message, number, self._pending = f.delivered_message(frame, headers_only=self._headers_only)
+            message, number, parser.pending = f.delivered_message(frame, headers_only=self._headers_only)
         except ValueError as error:
             raise WireError(f"{self._connection.address}: {error}") from None
-        self._delivered += 1
-        if number != self._delivered:
+        parser.delivered += 1
+        if number != parser.delivered:
             stream = f"{self._connection.address}: stream {self._stream}"
-            raise WireError(f"{stream}: delivery {self._delivered} was lost")
-        return message
+            raise WireError(f"{stream}: delivery {parser.delivered} was lost")
+        parser.delivered_bytes += sum(map(len, frame[1:]))
+        parser.messages.append(message)
 
     def _status(self, frame: Frame) -> int | None:
         """Return the status that ended a pull; raises WireError if the consumer can no longer deliver."""
@@ -613,13 +633,13 @@ def _inside(wanted: SequenceRange, lists: Iterator[list[Message]]) -> Iterator[l
 
 
 def _read_from_leader(
-    read: StreamRead, wanted: SequenceRange, *, held: bool, headers_only: bool = False
+    read: StreamRead, wanted: SequenceRange, *, held: bool, headers_only: bool = False, singly: bool = True
 ) -> Iterator[list[Message]]:
     """Read a range by consumer; resume after an early end until the leader has no further message in it."""
     first = wanted.first
     while first < wanted.next:
         rest = SequenceRange(first, wanted.next)
-        for messages in _inside(rest, read_consumer(read, rest, headers_only=headers_only)):
+        for messages in _inside(rest, read_consumer(read, rest, headers_only=headers_only, singly=singly)):
             yield messages
             first = messages[-1].sequence + 1
         if first >= wanted.next:
@@ -634,11 +654,25 @@ def _read_from_leader(
 
 
 def _read_direct_first(read: StreamRead, wanted: SequenceRange, *, held: bool) -> Iterator[list[Message]]:
-    """Read a range by direct gets as far as the leader confirms them, and the remainder by consumer."""
-    first = wanted.first
+    """Read a range by direct gets as far as the leader confirms them, and the remainder by consumer.
+
+    Many large messages are read by consumer after the first batch, if the server creates one.
+    """
+    first, may_pull = wanted.first, True
     for messages in _read_direct_confirmed(read, wanted):
         yield messages
         first = messages[-1].sequence + 1
+        if may_pull and _is_cheaper_by_consumer(messages, wanted.next - first):
+            rest = SequenceRange(first, wanted.next)
+            try:
+                for pulled in _read_from_leader(read, rest, held=held, singly=False):
+                    yield pulled
+                    first = pulled[-1].sequence + 1
+                return
+            except NoConsumerError:
+                if first > rest.first:
+                    raise
+                may_pull = False
     if first < wanted.next and held:
         _check_end(read, wanted.next)
     following = next_message(read.connection, read.stream, first) if first < wanted.next else None
@@ -646,6 +680,15 @@ def _read_direct_first(read: StreamRead, wanted: SequenceRange, *, held: bool) -
         return
     rest = SequenceRange(min(following.sequence, wanted.next), wanted.next)
     yield from _read_from_leader(read, rest, held=held)
+
+
+def _is_cheaper_by_consumer(messages: list[Message], left: int) -> bool:
+    """Return whether a consumer costs less for `left` more messages like these.
+
+    The server copies a message for each direct get, but not for a delivery; a consumer costs about five requests.
+    """
+    payload_bytes = sum([len(message.payload) for message in messages])
+    return left >= 2 * len(messages) and payload_bytes >= _PULLED_BYTES * len(messages)
 
 
 def _check_end(read: StreamRead, after: int) -> None:

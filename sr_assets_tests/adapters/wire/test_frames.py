@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sr_assets.adapters.jetstream import decode_response, parse_message
 from sr_assets.adapters.nats.stream_info import StreamInfo, parse_stream_info
 from sr_assets.adapters.wire.frames import (
+    DeliveryParser,
     DirectParser,
     FirstParser,
     Frame,
@@ -354,6 +355,84 @@ def test_direct_parser_yields_same_messages_for_every_split() -> None:
         parser, direct = FrameParser(), DirectParser(b"I.1", b"S")
         others = [frame for piece in (stream[:at], stream[at:]) for frame in parser.feed(piece, direct)]
         assert (direct.take(), others, direct.pending) == (wanted, [], 0)
+
+
+SIZE_LINE = b"Nats-Msg-Size: 5\r\n\r\n"
+
+
+def delivery(number: int, headers: bytes, payload: bytes, *, to: bytes = b"S.c", rest: bytes = b"") -> Frame:
+    """The delivery of message `10 + number`, with `20 - number` to follow."""
+    reply = b"$JS.ACK.%b.1.%d.%d.%d.%d%b" % (to, 10 + number, number, STORED_NS + number, 20 - number, rest)
+    return Frame(b"HMSG" if headers else b"MSG", b"a.\xff.%d" % number, reply, headers, payload)
+
+
+#: Deliveries of consumer c on stream S, from both forms of servers, and frames that the fast path must leave alone.
+deliveries = st.builds(
+    lambda headers, payload, to: (headers, payload, to),
+    st.sampled_from(
+        [
+            b"",
+            b"NATS/1.0\r\n\r\n",
+            b"NATS/1.0\r\nA: 1\r\n\r\n",
+            b"NATS/1.0\r\n" + SIZE_LINE,
+            b"NATS/1.0\r\nno e" + SIZE_LINE,
+        ]
+    ),
+    st.binary(max_size=300),
+    st.sampled_from([(b"S.c", b"")] * 3 + [(b"hub.acc.S.c", b""), (b"hub.acc.S.c", b".x7"), (b"S.other", b"")]),
+)
+
+
+@given(
+    st.lists(deliveries, max_size=12),
+    st.lists(st.integers(0, 3000), max_size=6),
+    st.integers(1, 12),
+    st.booleans(),
+)
+def test_delivery_parser_takes_only_messages_that_the_slow_path_returns(
+    sent: list[tuple[bytes, bytes, tuple[bytes, bytes]]], cuts: list[int], lost: int, headers_only: bool
+) -> None:
+    """One delivery is lost; from there on, and at frames of others, the slow path decides."""
+    frames = [
+        delivery(number + (number >= lost), headers, payload, to=to, rest=rest)
+        for number, (headers, payload, (to, rest)) in enumerate(sent, 1)
+    ]
+    parser = DeliveryParser(b"S", b"c", 99, headers_only=headers_only)
+    received = feed_cut([*frames, Frame(b"HMSG", b"I.1", b"", b"NATS/1.0 404\r\n\r\n")], cuts, parser)
+    assert len(received) == len(sent) + 1
+    assert isinstance(received[-1], Frame)
+    taken = 0
+    for item, frame in zip(received, frames, strict=False):
+        if isinstance(item, Frame):
+            assert item == frame
+        else:
+            taken += 1
+            assert b"S.c." in frame.reply
+            assert delivered_message(frame, headers_only=headers_only) == (
+                item,
+                taken,
+                parser.pending + parser.delivered - taken,
+            )
+    assert parser.delivered == taken
+    ours = all(to[0].endswith(b"S.c") for *_, to in sent)
+    sizes = [
+        len(frame.subject) + len(frame.reply) + len(frame.headers) + len(frame.payload) for frame in frames[:taken]
+    ]
+    if not cuts and ours and not headers_only:
+        assert taken == min(len(sent), lost - 1)
+        assert parser.delivered_bytes == sum(sizes)
+
+
+def test_delivery_parser_yields_same_messages_for_every_split() -> None:
+    headers = (b"", b"NATS/1.0\r\nA: 1\r\nB:\xff\r\n\r\n", b"NATS/1.0\r\n\r\n", b"")
+    payloads = (b"", b"\r\nMSG a 1 $JS.ACK.S.c.1.1.1.1.1 0\r\n\r\n", b"\r\n", b"x" * 40)
+    sent = [delivery(n, *content) for n, content in enumerate(zip(headers, payloads, strict=True), 1)]
+    stream = b"".join(map(encode_frame, sent))
+    wanted = [delivered_message(frame)[0] for frame in sent]
+    for at in range(len(stream) + 1):
+        frames, parser = FrameParser(), DeliveryParser(b"S", b"c", 20, headers_only=False)
+        others = [frame for piece in (stream[:at], stream[at:]) for frame in frames.feed(piece, parser)]
+        assert (parser.take(), others, parser.pending, parser.delivered) == (wanted, [], 16, 4)
 
 
 def test_direct_get_message_ignores_forged_server_headers() -> None:

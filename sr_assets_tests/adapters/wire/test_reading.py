@@ -1,5 +1,6 @@
 """Reading from real servers: every way of reading returns the messages unchanged and in order."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,15 @@ from sr_assets.adapters.wire import (
     Connection,
     Outgoing,
     WireError,
+    read_confirmed,
     read_headers,
     read_range,
     read_sequences,
     stored_message,
 )
+from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.positions import SequenceRange
+from sr_assets.embedded.nats_server import NatsServer
 from sr_assets_tests.adapters.wire.rig import (
     ODD_HEADERS,
     Names,
@@ -100,6 +104,50 @@ def test_closed_read_deletes_its_consumer(connection: Connection, stream: str) -
     assert consumer_count(connection, stream) == 1
     reading.close()  # type: ignore[attr-defined]
     assert consumer_count(connection, stream) == 0
+
+
+def large(stream: str, size_bytes: int) -> list[Outgoing]:
+    return [Outgoing(n, f"{stream}.{n}", ODD_HEADERS[n % 5], b"%d" % n * size_bytes) for n in range(1, 10)]
+
+
+@pytest.mark.parametrize(("size_bytes", "left", "consumers"), ((3_999, 7, 0), (4_000, 7, 1), (4_000, 3, 0)))
+def test_many_large_messages_are_read_by_consumer(
+    connection: Connection, stream: str, size_bytes: int, left: int, consumers: int
+) -> None:
+    sent = large(stream, size_bytes)
+    publish(connection, sent)
+    delete(connection, stream, 5)
+    reading = read_confirmed(connection, stream, SequenceRange(1, 3 + left), batch_messages=2, direct=True)
+    read = [*next(reading), *next(reading)]
+    assert consumer_count(connection, stream) == consumers
+    read += flat(reading)
+    expected = [item for item in sent[: 2 + left] if item.sequence != 5]
+    assert [(m.sequence, m.subject, m.headers, m.payload) for m in read] == expected
+    assert consumer_count(connection, stream) == 0
+
+
+def test_large_messages_of_a_work_queue_are_read_by_direct_gets(connection: Connection, unique: Names) -> None:
+    """It takes no consumer without acknowledgements, and to read it one by one is slow."""
+    stream = create_stream(connection, unique("QUEUE"), retention="workqueue")
+    sent = large(stream, 4_000)
+    publish(connection, sent)
+    lists = list(read_confirmed(connection, stream, SequenceRange(1, 10), batch_messages=2, direct=True))
+    assert [len(messages) for messages in lists] == [2, 2, 2, 2, 1]
+    assert [message.payload for message in flat(lists)] == [item.payload for item in sent]
+
+
+@pytest.mark.process
+def test_user_without_consumers_reads_large_messages_by_direct_gets(tmp_path: Path) -> None:
+    users = '{ user: "me", password: "p", permissions: { publish: { deny: "$JS.API.CONSUMER.>" } } }'
+    with (
+        NatsServer(tmp_path, "few", config=f"authorization {{ users: [ {users} ] }}") as server,
+        Connection(ClusterSettings((server.address,), user="me", password="p")) as connection,
+    ):
+        stream = create_stream(connection, "LARGE")
+        sent = large(stream, 4_000)
+        publish(connection, sent)
+        lists = list(read_confirmed(connection, stream, SequenceRange(1, 10), batch_messages=2, direct=True))
+    assert [message.payload for message in flat(lists)] == [item.payload for item in sent]
 
 
 def test_connection_is_usable_after_an_abandoned_direct_read(connection: Connection, stream: str) -> None:
