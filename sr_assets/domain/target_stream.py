@@ -15,7 +15,9 @@ _MIN_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
 #: `max_msg_size` is not among them: the source has applied it.
 _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "discard")
 #: JetStream's values of settings that a server may omit.
-_OMITTED: Final[Mapping[str, Any]] = {**DEFAULTS, "allow_direct": False}
+_OMITTED: Final[Mapping[str, Any]] = {**DEFAULTS, "allow_direct": False, "persist_mode": "default"}
+#: What the server demands of a stream that it writes to disk after the acknowledgement.
+ASYNC_NEEDS: Final[Mapping[str, Any]] = {"storage": "file", "num_replicas": 1}
 _DURATIONS: Final = ("max_age", "duplicate_window")
 #: Words of nats-server's refusals of a new stream, by the refused setting.
 _REFUSAL_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -74,7 +76,7 @@ def target_config(
     """Return the configuration of a new target stream; `options` override the source's configuration.
 
     `patterns` are the rewritten subjects of the source, or of the filter; `source` is the source stream's configuration
-    as its server sends it. Every server since 2.9 knows each key. If the cluster has too few servers for
+    as its server sends it. Every server since 2.9 knows each key but `persist_mode`. If the cluster has too few servers for
     `num_replicas`, `Cluster.create_stream` requests fewer.
     """
     wanted = options.wanted if options else {}
@@ -90,6 +92,7 @@ def target_config(
         "duplicate_window": min(window_ns, max_age_ns) if max_age_ns > 0 else window_ns,
         "num_replicas": max(1, source.get("num_replicas", 1)),
         "allow_direct": True,
+        **(ASYNC_NEEDS if wanted.get("persist_mode") == "async" else {}),
         **wanted,
     }
 

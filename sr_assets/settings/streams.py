@@ -67,6 +67,7 @@ Storage = Literal["file", "memory"]
 Retention = Literal["limits", "interest", "workqueue"]
 Discard = Literal["old", "new"]
 Compression = Literal["none", "s2"]
+Persist = Literal["default", "async"]
 #: JetStream's names of settings that differ from ours.
 JETSTREAM_NAMES: Final = {ours: theirs for theirs, ours in OUR_NAMES.items()}
 #: JetStream's maximum of replicas.
@@ -131,6 +132,12 @@ class TargetBlock(Block):
     compression: Annotated[Compression, choice(Compression)] | None = file_key(
         "the compression", None, default_text="none"
     )
+    persist: Annotated[Persist, choice(Persist)] | None = file_key(
+        "`async`: the server acknowledges a message before it writes it to disk (one replica, `file`, nats-server 2.12 or"
+        " later); see [operations](operations.md#limits)",
+        None,
+        default_text="default",
+    )
     allow_direct: Flag | None = file_key("whether replicas serve messages", None, default_text="true")
     deny_delete: Flag | None = file_key("whether the server refuses to delete messages", None, default_text="false")
     deny_purge: Flag | None = file_key("whether the server refuses to purge the stream", None, default_text="false")
@@ -144,6 +151,8 @@ class TargetBlock(Block):
                 f"duplicate_window {shown_setting('duplicate_window', window_ns)} is longer than max_age"
                 f" {shown_setting('max_age', age_ns)}; use at most max_age"
             )
+        if self.persist == "async" and (self.replicas not in (None, 1) or self.storage == "memory"):
+            raise ValueError("persist async is for one replica on files; remove it, or replicas and storage")
         return self
 
     @property

@@ -506,6 +506,20 @@ def test_connectivity_probes_all_succeed(server: NatsServer, tmp_path: Path, uni
     assert len(probes) > 12
 
 
+def test_asynchronous_target_needs_a_server_that_knows_it(
+    server: NatsServer, admin: Cluster, tmp_path: Path, unique: Names
+) -> None:
+    rig = Rig(tmp_path, server, server, unique)
+    stream = rig.make()
+    rig.publish(stream, [Sent(b"x")])
+    rig.add(stream, target_stream=f"{stream}_T", target_subject_prefix="to", target={"persist": "async"})
+    if admin.server_version < (2, 12):
+        assert "target.persist async needs nats-server 2.12 or later" in rig.failure()
+    else:
+        rig.drain()
+        assert rig.info(f"{stream}_T").config["persist_mode"] == "async"
+
+
 # -------------------------------------------------------------------------------------------------- the whole site run
 
 

@@ -82,10 +82,16 @@ class TargetCopies:
         self.large_bytes = target.max_payload_bytes * 7 // 10
 
     def found(self) -> Iterator[FoundCopy]:
-        """Yield the adopted copies and those stored since the intent."""
+        """Yield the adopted copies and those stored since the intent.
+
+        Raises TransientError if the target has lost messages since the intent.
+        """
         plan, count = self._plan, 0
-        last, takes_batches = self._read_stream()
-        self.last = max(plan.since, last)
+        self.last, takes_batches = self._read_stream()
+        if self.last < plan.since:
+            raise TransientError(
+                f"target stream {plan.stream} ends at {self.last}, before {plan.since}: it lost messages during the copy"
+            )
         stored_since = SequenceRange(plan.since + 1, self.last + 1)
         for held in (SequenceRange(*plan.adopted), stored_since):
             for copy in self._copies(held):

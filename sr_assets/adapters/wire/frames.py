@@ -24,14 +24,13 @@ _BETWEEN: Final = b"\n"
 _NEW_MESSAGE: Final = partial(tuple.__new__, Message)
 _NOT_IN_A_SUBJECT: Final = bytes(range(0x21))
 # The block that a direct get appends to a message's headers; the last two lines only in a batch.
-_STORED_LINES: Final = (
+_DIRECT_BLOCK: Final = re.compile(
     rb"Nats-Stream: ([^\r\n]*)\r\n"
     rb"Nats-Subject: ([^\r\n]*)\r\n"
     rb"Nats-Sequence: (\d+)\r\n"
     rb"Nats-Time-Stamp: (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z\r\n"
+    rb"(?:Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n)?\r\n"
 )
-_PENDING_LINES: Final = rb"Nats-Num-Pending: (\d+)\r\nNats-Last-Sequence: \d+\r\n"
-_DIRECT_BLOCK: Final = re.compile(rb"%b(?:%b)?\r\n" % (_STORED_LINES, _PENDING_LINES))
 # The whole block of a message in a batch, for a stream: the sender's own lines, then those of the server.
 _BATCH_BLOCK: Final = (
     rb"NATS/1\.0\r\n((?:[^\r\n]+\r\n)+?)??Nats-Stream: %b\r\n"

@@ -27,7 +27,11 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "sealed": False,
 }
 #: JetStream's name of a setting → our name, if they differ.
-OUR_NAMES: Final[Mapping[str, str]] = {"num_replicas": "replicas", "allow_rollup_hdrs": "allow_rollup"}
+OUR_NAMES: Final[Mapping[str, str]] = {
+    "num_replicas": "replicas",
+    "allow_rollup_hdrs": "allow_rollup",
+    "persist_mode": "persist",
+}
 #: Settings that a server sets when it seals a stream.
 SET_BY_SEALING: Final = frozenset({"max_age", "discard", "deny_delete", "deny_purge", "allow_rollup_hdrs"})
 

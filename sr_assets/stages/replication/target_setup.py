@@ -25,6 +25,8 @@ _LAST_SEQUENCE: Final = (1 << 64) - 1
 _MOST_RESTARTS: Final = 999_999
 #: The first version of nats-server with `allow_batched`.
 _FAST_INGEST: Final = (2, 14)
+#: The first version with `persist_mode`; earlier ones ignore it.
+_PERSIST_MODE: Final = (2, 12)
 
 
 def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) -> StreamInfo | None:
@@ -43,6 +45,11 @@ def prepare_target(stream: StreamSettings, source: StreamInfo, target: Cluster) 
 def create_target(stream: StreamSettings, source: StreamInfo, source_cluster: Cluster, target: Cluster) -> StreamInfo:
     """Create the missing target, log its configuration, and return its info."""
     config = new_target(stream, source, source_cluster)
+    if config.get("persist_mode") == "async" and target.server_version < _PERSIST_MODE:
+        raise RunError(
+            f"target stream {stream.target_stream} cannot be created: target.persist async needs nats-server 2.12 or later,"
+            f" and {stream.target.label} is older; remove it"
+        )
     if stream.allow_batched == "auto" and target.server_version >= _FAST_INGEST:
         config["allow_batched"] = True
     try:

@@ -334,6 +334,15 @@ def test_requests_of_a_writer_do_not_grow_with_the_copies_it_finds(rig: Rig) -> 
     assert counts[0] == counts[1]
 
 
+def test_target_that_lost_messages_since_the_intent_gets_no_copies(rig: Rig) -> None:
+    """Copies would take the places of those that it has lost."""
+    rig.fill()
+    publish(rig.connection, [Outgoing(1, "to.FROM.other", b"", b"")])
+    with pytest.raises(TransientError, match="target stream TO ends at 1, before 2: it lost messages during the copy"):
+        rig.copy(since=2)
+    assert rig.copy(since=1).copied == 6
+
+
 def test_batch_of_copies_that_no_intent_explains_is_refused(rig: Rig) -> None:
     rig.fill()
     rig.copy()

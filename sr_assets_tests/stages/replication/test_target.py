@@ -98,6 +98,19 @@ def test_target_is_created_with_the_other_values_of_each_key(rig: Rig) -> None:
     assert [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works] == []
 
 
+def test_asynchronous_target_has_one_replica_on_files(rig: Rig) -> None:
+    stream, other = rig.make(storage="memory"), rig.make()
+    for name, block in ((stream, {"persist": "async"}), (other, None)):
+        rig.publish(name, [Sent(b"x")])
+        rig.add(name, **({"target": block} if block else {}))
+    rig.drain()
+    config = rig.info(stream, rig.target).config
+    assert (config["persist_mode"], config["storage"], config["num_replicas"]) == ("async", "file", 1)
+    rig.entries[1]["target"] = {"persist": "async"}
+    (failed,) = [probe.learned for probe in probe_connectivity(rig.settings()) if not probe.works]
+    assert failed == f"target stream {other} has persist default, wanted async; change it, or the block target"
+
+
 def test_check_names_each_key_that_drifts(rig: Rig) -> None:
     stream = rig.make()
     rig.publish(stream, [Sent(b"x")])
