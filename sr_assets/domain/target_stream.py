@@ -17,7 +17,7 @@ _TAKEN_OVER: Final = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject"
 #: JetStream's values of settings that a server may omit.
 _OMITTED: Final[Mapping[str, Any]] = {**DEFAULTS, "allow_direct": False, "persist_mode": "default"}
 #: What the server demands of a stream that it writes to disk after the acknowledgement.
-ASYNC_NEEDS: Final[Mapping[str, Any]] = {"storage": "file", "num_replicas": 1}
+_ASYNC_NEEDS: Final[Mapping[str, Any]] = {"storage": "file", "num_replicas": 1}
 _DURATIONS: Final = ("max_age", "duplicate_window")
 #: Words of nats-server's refusals of a new stream, by the refused setting.
 _REFUSAL_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -92,7 +92,7 @@ def target_config(
         "duplicate_window": min(window_ns, max_age_ns) if max_age_ns > 0 else window_ns,
         "num_replicas": max(1, source.get("num_replicas", 1)),
         "allow_direct": True,
-        **(ASYNC_NEEDS if wanted.get("persist_mode") == "async" else {}),
+        **(_ASYNC_NEEDS if wanted.get("persist_mode") == "async" else {}),
         **wanted,
     }
 

@@ -335,7 +335,7 @@ class Sender:
             times.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
 
     def take(self, most: int, free_bytes: int) -> wire.Outgoings:
-        """Return the next copies to send, none if there are no more: those to resend, and then of new messages.
+        """Return the next copies to send, or none after the last one: those to resend, and then those of new messages.
 
         A message whose subject the target does not take is parked.
         """

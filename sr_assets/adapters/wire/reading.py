@@ -653,26 +653,25 @@ def _read_from_leader(
         first = following.sequence + 1
 
 
-def _read_direct_first(read: StreamRead, wanted: SequenceRange, *, held: bool) -> Iterator[list[Message]]:
+def _read_direct_first(
+    read: StreamRead, wanted: SequenceRange, *, held: bool, may_pull: bool = True
+) -> Iterator[list[Message]]:
     """Read a range by direct gets as far as the leader confirms them, and the remainder by consumer.
 
-    Many large messages are read by consumer after the first batch, if the server creates one.
+    With `may_pull`, many large messages are read by consumer after the first batch, if the server creates one.
     """
-    first, may_pull = wanted.first, True
+    first = wanted.first
     for messages in _read_direct_confirmed(read, wanted):
         yield messages
         first = messages[-1].sequence + 1
         if may_pull and _is_cheaper_by_consumer(messages, wanted.next - first):
-            rest = SequenceRange(first, wanted.next)
-            try:
-                for pulled in _read_from_leader(read, rest, held=held, singly=False):
+            with contextlib.suppress(NoConsumerError):
+                for pulled in _read_from_leader(read, SequenceRange(first, wanted.next), held=held, singly=False):
                     yield pulled
                     first = pulled[-1].sequence + 1
                 return
-            except NoConsumerError:
-                if first > rest.first:
-                    raise
-                may_pull = False
+            yield from _read_direct_first(read, SequenceRange(first, wanted.next), held=held, may_pull=False)
+            return
     if first < wanted.next and held:
         _check_end(read, wanted.next)
     following = next_message(read.connection, read.stream, first) if first < wanted.next else None

@@ -335,7 +335,7 @@ def test_requests_of_a_writer_do_not_grow_with_the_copies_it_finds(rig: Rig) -> 
 
 
 def test_target_that_lost_messages_since_the_intent_gets_no_copies(rig: Rig) -> None:
-    """Copies would take the places of those that it has lost."""
+    """Copies would take the places of the lost messages."""
     rig.fill()
     publish(rig.connection, [Outgoing(1, "to.FROM.other", b"", b"")])
     with pytest.raises(TransientError, match="target stream TO ends at 1, before 2: it lost messages during the copy"):
