@@ -29,6 +29,7 @@ NAME_MISMATCH: Final = 10056
 NAME_TAKEN: Final = 10058
 SUBJECTS_TAKEN: Final = 10065
 WRONG_LAST_SEQUENCE: Final = 10071
+_UNAVAILABLE: Final = 10008
 #: A cluster too small for the replicas, or a server without a cluster.
 TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
 
@@ -75,6 +76,12 @@ def is_leaderless(info: dict[str, Any]) -> bool:
     """Return whether a stream info comes from a follower that knows no leader: its state may be out of date."""
     cluster = info.get("cluster") or {}
     return bool(cluster.get("replicas")) and not cluster.get("leader")
+
+
+def is_unavailable(response: dict[str, Any]) -> bool:
+    """Return whether the server knows no leader of its cluster now: during an election, or after it was suspended."""
+    error = response.get("error")
+    return isinstance(error, dict) and error.get("err_code") == _UNAVAILABLE
 
 
 def check_response(label: str, operation: str, response: dict[str, Any]) -> dict[str, Any]:

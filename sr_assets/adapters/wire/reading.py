@@ -21,6 +21,7 @@ from sr_assets.adapters.jetstream import (
     consumer_creation,
     encode_json,
     is_leaderless,
+    is_unavailable,
     parse_message,
     temporary_consumer,
 )
@@ -377,7 +378,12 @@ def _create(connection: Connection, stream: str, config: dict[str, Any], deadlin
     # The deadline may pass after the reader's last check of it.
     left_seconds = max(deadline - times.monotonic(), connection.silence_seconds)
     try:
-        answer = connection.request_api(*consumer_creation(stream, config), left_seconds)
+        operation, body = consumer_creation(stream, config)
+        answer = connection.request(connection.cluster.api(operation), body, left_seconds)
+        while is_unavailable(answer) and times.monotonic() < deadline:
+            times.sleep(_PLACEMENT_SECONDS)
+            answer = connection.request(connection.cluster.api(operation), body, left_seconds)
+        connection.check(operation, answer)
     except SilenceError:
         raise
     except WireError as error:

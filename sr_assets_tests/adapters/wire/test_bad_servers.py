@@ -366,6 +366,11 @@ class Recorder:
         self.subjects.append(subject)
         return msg(inbox, b"{}")
 
+    def refuse(self, subject: bytes, inbox: bytes) -> bytes:
+        """Respond as a server that knows no leader of its cluster."""
+        self.subjects.append(subject)
+        return msg(inbox, b'{"error":{"code":503,"err_code":10008,"description":"temporarily unavailable"}}')
+
     def deliver(self, *deliveries: tuple[int, int, int]) -> Step:
         """Return a step that delivers messages without a final status: sequence, consumer sequence, pending count."""
 
@@ -402,6 +407,15 @@ def test_unanswered_pull_is_repeated_through_another_consumer() -> None:
     assert [message.sequence for message in read] == [1, 2, 3, 4]
     assert recorder.verbs == ["CONSUMER CREATE", "CONSUMER MSG", "CONSUMER DELETE"] * 3
     assert len({subject.rpartition(b".")[2] for subject in recorder.subjects}) == 3
+
+
+def test_consumer_is_created_as_soon_as_the_cluster_has_a_leader() -> None:
+    recorder = Recorder()
+    steps = (recorder.refuse, recorder.refuse, recorder.respond_ok, recorder.deliver((1, 1, 0)), recorder.respond_ok)
+    with scripted_server(*after_login(*steps)) as cluster, Connection(cluster, request_seconds=30.0) as connection:
+        read = flat(read_confirmed(connection, "S", SequenceRange(1, 2), direct=False))
+    assert [message.sequence for message in read] == [1]
+    assert recorder.verbs == ["CONSUMER CREATE"] * 3 + ["CONSUMER MSG", "CONSUMER DELETE"]
 
 
 def test_read_fails_when_all_pulls_are_unanswered() -> None:
