@@ -2,9 +2,11 @@
 heartbeats.
 """
 
+import hashlib
 import json
 import uuid
 from collections.abc import Mapping
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 from sr_assets.domain.positions import SECOND_NS, format_rfc3339_ns
@@ -20,12 +22,34 @@ NODE_PROTOCOL: Final = "io.choria.sr_assets.v1.node_event"
 OBSERVER_PROTOCOL: Final = "io.choria.sr_assets.v1.observer_alive"
 #: Before the end of a message id with which an event is published again.
 _AGAIN: Final = "/r"
+#: The digit with a UUID's variant, by the digit of the hash that it replaces.
+_VARIANT: Final = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
 _compact: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
+class EventIds:
+    """The ids of a stream's transitions, the same in every run and every replay.
+
+    An id is the UUID of version 5 (RFC 9562, 5.5) whose name is the JSON array of the stream's identity, the sender, the
+    event and its time in ns. A fleet may have 100,000 transitions together, so each takes a sixth of the time of `uuid.uuid5`.
+    """
+
+    def __init__(self, replicator: str, name: str, stream: str) -> None:
+        """Hash the part of the names that all ids share."""
+        begin = f"[{','.join(map(encode_basestring, (replicator, name, stream)))},"
+        self._begun = hashlib.sha1(uuid.NAMESPACE_URL.bytes + begin.encode(), usedforsecurity=False)
+
+    def __call__(self, sender: str, event: str, event_ns: int) -> str:
+        """Return the id of a transition."""
+        hashed = self._begun.copy()
+        hashed.update(f"{encode_basestring(sender)},{encode_basestring(event)},{event_ns}]".encode())
+        digits = hashed.hexdigest()
+        return f"{digits[:8]}-{digits[8:12]}-5{digits[13:16]}-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:32]}"
+
+
 def event_id(replicator: str, name: str, stream: str, sender: str, event: str, event_ns: int) -> str:
-    """Return the id of a transition: the same in every run and every replay."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, _compact([replicator, name, stream, sender, str(event), event_ns])))
+    """Return the id of one transition, as `EventIds` does."""
+    return EventIds(replicator, name, stream)(sender, event, event_ns)
 
 
 def published_again(message_id: str, nonce: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sr_assets.domain.advisories import encode, encode_v1, event_id, is_late, seconds
+from sr_assets.domain.advisories import EventIds, encode, encode_v1, event_id, is_late, seconds
 from sr_assets.domain.tracking.rules import Event, Status, Transition
 from sr_assets_tests.domain.advisory_schemas import V1, V2, problems
 
@@ -71,6 +71,12 @@ def test_encoded_advisory_keeps_any_sender_name(sender: str, late: bool) -> None
     assert document["event_id"] == event_id(
         "US-EAST", "east", "CHORIA_REGISTRATION", sender, "timeout", TIMEOUT.event_ns
     )
+
+
+@given(st.tuples(st.text(), st.text(), st.text()), st.text(), st.integers())
+def test_event_id_is_the_uuid_of_its_names(identity: tuple[str, str, str], sender: str, event_ns: int) -> None:
+    name = json.dumps([*identity, sender, "new", event_ns], separators=(",", ":"), ensure_ascii=False)
+    assert EventIds(*identity)(sender, Event.NEW, event_ns) == str(uuid.uuid5(uuid.NAMESPACE_URL, name))
 
 
 def test_event_id_is_stable_and_unique() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,15 @@ def test_blind_silence_is_decided_without_the_scalar_rules(monkeypatch: pytest.M
     folded = fold_batch(fold_input(seen, nodes), POLICY, None, BlindSpans(((9, 7_190 * SECOND),)))
     assert set(folded["reason"].to_pylist()) == {None, "interval"}
     assert set(folded["event"].to_pylist()) == {None}
+
+
+def test_new_fleet_is_decided_without_the_scalar_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first node's message is too old to copy; the others send another one.
+    seen = [(f"web{number}", 4 + number, 50, False) for number in range(100)]
+    monkeypatch.setattr(columns, "sight", None)
+    folded = fold_batch(fold_input(seen + seen[1:], {}), POLICY, 5 * SECOND, NO_BLIND_SPANS, first_transition=30)
+    assert Counter(folded["reason"].to_pylist()) == {"too_old": 1, "new": 99, "sampled": 99, None: 200}
+    assert Counter(folded["event"].to_pylist()) == {"new": 100, None: 299}
 
 
 @given(known)

@@ -23,7 +23,7 @@ from sr_assets.adapters.private import own_folder, sync_folder
 from sr_assets.adapters.state.database import create_database, keep_newest_asides
 from sr_assets.adapters.state.operator_settings import read_window
 from sr_assets.adapters.state.schema import SCHEMA_VERSION, TABLES
-from sr_assets.domain.advisories import event_id
+from sr_assets.domain.advisories import EventIds
 from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
 from sr_assets.domain.positions import DAY_NS
 from sr_assets.domain.tracking.maintenance import Window
@@ -483,7 +483,8 @@ def _follow(connection: duckdb.DuckDBPyConnection, stream: str, identity: Identi
         """,
         [stream],
     ).fetchall()
-    return all(known == event_id(*identity, stream, *event) for known, *event in rows)
+    ids = EventIds(*identity, stream)
+    return all(known == ids(*event) for known, *event in rows)
 
 
 def _compute_ids(connection: duckdb.DuckDBPyConnection, about: About) -> None:
@@ -491,8 +492,10 @@ def _compute_ids(connection: duckdb.DuckDBPyConnection, about: About) -> None:
     if not connection.execute("SELECT 1 FROM transitions WHERE event_id IS NULL LIMIT 1").fetchall():
         return
 
+    ids = {stream: EventIds(*identity, stream) for stream, identity in about.identities.items()}
+
     def computed(stream: str, node: str, event: str, event_ns: int) -> str:
-        return event_id(*about.identities[stream], stream, node, event, event_ns)
+        return ids[stream](node, event, event_ns)
 
     # Row by row, so that the memory does not depend on their number.
     connection.create_function("computed_id", computed, ["varchar", "varchar", "varchar", "bigint"], "varchar")

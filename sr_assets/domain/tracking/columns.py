@@ -1,8 +1,8 @@
 """The column form of the rules: states of many senders are columns; one step decides on one sighting of each, or sweeps all.
 
-Most sightings come from a sender that is up and reported recently: its state gets one more sighting, copied or not. One
-step decides all of these, at a sixth of the cost of single steps, or less if senders report several times. Every other
-sighting goes through `rules.sight`, which defines the rules.
+Most sightings come from a sender that is up and reported recently, and those of a new fleet from unknown senders. One step
+decides all of these, at a sixth of the cost of single steps, or less if senders report several times. Every other sighting
+goes through `rules.sight`, which defines the rules.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _UP: Final = _STATUSES.index(Status.UP)
 _RETIRED: Final = _STATUSES.index(Status.RETIRED)
 _UNKNOWN: Final = -1
 _REASONS: Final = tuple(Reason)
-_SAMPLED, _INTERVAL, _SIZE, _FORCED = (
-    _REASONS.index(reason) for reason in (Reason.SAMPLED, Reason.INTERVAL, Reason.SIZE, Reason.FORCED)
+_SAMPLED, _INTERVAL, _SIZE, _FORCED, _NEW, _TOO_OLD = map(
+    _REASONS.index, (Reason.SAMPLED, Reason.INTERVAL, Reason.SIZE, Reason.FORCED, Reason.NEW, Reason.TOO_OLD)
 )
 _NOT_PLAIN: Final = -1
 #: Minimum number of senders for a column step; below it, single steps are cheaper.
@@ -172,8 +172,7 @@ class Sightings(NamedTuple):
 class ColumnFold:
     """The states of senders, by index among `names`, and their transitions.
 
-    `cutoff_ns`, `blind`, `first_transition` and `read_until_ns` are the arguments of `sight`. `transitions` has the
-    transitions so far with the sender's index and the code of its class, in order per sender. `classes` are the stream's,
+    `cutoff_ns`, `blind`, `first_transition` and `read_until_ns` are the arguments of `sight`. `classes` are the stream's,
     if it has any: all sightings then have a class.
     """
 
@@ -188,7 +187,9 @@ class ColumnFold:
         classes: ClassPolicies | None = None,
     ) -> None:
         """Start with unknown senders."""
-        self.transitions: list[tuple[int, Transition, int]] = []
+        # The transitions `new` of unknown senders, and all others with the sender's index and the code of its class.
+        self._begun: list[pa.Table] = []
+        self._changes: list[tuple[int, Transition, int]] = []
         self._classes = None if classes is None else ClassColumns(classes)
         self._class = np.full(len(names) if classes else 0, NO_CLASS)
         self._policy, self._names, self._blind, self._cutoff_ns = policy, names, blind, cutoff_ns
@@ -214,7 +215,7 @@ class ColumnFold:
         while len(starts) >= _FEW:
             # All senders with at least this many sightings, each with its sighting of this round.
             rows = starts + rounds
-            reasons[rows] = self._see_plain(seen.take(rows))
+            reasons[rows] = self._see_each(seen.take(rows))
             for row in rows[reasons[rows] == _NOT_PLAIN].tolist():
                 reasons[row] = self._see_one(seen.take(slice(row, row + 1)))[0]
             rounds += 1
@@ -223,6 +224,45 @@ class ColumnFold:
             rest = slice(start + rounds, start + count)
             reasons[rest] = self._see_one(seen.take(rest))
         return pa.array(_REASONS).take(pa.array(reasons))
+
+    def _see_each(self, seen: Sightings) -> Codes:
+        """Decide one sighting per sender in columns, leaving those that are neither first nor plain to `sight`."""
+        unknown = self._status[seen.sender] == _UNKNOWN
+        if not unknown.any():
+            return self._see_plain(seen)
+        reasons = np.empty(len(unknown), np.int8)
+        # In this order, because a sender is known after its first sighting.
+        reasons[~unknown] = self._see_plain(seen.take(~unknown))
+        reasons[unknown] = self._see_first(seen.take(unknown))
+        return reasons
+
+    def _see_first(self, seen: Sightings) -> Codes:
+        """Decide the first sighting of each unknown sender: it is copied unless it is too old."""
+        count, columns = len(seen.sender), self._columns
+        for name in ("first_seen_ns", "seen_ns", "status_since_ns"):
+            columns[name][seen.sender] = seen.stored_ns
+        columns["sequence"][seen.sender] = seen.sequence
+        columns["times_retired"][seen.sender] = 0
+        columns["transition"][seen.sender] = self._first_transition
+        self._status[seen.sender] = _UP
+        if seen.classes is not None:
+            self._class[seen.sender] = seen.classes
+        copied = np.full(count, True) if self._cutoff_ns is None else seen.stored_ns >= self._cutoff_ns
+        columns["copied_ns"][seen.sender[copied]] = seen.stored_ns[copied]
+        columns["copied_bytes"][seen.sender[copied]] = seen.payload_bytes[copied]
+        transitions = {
+            "sender": self._names.take(pa.array(seen.sender)),
+            "event": pa.repeat(Event.NEW.value, count),
+            **dict.fromkeys(("event_ns", "event_seen_ns"), seen.stored_ns),
+            "event_age_ns": pa.repeat(0, count),
+            "event_sequence": seen.sequence,
+            "event_transition": pa.repeat(self._first_transition, count),
+            "event_returned": pa.repeat(False, count),
+        }
+        if self._classes is not None and seen.classes is not None:
+            transitions["class"] = self._classes.column(seen.classes)
+        self._begun.append(folded_rows(transitions))
+        return np.where(copied, _NEW, _TOO_OLD).astype(np.int8)
 
     def _see_plain(self, seen: Sightings) -> Codes:
         """Decide one sighting per sender in columns, leaving non-plain ones to `sight`.
@@ -296,7 +336,7 @@ class ColumnFold:
                 policies[before],
             )
             reasons.append(_REASONS.index(decision.reason))
-            self.transitions += [(index, event, class_of(event, before, code)) for event in transitions]
+            self._changes += [(index, event, class_of(event, before, code)) for event in transitions]
             # A message that is read again leaves a silent sender, and its class, as they are.
             before = before if seen_state is state else code
             state = seen_state
@@ -324,6 +364,12 @@ class ColumnFold:
         deadline_ns = deadlines(limits, self._blind, status, self._columns["seen_ns"])
         states = {"sender": self._names, **columns, "status": status, "deadline_ns": deadline_ns}
         return states if self._classes is None else {**states, "class": self._classes.column(self._class)}
+
+    def transitions(self) -> pa.Table:
+        """Return the transitions so far as `FOLDED_SCHEMA`, in order per sender."""
+        labels = [None] if self._classes is None else [*self._classes.policies.names, None]
+        rows = [transition_row(self._names[at].as_py(), event, labels[code]) for at, event, code in self._changes]
+        return pa.concat_tables([*self._begun, folded_table(rows)])
 
 
 def fold_batch(
@@ -353,11 +399,7 @@ def fold_batch(
     seen = Sightings(indexes, sequences, stored_ns, payload_bytes, forced, codes).take(order[sequences[order] > 0])
     reasons = fold.see(seen)
     decisions = {"sender": names.dictionary.take(pa.array(seen.sender)), "decided": seen.sequence, "reason": reasons}
-    labels = [None] if classes is None else [*classes.names, None]
-    transitions = [
-        transition_row(names.dictionary[at].as_py(), event, labels[code]) for at, event, code in fold.transitions
-    ]
-    return pa.concat_tables([folded_rows(decisions), folded_rows(fold.states()), folded_table(transitions)])
+    return pa.concat_tables([folded_rows(decisions), folded_rows(fold.states()), fold.transitions()])
 
 
 def sweep_nodes(

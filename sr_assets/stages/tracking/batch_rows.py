@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import Counter, Gap
-from sr_assets.domain.advisories import event_id, is_late
+from sr_assets.domain.advisories import EventIds, is_late
 from sr_assets.domain.tracking.rules import HEARTBEAT, NO_SENDER, SAMPLED, TOO_OLD, Reason, untracked
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
@@ -131,9 +131,8 @@ def _transition_rows(
     intervals_ns = {kind: stream.policy_of(kind).interval_ns for kind in set(kinds)}
     announced = {kind: stream.announces(kind) for kind in intervals_ns}
     published = stream.advisory is not None and not history and not undecided
-    identity = (stream.replicator, stream.name, stream.stream)
     columns = {
-        "event_id": [event_id(*identity, *event) for event in zip(nodes, names, times, strict=True)],
+        "event_id": list(map(EventIds(stream.replicator, stream.name, stream.stream), nodes, names, times)),
         "node": events["sender"],
         "late": [
             history or is_late(state.planned_ns, event_ns, intervals_ns[kind])
