@@ -1,4 +1,4 @@
-"""Decisions by size: Spark or not, payloads or not, and poll intervals."""
+"""Decisions by size: Spark or not, payloads or not, and the intervals of polls and checkpoints."""
 
 from typing import Final
 
@@ -28,6 +28,8 @@ _TASK_MESSAGES: Final = 1_000
 _POLLING_SHARE: Final = 0.04
 _SHORTEST_POLL_SECONDS: Final = 1.0
 _LONGEST_POLL_SECONDS: Final = 2.0
+#: Checkpoints take this share of a core of their thread. DuckDB's other thread does up to as much for them.
+_CHECKPOINTS_SHARE: Final = 0.0075
 #: Minimum poll interval per site if a process serves several: a host run takes half a core.
 _POLL_SECONDS_A_SITE: Final = 0.12
 
@@ -41,6 +43,14 @@ def poll_seconds(cost_seconds: float, linger_seconds: float, sites: int) -> floa
     longest = min(_LONGEST_POLL_SECONDS, linger_seconds / 2)
     seconds = max(_SHORTEST_POLL_SECONDS, min(longest, cost_seconds / _POLLING_SHARE))
     return max(seconds, _POLL_SECONDS_A_SITE * sites)
+
+
+def checkpoint_seconds(cost_seconds: float, interval_seconds: float) -> float:
+    """Return the time from one checkpoint to the next: the interval, and more for a state of more than about 250,000 nodes.
+
+    `cost_seconds` is the CPU time of its thread for the last one.
+    """
+    return max(interval_seconds, cost_seconds / _CHECKPOINTS_SHARE)
 
 
 def jobs_worth(messages: int, payload_bytes: int) -> float:

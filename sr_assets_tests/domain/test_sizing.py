@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sr_assets.domain.sizing import (
     MAX_FOLD_MESSAGES,
     catch_up_size,
+    checkpoint_seconds,
     copying_size,
     is_far,
     partitions,
@@ -90,3 +91,10 @@ def test_plain_stream_that_is_behind_copies_some_seconds_at_once(
     per_second: float, steady: int, largest: int, expected: int
 ) -> None:
     assert copying_size(per_second, steady, largest) == expected
+
+
+@pytest.mark.parametrize(
+    ("cost", "interval", "seconds"), ((0.2, 60, 60), (0.45, 60, 60), (1.8, 60, 240), (1.8, 600, 600))
+)
+def test_checkpoint_waits_longer_the_more_it_costs(cost: float, interval: float, seconds: float) -> None:
+    assert checkpoint_seconds(cost, interval) == pytest.approx(seconds)

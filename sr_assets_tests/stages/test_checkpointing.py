@@ -543,6 +543,40 @@ def test_request_during_a_checkpoint_is_served_by_another_one(
     assert len(stored) == 2
 
 
+def test_expensive_checkpoint_delays_the_next_one(
+    rig: Rig, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.publish(stream, numbered(1, 4))
+    rig.drain(**store)
+    store["checkpoint"]["interval"] = "60s"
+    # The thread's clock of CPU time: a checkpoint takes 3 s, which is worth 400 s.
+    turns: list[float] = []
+
+    def take_three_seconds() -> float:
+        turns.append(3.0)
+        return sum(turns)
+
+    with rig.open(**store) as site:
+        monkeypatch.setattr(time, "thread_time", take_three_seconds)
+
+        def is_stored() -> bool:
+            newest = find_checkpoint(site.settings, SITE)
+            return newest is not None and newest.commit == site.state.last_commit()
+
+        commit(site.state, stream, 1, read=False)
+        rig.travel(seconds=61)
+        wait_until(is_stored, "the first checkpoint")
+        commit(site.state, stream, 2, read=False)
+        rig.travel(seconds=200)
+        before = len(turns)
+        wait_until(lambda: len(turns) > before + 1, "the thread to look again")
+        assert not is_stored()
+        rig.travel(seconds=201)
+        wait_until(is_stored, "the second checkpoint")
+
+
 def test_suspended_leader_replaces_no_later_checkpoint(rig: Rig, tmp_path: Path) -> None:
     """Another member leads and stores its state while the first one is about to replace the object."""
     stream = rig.make()
