@@ -31,9 +31,9 @@ RINGS = (
 
 # The most files and lines of each ring's folder, so that growth is a decision: raise a number only in a commit that says why.
 BUDGETS = {
-    "domain": (42, 5_650),
+    "domain": (42, 5_750),
     "settings": (22, 5_200),
-    "adapters": (105, 21_150),
+    "adapters": (105, 21_250),
     "stages": (54, 12_650),
     "assets": (13, 2_300),
     "automation": (10, 1_400),

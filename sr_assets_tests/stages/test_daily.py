@@ -320,13 +320,20 @@ def varied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
         streams = [PublishedStream(STREAM, "COPY", tracked=True)]
         sites = [SITE, "köln", "centre"]
         publish_site(settings.home, SITE, state, streams, sites=sites, run=Run(watermark_ns, "again"))
+        with state.transaction():
+            later = f"status_since_ns = {watermark_ns + HOUR}"
+            state.connection.execute(f"UPDATE nodes SET status = 'timeout', {later} WHERE node = 'node8'")
+            retired = f"status = 'retired', retired_at_ns = {watermark_ns + HOUR}, {later}"
+            state.connection.execute(f"UPDATE nodes SET {retired} WHERE node = 'node9'")
+        publish_site(settings.home, SITE, state, streams, sites=sites, run=Run(watermark_ns, "later"))
     windows = [
         Window("1", ("node1*",), BEGIN_NS + HOUR, BEGIN_NS + 3 * HOUR),
         Window("2", (), cron="0 3 * * *", length_ns=2 * HOUR),
     ]
     add_windows(settings.home / "sites" / SITE, windows)
     with open_fleet(settings.home) as connection:
-        assert all(view_files(connection, "global_availability")), "there are no rows that replace others"
+        for table in ("global_availability", "last_seen_nodes"):
+            assert all(view_files(connection, table)), "there are no rows that replace others"
     return settings
 
 

@@ -55,6 +55,7 @@ from sr_assets.adapters.published.tables import (
     TOPOLOGY_SITE,
     TOPOLOGY_TABLES,
     VIEWS,
+    Table,
     at,
     history_query,
     literal,
@@ -103,7 +104,7 @@ def fleet_views(
     for name, table in (TABLES | TOPOLOGY_TABLES).items():
         rows = [f"{folder}/{file}" for folder, publication in folders for file in publication.files.get(name, ())]
         later = [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())]
-        tables[name] = _table_query(table.kinds, rows, later, uniform=uniform)
+        tables[name] = _table_query(table, rows, later, uniform=uniform)
     yield from (View(name, query) for name, query in tables.items() if name not in INTERNAL)
     listed = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
     # A missing Parquet file hides its own rows, not the whole publication.
@@ -119,11 +120,12 @@ def fleet_views(
         yield View(name, query.format(**{table: f"({rows})" for table, rows in tables.items()}))
 
 
-def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str], *, uniform: bool) -> str:
+def _table_query(table: Table, rows: Sequence[str], later: Sequence[str], *, uniform: bool) -> str:
     """Return the query over the files of a table, where rows in the files `later` replace others of the same key.
 
     Columns that a file lacks are NULL; `uniform` files have all.
     """
+    kinds = table.kinds
     columns = ", ".join(kinds)
     nothing = f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
     if not rows:
@@ -139,7 +141,7 @@ def _table_query(kinds: dict[str, str], rows: Sequence[str], later: Sequence[str
     return f"""
         SELECT {columns} FROM {before} AS earlier
         WHERE NOT EXISTS (SELECT 1 FROM {after} AS later WHERE later.row_key = earlier.row_key)
-        UNION ALL SELECT {columns} FROM {after}
+        UNION ALL SELECT {columns} FROM {after} WHERE {table.shown}
         """
 
 

@@ -19,8 +19,10 @@ FOLDER: Final = "published"
 _NAME: Final = "publication.json"
 #: The names of the files of a publication, as patterns for `remove_files`.
 FILES: Final = (f"*-{'[0-9a-f]' * 32}.parquet", _NAME, f".{_NAME}.*")
-#: A checksum of the tables' columns: the next run writes a publication of other columns again.
-COLUMNS: Final = zlib.crc32(repr([(name, table.kinds) for name, table in (TABLES | TOPOLOGY_TABLES).items()]).encode())
+#: A checksum of the tables' columns and growth: the next run writes a publication of others again.
+COLUMNS: Final = zlib.crc32(
+    repr([(name, table.kinds, table.growth) for name, table in (TABLES | TOPOLOGY_TABLES).items()]).encode()
+)
 
 
 class BaseFile(NamedTuple):

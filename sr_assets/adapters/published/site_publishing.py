@@ -41,6 +41,8 @@ from sr_assets.adapters.state.store import SiteState
 
 #: Below this number of rows, writing all of them is as fast as finding the new ones.
 LARGE: Final = 10_000
+#: One row in so many of a base file may be in each delta file too.
+_RECENT_SHARE: Final = 10
 #: The tables with rows in the state of a site. One query: each costs as much as reading a small table.
 _FILLED: Final = " UNION ALL ".join(f"(SELECT '{name}' FROM {table.state} LIMIT 1)" for name, table in TABLES.items())
 
@@ -100,7 +102,7 @@ class IncrementalTable:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, site: str, table: Table, condition: str) -> None:
         assert table.growth is not None
-        self._connection = connection
+        self._connection, self._shown, self._late_ns = connection, table.shown, table.growth.late_ns
         self._time = f"coalesce({table.growth.time}, 0)"
         self._mark = table.growth.mark
         self._key = (table.growth.key or "").replace("$name", literal(site))
@@ -114,8 +116,9 @@ class IncrementalTable:
         """Return the base file if it and the delta rows are the whole table, or None if all rows must be written."""
         rows, mark, later = self._row(
             f"""
-            SELECT count(*) FILTER (early), coalesce(sum({self._mark}) FILTER (early), 0), count(*) FILTER (NOT early)
-            FROM (SELECT *, {self._time} < {base.until_ns} AS early FROM {self._rows})
+            SELECT count(*) FILTER (early AND shown), coalesce(sum({self._mark}) FILTER (early AND shown), 0),
+                count(*) FILTER (NOT early)
+            FROM (SELECT *, {self._time} < {base.until_ns} AS early, {self._shown} AS shown FROM {self._rows})
             """
         )
         if (rows, mark) != (base.rows, base.mark) and self._key:
@@ -135,7 +138,14 @@ class IncrementalTable:
         """Return a file with all rows as the new base file, or None if the table is small."""
         if written.rows < LARGE:
             return None
-        rows, mark, until_ns = self._row(f"SELECT count(*), sum({self._mark}), max({self._time}) + 1 FROM {self._rows}")
+        rows, mark, until_ns = self._row(
+            f"SELECT count(*), sum({self._mark}), max({self._time}) + 1 FROM {self._rows} AND {self._shown}"
+        )
+        if self._late_ns:
+            # The delta has these rows too, so they must be few.
+            from_ns = until_ns - self._late_ns
+            (recent,) = self._row(f"SELECT count(*) FROM {self._rows} AND {self._shown} AND {self.later(from_ns)}")
+            until_ns = from_ns if recent <= rows // _RECENT_SHARE else until_ns
         return BaseFile(written.name, rows, mark, until_ns)
 
     def _row(self, query: str) -> tuple[int, ...]:
@@ -282,7 +292,7 @@ def _write_table(
                 delta = publication.later if table.replaced else publication.files
                 delta.setdefault(name, {})[written.name] = written.size
             return
-    written = files.write(name, table, query)
+    written = files.write(name, table, f"{query} AND {table.shown}")
     if written is not None:
         publication.files[name] = {written.name: written.size}
         if incremental is not None and (base := incremental.begin(written)) is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.state.global_view import blind, same_key
 from sr_assets.domain.hops import SLOT_NS, bucket_seconds
-from sr_assets.domain.positions import DAY_NS
+from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.received import REPORTED, STATUS
 
 if TYPE_CHECKING:
@@ -77,13 +77,16 @@ HISTORY: Final = "snapshots/*/*/*/[0-9]*.parquet"
 class Growth(NamedTuple):
     """How a table of the state grows; its base file is not written again.
 
-    `time` is a row's time column, later in newer rows. A row has changed if the expression `mark` has changed. The
-    expression `key`, if any, is equal in a row and the newer row that replaces it.
+    `time` is a row's time, an expression that is later in newer rows. A row has changed if the expression `mark` has changed.
+    The expression `key`, if any, is equal in a row and the newer row that replaces it. A newer row that fulfils the condition
+    `gone` only removes the older one. Rows may arrive with a time that is `late_ns` before that of others.
     """
 
     time: str
     mark: str
     key: str | None = None
+    gone: str = "false"
+    late_ns: int = 0
 
 
 class Table(NamedTuple):
@@ -115,6 +118,11 @@ class Table(NamedTuple):
     def replaced(self) -> bool:
         """Whether newer rows replace older ones: the files then have the columns `row_key` and `row_mark` too."""
         return self.growth is not None and self.growth.key is not None
+
+    @property
+    def shown(self) -> str:
+        """The condition that rows of a file fulfil, unless they only remove others."""
+        return "true" if self.growth is None else f"NOT ({self.growth.gone})"
 
 
 def kinds_of(columns: str) -> dict[str, str]:
@@ -194,6 +202,14 @@ _NODES_GROWTH: Final = Growth(
     "received_ns",
     "hash(received_ns, event_ns, epoch_ns, transition, event_code, seen_ns)",
     "hash($name, feed, replicator, name, stream, node)",
+)
+#: A node that retires leaves its table. A sweep may notice a timeout, and another stream may be read, seconds later.
+_SEEN_GROWTH: Final = Growth(
+    "greatest(seen_ns, status_since_ns)",
+    "hash(first_seen_ns, seen_ns, copied_ns, sequence, copied_bytes, status, status_since_ns, class)",
+    "hash($name, stream, node)",
+    "status = 'retired'",
+    10 * SECOND_NS,
 )
 _HISTORY_GROWTH: Final = Growth("received_ns", "hash(received_ns, event_ns, epoch_ns, transition, event_code)")
 
@@ -319,10 +335,11 @@ TABLES: Final[dict[str, Table]] = {
         """,
         f"""
         SELECT $name, stream, node, {at("first_seen_ns")}, {at("seen_ns")}, {at("copied_ns")}, sequence, copied_bytes,
-            status, {at("status_since_ns")}, class
-        FROM nodes WHERE status <> 'retired'
+            status, {at("status_since_ns")}, class, {_SEEN_GROWTH.key}, {_SEEN_GROWTH.mark}
+        FROM nodes WHERE true
         """,
         "nodes",
+        growth=_SEEN_GROWTH,
     ),
     "retired_nodes": Table(
         """

@@ -123,7 +123,7 @@ def _published(session: SparkSession, connection: duckdb.DuckDBPyConnection, nam
         return _read(session, files, schema)
     later = _read(session, replacing, f"{schema}, {_ROW_KEY}")
     earlier = _read(session, files, f"{schema}, {_ROW_KEY}").join(later, "row_key", "left_anti")
-    return earlier.unionByName(later)
+    return earlier.unionByName(later.where(TABLES[name].shown))
 
 
 def _newest_messages(

@@ -30,6 +30,13 @@ _ROWS = {
         "SELECT event_id, epoch_us(published_at) * 1000 FROM node_advisories",
         "SELECT event_id, published_ns FROM transitions",
     ),
+    "last_seen_nodes": (
+        """
+        SELECT node, status, epoch_us(last_seen) * 1000, last_sequence, class FROM last_seen_nodes
+        UNION ALL SELECT node, 'retired', epoch_us(last_seen) * 1000, NULL, class FROM retired_nodes
+        """,
+        "SELECT node, status, seen_ns, CASE WHEN status <> 'retired' THEN sequence END, class FROM nodes",
+    ),
 }
 
 
@@ -49,7 +56,7 @@ class Centre:
         self.home, self.state, self.now_ns, self.events = home, state, NOW_NS, 0
 
     def receive(self, first: int, after: int, *, late: bool = False) -> None:
-        """Receive an advisory of each numbered node; a `late` one has the time of earlier ones."""
+        """Receive an advisory and a message of each numbered node; a `late` one has the time of earlier ones."""
         self.now_ns += 0 if late else 1000
         execute = self.state.connection.execute
         execute("DELETE FROM global_nodes WHERE node[2:]::INTEGER BETWEEN ? AND ? - 1", [first, after])
@@ -68,6 +75,13 @@ class Centre:
                 [self.now_ns, self.events, self.now_ns, after - first],
             )
         self.events += after - first
+        execute("DELETE FROM nodes WHERE node[2:]::INTEGER BETWEEN ? AND ? - 1", [first, after])
+        execute(
+            "INSERT INTO nodes BY NAME SELECT 'S' AS stream, 'n' || i AS node, $now AS first_seen_ns, $now AS seen_ns,"
+            " $events AS sequence, 'up' AS status, $now AS status_since_ns, 0 AS times_retired, 1 AS transition"
+            " FROM range($first, $after) AS r (i)",
+            {"now": self.now_ns, "events": self.events, "first": first, "after": after},
+        )
 
     def change(self, statement: str) -> None:
         """Execute a statement on the state."""
@@ -124,6 +138,10 @@ def test_base_file_is_rewritten_when_deltas_reach_its_size(centre: Centre) -> No
         "DELETE FROM transitions WHERE event_id IN ('e5', 'e150')",
         "UPDATE transitions SET published_ns = $now_ns WHERE event_id = 'e5'",
         "UPDATE transitions SET published_ns = $now_ns",
+        "DELETE FROM nodes WHERE node = 'n3'",
+        "UPDATE nodes SET class = 'web' WHERE node = 'n3'",
+        "UPDATE nodes SET status = 'retired' WHERE node = 'n3'",
+        "UPDATE nodes SET status = 'timeout', status_since_ns = seen_ns - 1 WHERE node = 'n3'",
     ),
 )
 def test_changed_or_deleted_base_row_rewrites_the_base_file(centre: Centre, change: str) -> None:
@@ -133,13 +151,42 @@ def test_changed_or_deleted_base_row_rewrites_the_base_file(centre: Centre, chan
     assert centre.publish() == before
     centre.change(change)
     after = centre.publish()
-    table = {"global_nodes": "global_availability", "global_history": "global_advisories"}
-    changed = next(name for name in ("global_nodes", "global_history", "transitions") if name in change)
+    table = {"global_nodes": "global_availability", "global_history": "global_advisories", "nodes": "last_seen_nodes"}
+    changed = next(name for name in ("global_nodes", "global_history", "transitions", "nodes") if name in change)
     of = table.get(changed, "node_advisories")
     assert after.get(of) != before[of]
     assert {name: file for name, file in after.items() if name != of} == {
         name: file for name, file in before.items() if name != of
     }
+
+
+def test_retired_node_leaves_its_table_without_another_base_file(centre: Centre) -> None:
+    centre.receive(0, 200)
+    before = centre.publish()
+    for node in ("n3", "n150", "n3"):
+        centre.now_ns += 1000
+        retired = "status = 'retired', retired_at_ns = $now_ns, status_since_ns = $now_ns"
+        centre.change(f"UPDATE nodes SET {retired} WHERE node = '{node}'")
+        assert centre.publish() == before
+        # It returns, and another one that the base file does not have retires.
+        centre.receive(3, 4)
+        centre.receive(200, 201)
+        centre.change(f"UPDATE nodes SET {retired} WHERE node = 'n200'")
+        assert centre.publish() == before
+
+
+def test_change_of_the_last_seconds_keeps_the_base_file(centre: Centre) -> None:
+    """Of two streams, one may be read later; so the base file ends ten seconds before its newest row."""
+    centre.receive(0, 200)
+    centre.now_ns += 60_000_000_000
+    centre.receive(200, 220)
+    before = centre.publish()["last_seen_nodes"]
+    centre.now_ns -= 9_000_000_000
+    centre.receive(3, 5)
+    assert centre.publish()["last_seen_nodes"] == before
+    centre.now_ns -= 2_000_000_000
+    centre.receive(5, 6)
+    assert centre.publish()["last_seen_nodes"] != before
 
 
 @pytest.mark.parametrize("seed", (0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))))
@@ -149,7 +196,7 @@ def test_published_rows_equal_the_state_after_random_changes(centre: Centre, see
     for _ in range(25):
         for _ in range(chance.randrange(3)):
             first = chance.randrange(300)
-            match chance.randrange(7):
+            match chance.randrange(11):
                 case 6:
                     centre.change(f"UPDATE global_nodes SET received_ns = $now_ns WHERE node < 'n{first}'")
                 case 0:
@@ -158,6 +205,17 @@ def test_published_rows_equal_the_state_after_random_changes(centre: Centre, see
                     centre.change(f"DELETE FROM global_history WHERE event_id = 'e{first}'")
                 case 2:
                     centre.change(f"UPDATE transitions SET published_ns = $now_ns WHERE event_id = 'e{first}'")
+                case 7 | 8:
+                    centre.change(
+                        f"UPDATE nodes SET status = 'retired', retired_at_ns = $now_ns, status_since_ns = $now_ns"
+                        f" WHERE node = 'n{first}'"
+                    )
+                case 9:
+                    centre.change(
+                        f"UPDATE nodes SET status = 'timeout', status_since_ns = $now_ns - 500 WHERE node = 'n{first}'"
+                    )
+                case 10:
+                    centre.change(f"DELETE FROM nodes WHERE status = 'retired' AND node > 'n{first}'")
                 case kind:
                     centre.receive(first, first + chance.randrange(1, 30), late=kind == 5)
         centre.publish()
