@@ -551,7 +551,7 @@ def test_expensive_checkpoint_delays_the_next_one(
     rig.publish(stream, numbered(1, 4))
     rig.drain(**store)
     store["checkpoint"]["interval"] = "60s"
-    # The thread's clock of CPU time: a checkpoint takes 3 s, which is worth 400 s.
+    # The CPU time of the thread: a checkpoint takes 3 s, so the next one waits for 400 s.
     turns: list[float] = []
 
     def take_three_seconds() -> float:
@@ -565,13 +565,18 @@ def test_expensive_checkpoint_delays_the_next_one(
             newest = find_checkpoint(site.settings, SITE)
             return newest is not None and newest.commit == site.state.last_commit()
 
+        def await_turn() -> None:
+            """Wait until the thread has ended its present turn and begun another one."""
+            before = len(turns)
+            wait_until(lambda: len(turns) > before + 1, "the thread to look again")
+
         commit(site.state, stream, 1, read=False)
         rig.travel(seconds=61)
         wait_until(is_stored, "the first checkpoint")
+        await_turn()
         commit(site.state, stream, 2, read=False)
         rig.travel(seconds=200)
-        before = len(turns)
-        wait_until(lambda: len(turns) > before + 1, "the thread to look again")
+        await_turn()
         assert not is_stored()
         rig.travel(seconds=201)
         wait_until(is_stored, "the second checkpoint")

@@ -226,12 +226,11 @@ class ColumnFold:
         return pa.array(_REASONS).take(pa.array(reasons))
 
     def _see_each(self, seen: Sightings) -> Codes:
-        """Decide one sighting per sender in columns, leaving those that are neither first nor plain to `sight`."""
+        """Decide the first and the plain ones of a sighting per sender in columns; `sight` decides the others."""
         unknown = self._status[seen.sender] == _UNKNOWN
         if not unknown.any():
             return self._see_plain(seen)
         reasons = np.empty(len(unknown), np.int8)
-        # In this order, because a sender is known after its first sighting.
         reasons[~unknown] = self._see_plain(seen.take(~unknown))
         reasons[unknown] = self._see_first(seen.take(unknown))
         return reasons
