@@ -53,6 +53,10 @@ class Monitored:
         ) as answer:
             return [c for c in json.load(answer)["connections"] if c.get("name", "").endswith(".example.net")]
 
+    def listening(self, *subjects: str) -> int:
+        """Return the number of nodes with subscriptions of all these subjects; the server lists connections before that."""
+        return sum(set(subjects) <= set(node.get("subscriptions_list", ())) for node in self.nodes())
+
     def stored(self) -> int:
         """Return the number of messages in REG."""
         with Cluster(parse_cluster(self.server.url)) as admin:
@@ -94,11 +98,11 @@ def asked(server: NatsServer, subject: str, payload: bytes, reply_to: bytes, cou
 def test_each_node_has_a_connection_with_its_subscriptions(monitored: Monitored, processes: str) -> None:
     options = ("--nodes", "40", "--interval", "5s", "--agents", "4", "--collectives", "3", "--processes", processes)
     with emulating(monitored.server.url, *options):
-        wait_until(lambda: len(monitored.nodes()) == 40, "40 connections")
+        # A broadcast per agent and a node's own subject in each collective, and the inbox of acknowledgements.
+        expected = [3 * (4 + 1) + 1] * 40
+        wait_until(lambda: [node["subscriptions"] for node in monitored.nodes()] == expected, "40 nodes")
         nodes = monitored.nodes()
     subjects = set(nodes[0]["subscriptions_list"])
-    # A broadcast per agent and a node's own subject in each collective, and the inbox of acknowledgements.
-    assert {node["subscriptions"] for node in nodes} == {3 * (4 + 1) + 1}
     assert f"collective2.node.{nodes[0]['name']}" in subjects
     assert "collective1.broadcast.agent.emulated2" in subjects
     wait_until(lambda: not monitored.nodes(), "no connection")
@@ -126,7 +130,8 @@ def test_adapter_stores_every_registration_without_headers(
 
 def test_nodes_answer_a_second_client(monitored: Monitored) -> None:
     with emulating(monitored.server.url, "--nodes", "25", "--interval", "1m", "--rpc"):
-        wait_until(lambda: len(monitored.nodes()) == 25, "25 connections")
+        broadcast = [f"mcollective.broadcast.agent.{agent}" for agent in ("discovery", "emulated0")]
+        wait_until(lambda: monitored.listening(*broadcast) == 25, "25 nodes")
         ping = encode_request(RpcRequest("discovery", b"ping", "mcollective.reply.a", "1" * 32), "client")
         subject = "mcollective.broadcast.agent.discovery"
         pongs = [decode_reply(reply) for reply in asked(monitored.server, subject, ping, b"mcollective.reply.a", 25)]

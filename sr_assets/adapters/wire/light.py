@@ -20,8 +20,8 @@ _BUFFER_BYTES: Final = 256 << 10
 class Owner(Protocol):
     """The receiver of a connection's messages and events."""
 
-    def received(self, frame: Frame) -> None:
-        """Take a message."""
+    def received(self, link: "LightConnection", frame: Frame) -> None:
+        """Take a message of a connection, which may come before `Dialer.open` returns it."""
 
     def denied(self, complaint: str) -> None:
         """Take the server's complaint about a missing permission; the connection stays open."""
@@ -162,7 +162,7 @@ class LightConnection(asyncio.BufferedProtocol):
     def _feed(self, data: bytes) -> None:
         for frame in self._parser.feed(data):
             if frame.verb in (b"MSG", b"HMSG"):
-                self._owner.received(frame)
+                self._owner.received(self, frame)
             elif frame.verb == b"PING":
                 self.send(b"PONG\r\n")
             elif frame.verb == b"PONG":

@@ -88,7 +88,7 @@ class Adapter:
                 del self._in_flight[inbox]
                 self._counters.adapter_dropped += 1
 
-    def received(self, frame: Frame) -> None:
+    def received(self, link: LightConnection, frame: Frame) -> None:
         """Take an acknowledgement or a request."""
         if frame.subject.startswith(self._inbox):
             if self._in_flight.pop(frame.subject, None) is not None:
@@ -99,7 +99,7 @@ class Adapter:
             return
         self._counters.adapter_received += 1
         stored = adapter_output(frame.payload)
-        if stored is None or self._link is None or len(self._in_flight) >= _MAX_QUEUED:
+        if stored is None or len(self._in_flight) >= _MAX_QUEUED:
             self._counters.adapter_dropped += 1
             return
         sender, payload = stored
@@ -107,7 +107,7 @@ class Adapter:
         inbox = b"%b%d" % (self._inbox, self._numbers)
         self._in_flight[inbox] = times.monotonic()
         try:
-            self._link.send(encode_pub(self._job.subject.replace("%s", sender), inbox, b"", payload))
+            link.send(encode_pub(self._job.subject.replace("%s", sender), inbox, b"", payload))
         except ValueError:
             del self._in_flight[inbox]
             self._counters.adapter_dropped += 1

@@ -136,13 +136,13 @@ class Node:
 
     # -------------------------------------------------------------------------------- the owner of a LightConnection
 
-    def received(self, frame: Frame) -> None:
+    def received(self, link: LightConnection, frame: Frame) -> None:
         """Take an acknowledgement or a request."""
         if self._inbox and frame.subject.startswith(self._inbox):
             if self._queue and frame.subject == b"%b%d" % (self._inbox, self._sent):
                 self._settle(frame)
         elif self._part.job.rpc:
-            self._answer(frame)
+            self._answer(link, frame)
 
     def denied(self, complaint: str) -> None:
         """Report a missing permission to the fleet, which stops if it cannot work without it."""
@@ -218,15 +218,15 @@ class Node:
             self._timer.cancel()
             self._timer = None
 
-    def _answer(self, frame: Frame) -> None:
+    def _answer(self, link: LightConnection, frame: Frame) -> None:
         """Reply to a request for an agent of this node, unless its filter excludes the node."""
         part, subject = self._part, frame.subject.decode()
         agent = subject.rpartition(".")[2] if ".broadcast.agent." in subject else part.job.agents[-1]
         request = decode_request(frame.payload, agent if frame.reply else "")
         part.counters.requests += 1
-        if request is None or request.agent not in part.job.agents or self._link is None:
+        if request is None or request.agent not in part.job.agents:
             return
-        body = answer(request, (self._link.max_payload_bytes - _REPLY_BYTES) * 3 // 4)
+        body = answer(request, (link.max_payload_bytes - _REPLY_BYTES) * 3 // 4)
         reply_to = request.reply_to or frame.reply.decode()
         if body is None or not reply_to or not request.concerns(self.identity, part.job.agents):
             return
@@ -235,7 +235,7 @@ class Node:
             payload = orjson.dumps({"sender": self.identity} | told)
         else:
             payload = encode_reply(request, self.identity, body, int(times.time()))
-        self._link.send(encode_pub(reply_to, b"", b"", payload))
+        link.send(encode_pub(reply_to, b"", b"", payload))
         part.counters.replies += 1
 
 
