@@ -23,6 +23,7 @@ from rich.table import Table
 
 from sr_assets_bench.against import compare_commits
 from sr_assets_bench.cluster import measure_cluster
+from sr_assets_bench.commands import measure_commands
 from sr_assets_bench.copying import measure_copy, measure_workers
 from sr_assets_bench.daily import measure_availability, measure_inventory
 from sr_assets_bench.day import measure_day
@@ -45,7 +46,7 @@ from sr_assets_bench.sites import measure_sites
 from sr_assets_bench.sizing import measure_sizing
 from sr_assets_bench.starting import measure_start
 from sr_assets_bench.trickle import measure_trickle
-from sr_assets_bench.waiting import measure_latency, measure_quiet, measure_runs
+from sr_assets_bench.waiting import measure_latency, measure_quiet
 
 #: Workload → its measurement; the number is the share of the messages to use, from 0 to 1.
 WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
@@ -82,7 +83,7 @@ WORKLOADS: Final[dict[str, Callable[[Bench, float], dict[str, Any]]]] = {
     "sites_50": lambda bench, scale: measure_sites(bench, max(1, int(50 * scale))),
     "members_10k": lambda bench, _: measure_fail_over(bench, 10_000),
     "members_100k": lambda bench, scale: measure_fail_over(bench, int(100_000 * scale)),
-    "runs": lambda bench, _: measure_runs(bench),
+    "commands": lambda bench, scale: measure_commands(bench, int(60_000 * scale)),
     "history": lambda bench, scale: measure_history(bench, int(3_000 * scale), int(10_000 * scale)),
     "feeds": lambda bench, scale: measure_feeds(bench, int(1_000_000 * scale)),
     "publication": lambda bench, scale: measure_publication(bench, int(10_000 * scale)),

@@ -13,6 +13,8 @@ KINDS = {
     "one_at_a_time_per_second": "one at a time",
 }
 KNOWN = ("tracked_10k", "tracked_100k", "tracked_1m")
+#: Messages per second.
+_NEW_FLEET = {"sampled_7k": 15_000}
 _ENDS = {"target": "in the target", "queryable": "queryable"}
 
 
@@ -63,15 +65,21 @@ def rows(figures: Figures) -> Iterator[Row]:
         _definitions(figures["definitions"]),
         _disk(figures["disk"]),
         _history(figures["history"]),
-        _runs(figures["runs"]),
+        _commands(figures["commands"]),
     )
 
 
 def _copy(figures: Figures) -> Iterator[Row]:
-    for name, target in (("copy_512", 0.36), ("copy_7k", 0.5), ("copy_64k", None), ("copy_512_consumer", None)):
+    for name, target in (("copy_512", 0.4), ("copy_7k", 0.45), ("copy_64k", 0.4), ("copy_512_consumer", None)):
         copy, size = figures[name], SIZES.get(name, "512 B, no direct get")
         rates = ", ".join(f"{label} {copy[kind]:,}/s" for kind, label in KINDS.items())
-        yield at_least(f"plain copy, {size}, compared with the mirror ({rates})", copy["times_mirror"], target, " x")
+        workload = f"plain copy, {size}, whole run"
+        yield at_least(f"{workload}, compared with the mirror ({rates})", copy["times_mirror"], target, " x")
+        steady = f"the same without the costs of each run ({copy['steady_per_second']:,}/s)"
+        yield at_least(steady, copy["steady_times_mirror"], None, " x")
+        least = 0.5 if name == "copy_7k" else None
+        workload = f"the same into a target with `persist: async` ({copy['async_per_second']:,}/s), whole run"
+        yield at_least(workload, copy["async_times_mirror"], least, " x")
     links, report, workers = figures["links"], figures["report"], figures["workers"]
     for kind, label in (("mirror", "native mirror"), ("source", "native source"), ("ours", "sr_assets")):
         yield at_least(f"through a leafnode, 7 KB, {label}", links[f"{kind}_per_second"], None, "/s")
@@ -117,6 +125,8 @@ def _sampled(figures: Figures) -> Iterator[Row]:
         workload = f"sampled, {label}, {sampled['copied_share']:.0%} due, {sampled['senders']:,} senders"
         rate = sampled["messages_per_second"]
         yield at_least(f"{workload}: whole run, including publication", rate, target, "/s")
+        fleet = f"sampled, {label}, a new fleet of {sampled['senders']:,} senders, all due: whole run"
+        yield at_least(fleet, sampled["all_new_per_second"], _NEW_FLEET.get(name), "/s")
 
 
 def _unread(unread: Figures) -> Iterator[Row]:
@@ -277,6 +287,17 @@ def _history(history: Figures) -> Iterator[Row]:
     yield at_most("lookup of a node's messages of 30 days", history["history_ms"], 1_000, " ms")
 
 
-def _runs(runs: Figures) -> Iterator[Row]:
-    seconds = " / ".join(f"{value} s" for value in runs.values())
-    yield Row("run without work: in a process; as a command; imports alone", seconds)
+def _commands(commands: Figures) -> Iterator[Row]:
+    few, many = (f"{commands[name]:,}" for name in ("few_messages", "messages"))
+    for kind, label in (
+        ("cold", f"{few} of 512 B, a new home without an engine"),
+        ("few", f"{few} of 512 B"),
+        ("many", f"{many} of 512 B"),
+        ("sampled", f"{many} of 7 KB, 10% due"),
+    ):
+        first, last, whole = (commands[f"{kind}_{figure}_seconds"] for figure in ("first", "last", "whole"))
+        workload = f"command `run --once`, {label}: first copy after {first} s, last copy → end {last} s"
+        yield at_most(workload, whole, None, " s")
+    yield at_most("command `run --once` without work", commands["idle_whole_seconds"], 0.7, " s")
+    for name in ("lag", "nodes", "query"):
+        yield at_most(f"command `{name}`", commands[f"{name}_seconds"], 0.5, " s")

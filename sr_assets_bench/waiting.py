@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -173,28 +171,3 @@ def measure_quiet(bench: Bench, streams: int) -> dict[str, Any]:
         "cpu_seconds_per_hour": round(tick_seconds * 3_600 / _TICK_SECONDS, 2),
         "percent_of_a_core_per_stream": round(100 * tick_seconds / _TICK_SECONDS / streams, 4),
     }
-
-
-def measure_runs(bench: Bench) -> dict[str, Any]:
-    """Measure a run without work, in this process and as a command, and the import of the definitions; best of three,
-    seconds.
-    """
-    bench.create(bench.source, "IDLE")
-    bench.publish("IDLE", 100, 100, 1_000)
-    settings = bench.settings([{"stream": "IDLE", "target_subject_prefix": "idle"}])
-    bench.run(settings, "IDLE")
-    _, alone = bench.run(settings, "IDLE")
-    command = [sys.executable, "-m", "sr_assets", "run", "--once"]
-    return {
-        "run_seconds": round(alone, 3),
-        "command_seconds": round(min(_seconds_of(command, bench.environ) for _ in range(2)), 2),
-        "import_seconds": round(
-            min(_seconds_of([sys.executable, "-c", "import sr_assets.definitions"], bench.environ) for _ in range(3)), 2
-        ),
-    }
-
-
-def _seconds_of(command: list[str], environ: dict[str, str]) -> float:
-    started = time.perf_counter()
-    subprocess.run(command, env=environ, check=True, capture_output=True)
-    return time.perf_counter() - started

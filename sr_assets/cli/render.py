@@ -57,6 +57,8 @@ _CONTROL: Final = re.compile(rf"[\x00-\x09\x0b\x0c\x0e-\x1f{_HIDDEN}]")
 _BARE: Final = re.compile(f"[{_HIDDEN}]")
 #: Rows per block of a long table; each block has its own column widths.
 _BLOCK_ROWS: Final = 10_000
+#: Letters of `2026-01-02 03:04:05`.
+_TO_SECONDS: Final = 19
 #: Assumed widths of columns whose rows have not arrived yet.
 _WIDTHS: Final = {"event_time": 19, "node": 32, "name": 12, "replicator": 12, "stream": 20, "event": 7} | dict.fromkeys(
     ("detected_at", "seen", "received_at", "published_at"), 19
@@ -70,9 +72,16 @@ def window() -> int | None:
 
 def coloured(text: str, style: str | None) -> str:
     """Return text in a style if stdout is a terminal with colours and NO_COLOR is unset."""
-    if not style or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return text
-    return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m"
+    return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m" if style and _has_colours() else text
+
+
+def _has_colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _width(text: str) -> int:
+    """Return the columns that printable text takes on a terminal."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 class Layout:
@@ -83,7 +92,8 @@ class Layout:
     ) -> None:
         self._headers = headers
         self._right = right
-        needed = [max(cell_len(header), width) for header, width in zip(headers, widths, strict=True)]
+        self._coloured = _has_colours()
+        needed = [max(_width(header), width) for header, width in zip(headers, widths, strict=True)]
         limit = window()
         self._shown = dict(enumerate(needed)) if limit is None else _choose(needed, first or (0,), limit)
 
@@ -100,12 +110,13 @@ class Layout:
         parts = []
         for index, width in self._shown.items():
             text, own = cells[index]
-            if cell_len(text) > width:
-                text = set_cell_size(text, width - 1) + "…"
-            blank = " " * (width - cell_len(text))
-            parts.append((blank if index in self._right else "") + coloured(text, style or own))
-            parts.append(("" if index in self._right else blank) + " " * _GAP)
-        return "".join(parts).rstrip()
+            blanks = width - _width(text)
+            if blanks < 0:
+                text, blanks = set_cell_size(text, width - 1) + "…", 0
+            if self._coloured:
+                text = coloured(text, style or own)
+            parts.append(" " * blanks + text if index in self._right else text + " " * blanks)
+        return (" " * _GAP).join(parts).rstrip()
 
 
 def _choose(needed: Sequence[int], first: Sequence[int], limit: int) -> Mapping[int, int]:
@@ -138,7 +149,7 @@ def note(text: str) -> Iterator[str]:
 
 def record(headers: Sequence[str], cells: Sequence[tuple[str, str | None]]) -> Iterator[str]:
     """Yield one row with a line per column, for a row that is wider than the window; long values wrap."""
-    label = max(map(cell_len, headers))
+    label = max(map(_width, headers))
     room = max(8, (window() or sys.maxsize) - label - _GAP)
     for header, (text, style) in zip(headers, cells, strict=True):
         lines = textwrap.wrap(text, room) or [""]
@@ -255,7 +266,7 @@ def _table(
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
     cells = [[_styled(column, value) for column, value in zip(columns, row, strict=True)] for row in rows]
-    widths = [max((cell_len(row[index][0]) for row in cells), default=0) for index in range(len(columns))]
+    widths = [max((_width(row[index][0]) for row in cells), default=0) for index in range(len(columns))]
     fitted = Layout(headers, widths, first, frozenset(numbers))
     if wide and fitted.omitted:
         for styled in cells:
@@ -281,10 +292,12 @@ def text(column: str, value: object) -> str:
     """Return a value for display: seconds as a duration, times to the second, terminal control characters escaped."""
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return visible(value)
     if column.endswith("_seconds") and isinstance(value, (int, float)):
         return duration(value)
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S")
+        return str(value)[:_TO_SECONDS]
     return visible(str(_cell(_plain(value))))
 
 
