@@ -1,6 +1,6 @@
 """Copy streams between JetStream clusters, sample and track their senders, publish advisories, query the fleet.
 
-`read` and `data` are the public Python API. They are loaded at their first use, so that importing the package stays fast.
+The names of `__all__` are the public Python API. They are loaded at their first use, so that importing the package stays fast.
 """
 
 from __future__ import annotations
@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sr_assets.api import data, read
+    from sr_assets.component import SrAssetsComponent, build_definitions
 
-__all__ = ["data", "read"]
+__all__ = ["SrAssetsComponent", "build_definitions", "data", "read"]
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name in ("data", "read"):
         from sr_assets import api
 
         return getattr(api, name)
+    if name in ("SrAssetsComponent", "build_definitions"):
+        from sr_assets import component
+
+        return getattr(component, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Dagster's entry point: the definitions of all assets, jobs, sensors, schedules and resources."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 
@@ -31,65 +31,82 @@ from sr_assets.automation.old_runs import build_retention
 from sr_assets.automation.run_processes import share_run_imports
 from sr_assets.automation.sensors import RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
-from sr_assets.resources import DataSources, FleetTables, Platform, spark_resource
+from sr_assets.resources import DataSources, FleetTables, Platform, resource_keys, spark_resource
 from sr_assets.settings import Settings, load_settings
+
+#: The resources of the platform by their names in a deployment without a prefix.
+_RESOURCES: Final = ("platform", "spark", "fleet_tables", "data")
 
 
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
-    """Return the definitions of the platform.
+    """Return the definitions of the platform for a code location of its own.
 
     The resources are `platform` for the platform's assets, `spark` for the daily tables and users' assets, and `fleet_tables` and
     `data` for users' assets. `resources` replaces resources by name or adds more.
     """
     share_run_imports()
-    provided = {**_build_resources(settings), **(resources or {})}
-    sites = [_site_parts(settings, name, provided) for name in settings.sites]
-    stream_infos, run_slots = share_stream_infos(settings), RunSlots(settings)
+    platform = build_platform(settings, list(settings.sites), resources or {})
+    return dg.Definitions.merge(platform, dg.Definitions(executor=dg.in_process_executor))
+
+
+def build_platform(
+    settings: Settings,
+    names: Sequence[str],
+    given: Mapping[str, Any],
+    *,
+    sensors: bool = True,
+    schedules: bool = True,
+    retention: bool = True,
+    failure_sensor: bool = True,
+) -> dg.Definitions:
+    """Return the definitions of these sites and of what the sites share; `given` replaces resources by name or adds more.
+
+    Without `sensors`, `schedules`, `retention` or the `failure_sensor`, these are left out.
+    """
+    provided = _build_resources(settings, given)
+    sites = [_site_parts(settings, name, provided) for name in names]
     native = build_topology_assets(settings) if settings.topology else []
     # With these, Spark may compute the daily tables; otherwise no size is worth an engine.
-    may_use_spark = (
-        "spark" in (resources or {}) or settings.spark.from_messages is not None or is_cluster(settings.spark.mode)
-    )
+    may_use_spark = "spark" in given or settings.spark.from_messages is not None or is_cluster(settings.spark.mode)
     daily = {
         asset.stage: build_daily_asset(settings, asset, may_use_spark=may_use_spark)
         for asset in (AVAILABILITY_ASSET, INVENTORY_ASSET)
     }
-    hourly = {stage: build_daily_job(stage, asset) for stage, asset in daily.items()}
-    lakes = build_lake_assets(settings)
-    shared = [*native, build_fleet_assets(settings), *daily.values(), *lakes, build_replay_asset()]
+    hourly = {stage: build_daily_job(settings, stage, asset) for stage, asset in daily.items()}
+    lakes = build_lake_assets(settings, names)
+    shared = [*native, build_fleet_assets(settings, names), *daily.values(), *lakes, build_replay_asset(settings)]
+    own = {key: provided[key] for key in resource_keys(settings, "platform", "spark")}
     surveying = "Survey the native streams, and create or update them as `manage` allows."
-    platform = {"platform": provided["platform"]}
-    with_spark = {**platform, "spark": provided["spark"]}
-    topology_jobs = [resolve_job(JOB, surveying, native, platform, {JOB_TAG: JOB})] if native else []
+    topology_jobs = [resolve_job(settings.dagster.name(JOB), surveying, native, own, {JOB_TAG: JOB})] if native else []
     filling = "Append the new messages of each stream with a lake to its files."
-    lake_jobs = [resolve_job(LAKES, filling, lakes, with_spark, {JOB_TAG: LAKES})] if lakes else []
+    lake_jobs = [resolve_job(settings.dagster.name(LAKES), filling, lakes, own, {JOB_TAG: LAKES})] if lakes else []
     assets = [*(asset for assets, _ in sites for asset in assets), *shared]
     jobs = [*(job for _, job in sites), *topology_jobs, *hourly.values(), *lake_jobs]
-    retention, nightly = build_retention(settings, assets, [job.name for job in jobs])
+    nightly_job, nightly = build_retention(settings, assets, [job.name for job in jobs])
+    stream_infos, run_slots = share_stream_infos(settings), RunSlots(settings)
+    lag_sensors = [build_lag_sensor(settings, name, stream_infos, run_slots) for name in names]
+    hourly_schedules = [
+        build_daily_schedule(settings, stage, job, minute=7 + 10 * number)
+        for number, (stage, job) in enumerate(hourly.items())
+    ]
     return dg.Definitions(
         assets=assets,
-        jobs=[*jobs, retention],
+        jobs=[*jobs, *([nightly_job] if retention else [])],
         sensors=[
-            *(build_lag_sensor(settings, name, stream_infos, run_slots) for name in settings.sites),
-            *([build_topology_sensor(settings)] if native else []),
-            build_failure_sensor(settings),
+            *([*lag_sensors, *([build_topology_sensor(settings)] if native else [])] if sensors else []),
+            *([build_failure_sensor(settings)] if failure_sensor else []),
         ],
         schedules=[
-            nightly,
-            *(
-                build_daily_schedule(settings, stage, job, minute=7 + 10 * number)
-                for number, (stage, job) in enumerate(hourly.items())
-            ),
-            *(build_lakes_schedule(settings, job) for job in lake_jobs),
+            *([nightly] if retention else []),
+            *([*hourly_schedules, *(build_lakes_schedule(settings, job) for job in lake_jobs)] if schedules else []),
         ],
         resources=provided,
-        executor=dg.in_process_executor,
     )
 
 
 def build_sites(settings: Settings, names: Sequence[str]) -> dg.Definitions:
     """Return the definitions that runs of these sites need: their assets, jobs and resources."""
-    resources = _build_resources(settings)
+    resources = _build_resources(settings, {})
     sites = [_site_parts(settings, name, resources) for name in names]
     return dg.Definitions(
         assets=[asset for assets, _ in sites for asset in assets],
@@ -105,17 +122,27 @@ def _site_parts(
     sources = [spec for entry in settings.sites[name] for spec in entry_assets(entry).source_specs(settings)]
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [*sources, build_site_assets(settings, name)]
     description = f"Replicate, track and advise for every stream of site {name}."
-    needed = {name: resources[name] for name in ("platform", "spark")}
-    return assets, resolve_job(site_job_name(name), description, assets, needed, {SITE_TAG: name})
+    needed = {key: resources[key] for key in resource_keys(settings, "platform", "spark")}
+    return assets, resolve_job(site_job_name(settings, name), description, assets, needed, {SITE_TAG: name})
 
 
-def _build_resources(settings: Settings) -> dict[str, Any]:
-    return {
+def _build_resources(settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources of the platform's own assets and of users' assets, and the other `given` ones.
+
+    A deployment of somebody else gets no `spark` and no `data`: it may have its own.
+    """
+    deployment = settings.dagster
+    known: dict[str, Any] = {
         "platform": Platform(settings=settings),
-        "data": DataSources(settings=settings),
-        "fleet_tables": FleetTables(database=str(settings.home / "fleet.duckdb")),
         "spark": spark_resource(settings),
+        "fleet_tables": FleetTables(database=str(settings.home / "fleet.duckdb")),
+        "data": DataSources(settings=settings),
     }
+    own = {deployment.resource(name): given.get(name, known[name]) for name in ("platform", "spark")}
+    if deployment.guest:
+        known = {"fleet_tables": known["fleet_tables"]}
+    public = {deployment.name(name): given.get(name, resource) for name, resource in known.items()}
+    return own | public | {name: resource for name, resource in given.items() if name not in _RESOURCES}
 
 
 @dg.definitions

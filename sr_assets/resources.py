@@ -41,6 +41,23 @@ MISCONFIGURED = "misconfigured"
 NOTED = "noted"
 
 
+def resource_keys(settings: Settings, *names: str) -> set[str]:
+    """Return the keys of resources of the platform's own assets, such as `platform`, in this deployment."""
+    return {settings.dagster.resource(name) for name in names}
+
+
+def platform_of(context: dg.AssetExecutionContext, settings: Settings) -> "Platform":
+    """Return the resource `platform` of an asset that needs its key."""
+    platform: Platform = getattr(context.resources, settings.dagster.resource("platform"))
+    return platform
+
+
+def spark_of(context: dg.AssetExecutionContext, settings: Settings) -> SparkResource:
+    """Return the resource `spark` of an asset that needs its key."""
+    spark: SparkResource = getattr(context.resources, settings.dagster.resource("spark"))
+    return spark
+
+
 class Platform(dg.ConfigurableResource[Settings]):
     """The configured platform, from which a site's run opens the site.
 

@@ -38,7 +38,7 @@ def measure_disk(bench: Bench, runs: int) -> dict[str, Any]:
     bench.publish("DISK", 100, 100, 1_000)
     tracked = {"stream": "DISK", "target_subject_prefix": "disk", "inspect_field": "sender", "inspect_duration": "1h"}
     settings = bench.settings([tracked])
-    job = build_sites(settings, [SITE]).resolve_job_def(site_job_name(SITE))
+    job = build_sites(settings, [SITE]).resolve_job_def(site_job_name(settings, SITE))
     before = os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(folder)
     try:

@@ -93,12 +93,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_block_has_a_known_kind() -> None:
     known = {
         "yaml",
+        "yaml component",
+        "yaml dagster",
         "yaml fragment",
         "sql",
         "console",
         "python",
         "python asset",
         "python data",
+        "python guest",
         "python spark",
         "python lake",
         "mermaid",
@@ -322,6 +325,22 @@ def test_data_source_is_read(block: Block, tmp_path: Path, monkeypatch: pytest.M
         result = definitions.resolve_job_def("report").execute_in_process(instance=instance)
     (recorded,) = result.asset_materializations_for_node("report")
     assert recorded.metadata["recipients"].value == "on-call"
+
+
+@pytest.mark.parametrize("block", blocks("python guest"), ids=str)
+def test_guest_is_merged(block: Block, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(tmp_path, home, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("definitions")
+    exec(compile(block.text, str(block), "exec"), module.__dict__)
+    dg.Definitions.validate_loadable(module.defs)
+    assert dg.AssetKey(["choria", "fleet", "last_seen_nodes"]) in module.defs.resolve_asset_graph().get_all_asset_keys()
+
+
+@pytest.mark.parametrize("block", blocks("yaml component"), ids=str)
+def test_component_is_the_example(block: Block) -> None:
+    example = ROOT / "examples" / "component" / "src" / "my_project" / "defs" / "fleet" / "defs.yaml"
+    assert block.text == example.read_text()
 
 
 @pytest.mark.parametrize("block", blocks("python asset"), ids=str)

@@ -215,8 +215,8 @@ def test_site_and_days_are_work_of_a_users_session(rig: Rig) -> None:
     rig.add(stream, inspect_field="sender", inspect_duration="1h")
     rig.spark = {"config": {"spark.master": "local[0]"}}  # no engine of ours could start
     rig.publish(stream, [Sent(b'{"sender": "n%d"}' % (n % 2)) for n in range(6)])
-    rig.settings()
-    file, job = rig.home / "replication.yaml", site_job_name(SITE)
+    settings = rig.settings()
+    file, job = rig.home / "replication.yaml", site_job_name(settings, SITE)
     day = date_at(rig.info(stream).last_stored_ns or 0)
     tags = json.dumps({FIRST_TAG: f"{day}", LAST_TAG: f"{day}"})
     command = [sys.executable, "-c", _OWN_RESOURCE, str(file), job, tags]

@@ -12,7 +12,7 @@ from sr_assets.assets.specs import stream_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import DAY_NS, format_rfc3339_ns
 from sr_assets.domain.provenance import find_copy
-from sr_assets.settings import FeedSettings, StreamSettings
+from sr_assets.settings import FeedSettings, Settings, StreamSettings
 
 if TYPE_CHECKING:
     from sr_assets.stages.report import StreamReport
@@ -40,7 +40,7 @@ _FEED_CHECKS: Final = {
 _MOST_NAMED: Final = 10
 
 
-def stream_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
+def stream_check_specs(settings: Settings, stream: StreamSettings) -> list[dg.AssetCheckSpec]:
     """Describe the checks of a replica and of a tracked stream's outbox."""
     checks, outbox = dict(_REPLICA_CHECKS), {}
     if stream.tracked:
@@ -49,13 +49,13 @@ def stream_check_specs(stream: StreamSettings) -> list[dg.AssetCheckSpec]:
     if stream.target_options:
         checks["no_drift"] = "The target matches the `target` block."
     return [
-        *check_specs(stream_key(stream, "replica"), checks),
-        *check_specs(stream_key(stream, "node_advisories"), outbox),
+        *check_specs(stream_key(settings, stream, "replica"), checks),
+        *check_specs(stream_key(settings, stream, "node_advisories"), outbox),
     ]
 
 
-def feed_check_specs(feed: FeedSettings) -> list[dg.AssetCheckSpec]:
-    return check_specs(stream_key(feed, "advisory_feed"), _FEED_CHECKS)
+def feed_check_specs(settings: Settings, feed: FeedSettings) -> list[dg.AssetCheckSpec]:
+    return check_specs(stream_key(settings, feed, "advisory_feed"), _FEED_CHECKS)
 
 
 def check_specs(key: dg.AssetKey, descriptions: Mapping[str, str]) -> list[dg.AssetCheckSpec]:
@@ -95,7 +95,7 @@ def check_replica(
     site: Site, stream: StreamSettings, report: StreamReport, *, query_target: bool
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the check results of a replica; `query_target` checks the last copy in the target too."""
-    key = stream_key(stream, "replica")
+    key = stream_key(site.settings, stream, "replica")
     yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
     in_order = report.disordered == 0 or stream.order != "stream"
     yield warning(key, "in_order", in_order, {"messages": report.disordered, "order": stream.order})
@@ -129,7 +129,7 @@ def check_parked(site: Site, stream: StreamSettings) -> dg.AssetCheckResult:
         f" then run `sr-assets retry-parked --stream {stream.label}`"
     )
     return dg.AssetCheckResult(
-        asset_key=stream_key(stream, "replica"),
+        asset_key=stream_key(site.settings, stream, "replica"),
         check_name="none_parked",
         passed=not parked,
         severity=dg.AssetCheckSeverity.ERROR,
@@ -147,7 +147,7 @@ def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> 
     since_ns = state.last_error_since_ns if state else None
     error = f"{state.last_error} (since {format_rfc3339_ns(since_ns)})" if state and since_ns is not None else None
     return dg.AssetCheckResult(
-        asset_key=stream_key(stream, "replica"),
+        asset_key=stream_key(site.settings, stream, "replica"),
         check_name="progressing",
         passed=intervals <= _WARN_INTERVALS and report.wrong_clock is None,
         severity=dg.AssetCheckSeverity.ERROR if intervals > _FAIL_INTERVALS else dg.AssetCheckSeverity.WARN,
@@ -160,7 +160,7 @@ def check_progress(site: Site, stream: StreamSettings, report: StreamReport) -> 
 
 
 def _check_loss(site: Site, stream: StreamSettings, report: StreamReport, *, query_target: bool) -> dg.AssetCheckResult:
-    key, state = stream_key(stream, "replica"), report.state
+    key, state = stream_key(site.settings, stream, "replica"), report.state
     if state is None:
         return dg.AssetCheckResult(
             asset_key=key, check_name="no_loss", passed=True, description="no message has been read yet"
@@ -207,16 +207,16 @@ def _last_copy_problem(site: Site, stream: StreamSettings, report: StreamReport)
     return ""
 
 
-def check_advisories(stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
+def check_advisories(site: Site, stream: StreamSettings, report: StreamReport) -> dg.AssetCheckResult:
     """Return the check result of the outbox after a run."""
-    key = stream_key(stream, "node_advisories")
+    key = stream_key(site.settings, stream, "node_advisories")
     reason = "; ".join(filter(None, (report.undeliverable, report.undeliverable_event))) or None
     return warning(key, "advisories_published", report.waiting == 0, {"waiting": report.waiting}, reason)
 
 
 def check_feed(site: Site, report: StreamReport) -> Iterator[dg.AssetCheckResult]:
     """Yield the check results of a feed after a run."""
-    key, state, stream = stream_key(report.stream, "advisory_feed"), report.state, report.stream.stream
+    key, state, stream = stream_key(site.settings, report.stream, "advisory_feed"), report.state, report.stream.stream
     yield warning(key, "no_gap", report.gap_messages == 0, {"messages": report.gap_messages})
     since_ns = (state.watermark_ns if state else None) or site.clock.now_ns()
     rejected = site.state.global_tables.rejects_since(stream, since_ns - DAY_NS)

@@ -18,13 +18,13 @@ from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
 from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.status_queries import recent_nodes, site_outages
-from sr_assets.adapters.spark.run_session import SparkConnection, SparkResource, engine_of
+from sr_assets.adapters.spark.run_session import SparkConnection, engine_of
 from sr_assets.assets.charts import line_chart, nodes_chart
 from sr_assets.assets.checks import check_specs
-from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, table_key
+from sr_assets.assets.specs import ROW_COUNT, column_metadata, common_spec, table_key
 from sr_assets.domain.days import Day, day_of
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.resources import Platform
+from sr_assets.resources import platform_of, resource_keys, spark_of
 from sr_assets.settings import Settings
 from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
 from sr_assets.stages.tracking.windows import active_spans
@@ -51,22 +51,21 @@ class DailyAsset:
     checks: Mapping[str, tuple[str, Callable[[Path, Day], int]]]
     metadata: Callable[[Settings, date], dict[str, Any]]
 
-    @property
-    def key(self) -> dg.AssetKey:
-        """The table's key."""
-        return table_key(self.stage.table.name)
+    def key(self, settings: Settings) -> dg.AssetKey:
+        """Return the table's key."""
+        return table_key(settings, self.stage.table.name)
 
 
 def build_daily_asset(settings: Settings, daily: DailyAsset, *, may_use_spark: bool) -> dg.AssetsDefinition:
     """Return a table's asset; one run computes any number of consecutive days. Its kinds show whether it `may_use_spark`."""
-    stage = daily.stage
+    stage, key = daily.stage, daily.key(settings)
     # From the earliest day that exists or can be computed until today.
     first, zone = stage.first_date(settings, times.time_ns()), stage.settings(settings).timezone
     days = dg.DailyPartitionsDefinition(start_date=first.isoformat(), timezone=zone, end_offset=1)
 
-    def compute(
-        context: dg.AssetExecutionContext, platform: Platform, spark: dg.ResourceParam[SparkResource]
-    ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+    def compute(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+        platform = platform_of(context, settings)
+        spark = spark_of(context, settings)
         configured = platform.settings
         dates = sorted(date.fromisoformat(key) for key in context.partition_keys)
         try:
@@ -82,41 +81,45 @@ def build_daily_asset(settings: Settings, daily: DailyAsset, *, may_use_spark: b
             if expired := [day.isoformat() for day in dates if day not in rows]:
                 metadata["not_computable"] = f"{', '.join(expired)}: the input has expired"
             computed = [day_of(day, stage.settings(configured).timezone) for day in rows]
-            check_results = list(_check_results(daily, configured.home, computed))
+            check_results = list(_check_results(daily, configured, computed))
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
-        yield dg.MaterializeResult(daily.key, metadata=metadata)
+        yield dg.MaterializeResult(key, metadata=metadata)
         yield from check_results
 
     with warnings.catch_warnings():
         # Dagster warns that backfill policies may change; only they compute many days in one run.
         warnings.simplefilter("ignore", dg.BetaWarning)
-        return dg.asset(
-            key=daily.key,
+        asset: dg.AssetsDefinition = dg.asset(
+            key=key,
+            required_resource_keys=resource_keys(settings, "platform", "spark"),
             deps=daily.sources(settings),
             partitions_def=days,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            check_specs=check_specs(daily.key, {name: text for name, (text, _) in daily.checks.items()}),
-            description=documented(
+            check_specs=check_specs(key, {name: text for name, (text, _) in daily.checks.items()}),
+            metadata=column_metadata(stage.table.name),
+            **common_spec(
+                settings,
+                "fleet",
+                ["duckdb", "spark"] if may_use_spark else ["duckdb"],
                 f"Table {stage.table.name} of fleet.duckdb: one row per {daily.row}.",
                 f"rules.md#{stage.table.computed}-by-day",
             ),
-            metadata=column_metadata(stage.table.name),
-            group_name="fleet",
-            kinds={"duckdb", *(["spark"] if may_use_spark else [])},
-            owners=OWNERS,
         )(compute)
+    return asset
 
 
-def _check_results(daily: DailyAsset, home: Path, days: list[Day]) -> Iterator[dg.AssetCheckResult]:
+def _check_results(daily: DailyAsset, settings: Settings, days: list[Day]) -> Iterator[dg.AssetCheckResult]:
     for name, (_, count_wrong) in daily.checks.items():
-        wrong = sum(count_wrong(home, day) for day in days)
-        yield dg.AssetCheckResult(asset_key=daily.key, check_name=name, passed=wrong == 0, metadata={"wrong": wrong})
+        wrong = sum(count_wrong(settings.home, day) for day in days)
+        yield dg.AssetCheckResult(
+            asset_key=daily.key(settings), check_name=name, passed=wrong == 0, metadata={"wrong": wrong}
+        )
 
 
 def _availability_sources(settings: Settings) -> list[dg.AssetKey]:
     tables = ["node_availability", "node_advisories", *(["global_advisories"] if settings.feeds else [])]
-    return [table_key(table) for table in tables]
+    return [table_key(settings, table) for table in tables]
 
 
 def _availability_metadata(settings: Settings, last: date) -> dict[str, Any]:
@@ -182,7 +185,9 @@ AVAILABILITY_ASSET: Final = DailyAsset(
 INVENTORY_ASSET: Final = DailyAsset(
     INVENTORY_STAGE,
     "day, stream, property and value",
-    lambda _: [table_key(table) for table in ("node_snapshots", "node_availability", "node_advisories")],
+    lambda settings: [
+        table_key(settings, table) for table in ("node_snapshots", "node_availability", "node_advisories")
+    ],
     {
         "values_add_up": (
             "The nodes of a property's values add up to the nodes of the day.",

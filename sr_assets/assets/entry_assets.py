@@ -129,11 +129,11 @@ class StreamAssets:
         written = f"JetStream stream {stream.stream} on {stream.source.label}{filtered}, written by the fleet."
         return [source_spec(settings, stream, written)]
 
-    def specs(self, settings: Settings) -> list[dg.AssetSpec]:  # noqa: ARG002  a feed needs them
+    def specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the assets that a run materialises, in the order of the flow."""
-        return [self._spec(stage) for stage in self.stages]
+        return [self._spec(settings, stage) for stage in self.stages]
 
-    def _spec(self, stage: Stage) -> dg.AssetSpec:
+    def _spec(self, settings: Settings, stage: Stage) -> dg.AssetSpec:
         """Describe a stage's asset; `node_state` depends on the source alone, and decides which messages are copied."""
         stream = self.entry
         match stage:
@@ -157,11 +157,11 @@ class StreamAssets:
                 text = f"{target}: {copied}, exactly once, {stream.order} order."
                 section, kinds = "rules.md#copied-or-skipped", {"nats", "spark"}
         freshness = _FRESHNESS if stage is Stage.NODE_STATE else None
-        return entry_spec(stream, stage.value, deps, text, section, kinds=kinds, freshness=freshness)
+        return entry_spec(settings, stream, stage.value, deps, text, section, kinds=kinds, freshness=freshness)
 
-    def check_specs(self) -> list[dg.AssetCheckSpec]:
+    def check_specs(self, settings: Settings) -> list[dg.AssetCheckSpec]:
         """Describe the checks of the replica and of a tracked stream's outbox."""
-        return stream_check_specs(self.entry)
+        return stream_check_specs(settings, self.entry)
 
     def metadata(self, stage: Stage, site: Site, report: StreamReport) -> Mapping[str, Any]:
         """Return the metadata of a stage's asset after a run."""
@@ -216,7 +216,7 @@ class StreamAssets:
         else:
             yield check_progress(site, self.entry, report)
         if self.entry.tracked:
-            yield check_advisories(self.entry, report)
+            yield check_advisories(site, self.entry, report)
 
 
 class FeedAssets:
@@ -235,15 +235,16 @@ class FeedAssets:
     def specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the fold."""
         feed = self.entry
-        deps = [stream_key(stream, "replica") for stream in settings.copied_into(feed)] or [stream_key(feed, "source")]
+        copied = [stream_key(settings, stream, "replica") for stream in settings.copied_into(feed)]
+        deps = copied or [stream_key(settings, feed, "source")]
         read = f"the advisories in {feed.stream} on {feed.source.label}"
         text = f"Status of every node at every site, folded from {read}."
         kinds = {"nats", "spark", "duckdb"}
-        return [entry_spec(feed, "advisory_feed", deps, text, "rules.md#at-the-centre", kinds=kinds)]
+        return [entry_spec(settings, feed, "advisory_feed", deps, text, "rules.md#at-the-centre", kinds=kinds)]
 
-    def check_specs(self) -> list[dg.AssetCheckSpec]:
+    def check_specs(self, settings: Settings) -> list[dg.AssetCheckSpec]:
         """Describe the checks of the fold."""
-        return feed_check_specs(self.entry)
+        return feed_check_specs(settings, self.entry)
 
     def metadata(self, stage: Stage, site: Site, report: StreamReport) -> Mapping[str, Any]:  # noqa: ARG002  one stage
         """Return the counts of the fold."""
@@ -279,9 +280,9 @@ def entry_assets(entry: Entry) -> EntryAssets:
     return FeedAssets(entry) if isinstance(entry, FeedSettings) else StreamAssets(entry)
 
 
-def selected_stages(assets: EntryAssets, keys: Collection[dg.AssetKey]) -> frozenset[Stage]:
+def selected_stages(settings: Settings, assets: EntryAssets, keys: Collection[dg.AssetKey]) -> frozenset[Stage]:
     """Return the stages that produce the selected assets."""
-    return frozenset(stage for stage in assets.stages if stream_key(assets.entry, stage.value) in keys)
+    return frozenset(stage for stage in assets.stages if stream_key(settings, assets.entry, stage.value) in keys)
 
 
 def _replica_metadata(report: StreamReport) -> dict[str, Any]:

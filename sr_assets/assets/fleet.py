@@ -3,7 +3,7 @@
 Every run of a site publishes its rows itself, so that a failed stream does not hold back the rows of the others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import dagster as dg
@@ -12,10 +12,9 @@ from sr_assets.adapters.home import open_home
 from sr_assets.adapters.published.fleet_file import Run, republish
 from sr_assets.adapters.published.fleet_reader import TableSummary, summarize_tables
 from sr_assets.assets.specs import (
-    OWNERS,
     ROW_COUNT,
     column_metadata,
-    documented,
+    common_spec,
     markdown_table,
     native_keys,
     stream_key,
@@ -23,7 +22,7 @@ from sr_assets.assets.specs import (
 )
 from sr_assets.assets.table_columns import COLUMN_TYPES
 from sr_assets.domain.errors import SrAssetsError
-from sr_assets.resources import Platform
+from sr_assets.resources import platform_of, resource_keys
 from sr_assets.settings import Settings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import published_sites
@@ -67,24 +66,27 @@ _LONGEST_CELL: Final = 40
 _NOT_SHOWN: Final = ("JSON", "BLOB")
 
 
-def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
-    """Return the shared tables, which one run publishes together."""
-    specs = {
-        table: _table_spec(
-            table,
-            row,
-            [stream_key(stream, stage) for stream in settings.streams if stage == "replica" or stream.tracked],
-        )
-        for table, (stage, row) in _TABLE_ROWS.items()
-    }
+def build_fleet_assets(settings: Settings, sites: Collection[str]) -> dg.AssetsDefinition:
+    """Return the shared tables, which one run publishes together; they depend on the assets of these sites."""
+    streams = [stream for stream in settings.streams if stream.name in sites]
+    specs = {}
+    for table, (stage, row) in _TABLE_ROWS.items():
+        producers = [stream for stream in streams if stage == "replica" or stream.tracked]
+        specs[table] = _table_spec(settings, table, row, [stream_key(settings, stream, stage) for stream in producers])
     if settings.feeds:
-        sources = [stream_key(feed, "advisory_feed") for feed in settings.feeds]
-        specs |= {table: _table_spec(table, row, sources) for table, row in _GLOBAL_ROWS.items()}
+        sources = [stream_key(settings, feed, "advisory_feed") for feed in settings.feeds if feed.name in sites]
+        specs |= {table: _table_spec(settings, table, row, sources) for table, row in _GLOBAL_ROWS.items()}
     if native := native_keys(settings):
-        specs |= {table: _table_spec(table, row, native) for table, row in _TOPOLOGY_ROWS.items()}
+        specs |= {table: _table_spec(settings, table, row, native) for table, row in _TOPOLOGY_ROWS.items()}
 
-    @dg.multi_asset(name="fleet_tables", specs=list(specs.values()), can_subset=True)
-    def fleet_tables(context: dg.AssetExecutionContext, platform: Platform) -> Iterator[dg.MaterializeResult[None]]:
+    @dg.multi_asset(
+        name=settings.dagster.name("fleet_tables"),
+        specs=list(specs.values()),
+        can_subset=True,
+        required_resource_keys=resource_keys(settings, "platform"),
+    )
+    def fleet_tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        platform = platform_of(context, settings)
         configured = platform.settings
         try:
             open_home(configured.home, configured.published_mode)
@@ -94,10 +96,10 @@ def build_fleet_assets(settings: Settings) -> dg.AssetsDefinition:
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
         for table in specs:
-            if table_key(table) in context.selected_asset_keys:
+            if table_key(settings, table) in context.selected_asset_keys:
                 if table not in tables:
                     raise dg.Failure(f"the table {table} cannot be read; see the log", allow_retries=False)
-                yield dg.MaterializeResult(table_key(table), metadata=_metadata(table, tables[table]))
+                yield dg.MaterializeResult(table_key(settings, table), metadata=_metadata(table, tables[table]))
 
     return fleet_tables
 
@@ -111,7 +113,7 @@ def published_tables(settings: Settings) -> Iterator[dg.AssetMaterialization]:
         return
     for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ())):
         if table in tables:
-            yield dg.AssetMaterialization(table_key(table), metadata=_metadata(table, tables[table]))
+            yield dg.AssetMaterialization(table_key(settings, table), metadata=_metadata(table, tables[table]))
 
 
 def _metadata(table: str, summary: TableSummary) -> dict[str, dg.MetadataValue]:
@@ -128,16 +130,12 @@ def _text(value: object) -> str:
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 
-def _table_spec(table: str, row: str, deps: Sequence[dg.AssetKey]) -> dg.AssetSpec:
+def _table_spec(settings: Settings, table: str, row: str, deps: Sequence[dg.AssetKey]) -> dg.AssetSpec:
+    text = f"Table {table} of fleet.duckdb: one row per {row}."
     return dg.AssetSpec(
-        table_key(table),
+        table_key(settings, table),
         deps=deps,
-        description=documented(
-            f"Table {table} of fleet.duckdb: one row per {row}.", "contract.md#tables-in-fleetduckdb"
-        ),
         metadata=column_metadata(table),
-        group_name="fleet",
-        kinds={"duckdb"},
-        owners=OWNERS,
         skippable=True,
+        **common_spec(settings, "fleet", {"duckdb"}, text, "contract.md#tables-in-fleetduckdb"),
     )

@@ -161,13 +161,13 @@ class HostRun:
             self._record_failure(site, str(error).partition("\n")[0] or type(error).__name__, noted=False)
         else:
             with suppress(OSError):  # a full disk: the next run of the site forgets it
-                forget_run_failure(self._settings.home, site_job_name(site))
+                forget_run_failure(self._settings.home, site_job_name(self._settings, site))
 
     def _record_failure(self, site: str, reason: str, *, noted: bool) -> None:
         """Record why a site failed: in the host run's events, and for `notify` unless the site's state has the reason."""
         logger.error("%s: hosted run in run %s failed: %s", site, self._run_id, reason)
         self._failures.put(f"hosted site {site} failed: {reason}")
-        home, job = self._settings.home, site_job_name(site)
+        home, job = self._settings.home, site_job_name(self._settings, site)
         streams = streams_without_error(home, self._settings.sites[site])
         if streams and not noted:
             earlier = read_run_failures(home).get(job)

@@ -4,7 +4,7 @@ It is not part of the site's computation, which waits for no engine. No `from __
 annotations of an asset's function.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import Final
@@ -12,35 +12,40 @@ from typing import Final
 import dagster as dg
 
 from sr_assets.adapters.logs import configure_logging, note_run
-from sr_assets.adapters.spark.run_session import SparkConnection, SparkResource, engine_of
+from sr_assets.adapters.spark.run_session import SparkConnection, engine_of
 from sr_assets.assets.checks import check_specs, warning
 from sr_assets.assets.specs import column_metadata, entry_spec, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, StandbyError
-from sr_assets.resources import MISCONFIGURED, Platform
+from sr_assets.resources import MISCONFIGURED, platform_of, resource_keys, spark_of
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.lake_filling import fill
 
 _NO_GAP: Final = {"no_gap": "No message expired before the lake read it."}
 
 
-def build_lake_assets(settings: Settings) -> list[dg.AssetsDefinition]:
-    """Return the asset of each stream with the block `lake`."""
-    return [_build_lake_asset(stream) for stream in settings.streams if stream.lake]
+def build_lake_assets(settings: Settings, sites: Collection[str]) -> list[dg.AssetsDefinition]:
+    """Return the asset of each stream of these sites with the block `lake`."""
+    return [_build_lake_asset(settings, stream) for stream in settings.streams if stream.lake and stream.name in sites]
 
 
-def _build_lake_asset(stream: StreamSettings) -> dg.AssetsDefinition:
+def _build_lake_asset(configured: Settings, stream: StreamSettings) -> dg.AssetsDefinition:
     assert stream.lake is not None
-    key, label = stream_key(stream, "lake"), stream.label
+    key, label = stream_key(configured, stream, "lake"), stream.label
     text = f"Every message of stream {stream.stream} in {stream.lake.format} files below {stream.lake.path}."
 
     @dg.multi_asset(
         name="_".join(key.path),
-        specs=[entry_spec(stream, "lake", ["source"], text, "lake.md#the-files", kinds={"spark", stream.lake.format})],
+        specs=[
+            entry_spec(
+                configured, stream, "lake", ["source"], text, "lake.md#the-files", kinds={"spark", stream.lake.format}
+            )
+        ],
         check_specs=check_specs(key, _NO_GAP),
+        required_resource_keys=resource_keys(configured, "platform", "spark"),
     )
-    def lake(
-        context: dg.AssetExecutionContext, platform: Platform, spark: dg.ResourceParam[SparkResource]
-    ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+    def lake(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+        platform = platform_of(context, configured)
+        spark = spark_of(context, configured)
         settings, run_id = platform.current().settings, context.run.run_id
         configure_logging(settings)
         note_run(stream.name, run_id)

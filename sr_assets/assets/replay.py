@@ -9,12 +9,12 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from sr_assets.adapters.spark.run_session import SparkResource, engine_of
+from sr_assets.adapters.spark.run_session import engine_of
 from sr_assets.assets.charts import line_chart
-from sr_assets.assets.specs import OWNERS, ROW_COUNT, documented, markdown_table, table_key
+from sr_assets.assets.specs import ROW_COUNT, common_spec, markdown_table, table_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError
-from sr_assets.resources import Platform
-from sr_assets.settings import parse_duration
+from sr_assets.resources import platform_of, resource_keys, spark_of
+from sr_assets.settings import Settings, parse_duration
 from sr_assets.settings.values import read_time
 from sr_assets.stages.replay import FEED_REFUSED, Replay, Wanted, replay
 
@@ -31,12 +31,12 @@ class ReplayConfig(dg.Config):
     inspect_duration: str | None = Field(None, description="Sampling interval; longer silence retires a node.")
 
 
-def build_replay_asset() -> dg.AssetsDefinition:
+def build_replay_asset(configured: Settings) -> dg.AssetsDefinition:
     """Return the asset; each materialisation is one replay."""
 
-    def compute(
-        config: ReplayConfig, platform: Platform, spark: dg.ResourceParam[SparkResource]
-    ) -> dg.MaterializeResult[None]:
+    def compute(context: dg.AssetExecutionContext, config: ReplayConfig) -> dg.MaterializeResult[None]:
+        platform = platform_of(context, configured)
+        spark = spark_of(context, configured)
         settings = platform.settings
         try:
             stream = settings.stream_named(config.stream, FEED_REFUSED)
@@ -52,17 +52,19 @@ def build_replay_asset() -> dg.AssetsDefinition:
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
 
-    return dg.asset(
-        key=table_key("replay"),
-        deps=[table_key("node_advisories")],
-        description=documented(
+    asset: dg.AssetsDefinition = dg.asset(
+        key=table_key(configured, "replay"),
+        required_resource_keys=resource_keys(configured, "platform", "spark"),
+        deps=[table_key(configured, "node_advisories")],
+        **common_spec(
+            configured,
+            "fleet",
+            {"nats", "spark"},
             "Transitions, copies and silent nodes of a stream under other durations, next to the recorded ones.",
             "operations.md#choose-durations",
         ),
-        group_name="fleet",
-        kinds={"nats", "spark"},
-        owners=OWNERS,
     )(compute)
+    return asset
 
 
 def _read(key: str, reader: Callable[[str], int], text: str | None) -> int | None:

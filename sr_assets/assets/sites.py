@@ -23,8 +23,19 @@ from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.host_run import HostedRun, HostRun, Result, run_limit
 from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
-from sr_assets.resources import DATA_TAG, HOST_KEY, LINGER, MISCONFIGURED, MODE_TAG, NOTED, Platform
-from sr_assets.settings import Settings
+from sr_assets.resources import (
+    DATA_TAG,
+    HOST_KEY,
+    LINGER,
+    MISCONFIGURED,
+    MODE_TAG,
+    NOTED,
+    Platform,
+    platform_of,
+    resource_keys,
+    spark_of,
+)
+from sr_assets.settings import Settings, asset_name
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.site import Site
 
@@ -108,7 +119,7 @@ class Recorder:
         if not ended and report.state is None:
             return
         for stage in assets.stages:
-            key = stream_key(assets.entry, stage.value)
+            key = stream_key(self._site.settings, assets.entry, stage.value)
             earlier = self._recorded.get(key)
             if key not in self._run.asset_keys or stage in report.failed or (earlier is not None and not ended):
                 continue
@@ -150,13 +161,18 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
     every site's assets, so each job, and each of its runs, would carry all sites.
     """
     specs, check_specs = _specs(settings, name)
-    group = settings.sites[name][0].asset_prefix[0]
+    declared = settings
 
-    @dg.multi_asset(name=f"{group}_site", specs=specs, check_specs=check_specs, can_subset=True)
-    def site_assets(
-        context: dg.AssetExecutionContext, platform: Platform, spark: dg.ResourceParam[SparkResource]
-    ) -> Iterator[Result]:
-        platform = platform.current()
+    @dg.multi_asset(
+        name=settings.dagster.name(f"{asset_name(name)}_site"),
+        specs=specs,
+        check_specs=check_specs,
+        can_subset=True,
+        required_resource_keys=resource_keys(settings, "platform", "spark"),
+    )
+    def site_assets(context: dg.AssetExecutionContext) -> Iterator[Result]:
+        platform = platform_of(context, declared).current()
+        spark = spark_of(context, declared)
         settings, run_id, mode = platform.settings, context.run.run_id, context.run.tags.get(MODE_TAG)
         keys, checks = context.selected_asset_keys, context.selected_asset_check_keys
         run = RunRecord(context.instance, run_id, mode, spark, keys, checks)
@@ -174,7 +190,7 @@ def _specs(settings: Settings, name: str) -> tuple[list[dg.AssetSpec], list[dg.A
     """Return the specs of a site's assets and checks."""
     assets = [entry_assets(entry) for entry in settings.sites[name]]
     return [spec for each in assets for spec in each.specs(settings)], [
-        spec for each in assets for spec in each.check_specs()
+        spec for each in assets for spec in each.check_specs(settings)
     ]
 
 
@@ -193,7 +209,7 @@ def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun
 
     settings, lingers = platform.settings, record.mode == LINGER
     entries = {entry.stream: entry_assets(entry) for entry in settings.sites[name]}
-    stages = {stream: selected_stages(assets, record.asset_keys) for stream, assets in entries.items()}
+    stages = {stream: selected_stages(settings, assets, record.asset_keys) for stream, assets in entries.items()}
     selection = {stream: chosen for stream, chosen in stages.items() if chosen}
 
     def begin() -> SiteWork:

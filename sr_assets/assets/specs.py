@@ -1,4 +1,4 @@
-"""Asset keys, and the parts of an asset's spec that several modules share: owners, links to the documents, columns."""
+"""Asset keys, names of jobs, and the parts of an asset's spec that several modules share."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -9,27 +9,31 @@ from sr_assets.assets.table_columns import table_schema
 from sr_assets.domain.foreign_text import markdown
 from sr_assets.settings import Entry, Settings, asset_name
 
-OWNERS: Final = ["team:fleet-platform"]
 ROW_COUNT: Final = "dagster/row_count"
 
 
-def site_job_name(site: str) -> str:
-    return f"{asset_name(site)}_replication"
+def site_job_name(settings: Settings, site: str) -> str:
+    return settings.dagster.name(f"{asset_name(site)}_replication")
 
 
-def stream_key(entry: Entry, noun: str) -> dg.AssetKey:
-    """Return the key `[name, stream, noun]`."""
-    return dg.AssetKey([*entry.asset_prefix, noun])
+def stream_key(settings: Settings, entry: Entry, noun: str) -> dg.AssetKey:
+    """Return the key `[name, stream, noun]`, after the prefix of this deployment, as all keys."""
+    return dg.AssetKey([*settings.dagster.key_prefix, *entry.asset_prefix, noun])
 
 
-def topology_key(cluster: str, stream: str) -> dg.AssetKey:
-    """Return the key of a native stream on a cluster of `topology`."""
-    return dg.AssetKey(["topology", asset_name(cluster), asset_name(stream)])
+def entry_path(key: dg.AssetKey) -> list[str]:
+    """Return the `asset_prefix` of the entry to which an asset of a site belongs."""
+    return list(key.path[-3:-1])
 
 
-def table_key(table: str) -> dg.AssetKey:
+def topology_key(settings: Settings, cluster: str, stream: str) -> dg.AssetKey:
+    """Return the key `["topology", cluster, stream]` of a native stream on a cluster of `topology`."""
+    return dg.AssetKey([*settings.dagster.key_prefix, "topology", asset_name(cluster), asset_name(stream)])
+
+
+def table_key(settings: Settings, table: str) -> dg.AssetKey:
     """Return the key `["fleet", table]`."""
-    return dg.AssetKey(["fleet", table])
+    return dg.AssetKey([*settings.dagster.key_prefix, "fleet", table])
 
 
 def native_keys(settings: Settings, entry: Entry | None = None) -> list[dg.AssetKey]:
@@ -38,15 +42,26 @@ def native_keys(settings: Settings, entry: Entry | None = None) -> list[dg.Asset
         return []
     source = settings.topology.cluster_of(entry.source) if entry is not None else None
     return [
-        topology_key(wanted.cluster, wanted.stream)
+        topology_key(settings, wanted.cluster, wanted.stream)
         for wanted in settings.topology.streams
         if entry is None or (source is not None and (wanted.cluster, wanted.stream) == (source.name, entry.stream))
     ]
 
 
-def documented(text: str, section: str) -> str:
-    """Return a description with a link to the section of `docs/` that explains the asset; `sr-assets up` serves it."""
-    return f"{text} See [docs/{section.partition('#')[0]}](/docs/{section})."
+def common_spec(settings: Settings, group: str, kinds: Iterable[str], text: str, section: str) -> dict[str, Any]:
+    """Return what each asset has: its group, kinds and owners, and its description.
+
+    This is `text` with a link to the `section` of `docs/` that explains the asset.
+    """
+    deployment = settings.dagster
+    folder = deployment.documents or ("" if deployment.guest else "/docs")
+    page = f"docs/{section.partition('#')[0]}"
+    return {
+        "group_name": deployment.group(group),
+        "kinds": {*kinds, *deployment.kinds},
+        "owners": list(deployment.owners),
+        "description": f"{text} See [{page}]({folder}/{section})." if folder else text,
+    }
 
 
 def column_metadata(table: str) -> dict[str, Any]:
@@ -61,16 +76,14 @@ def column_metadata(table: str) -> dict[str, Any]:
 def source_spec(settings: Settings, entry: Entry, description: str) -> dg.AssetSpec:
     """Describe the stream that an entry reads; others write it, or the servers do if it is a native stream."""
     return dg.AssetSpec(
-        stream_key(entry, "source"),
+        stream_key(settings, entry, "source"),
         deps=native_keys(settings, entry),
-        description=documented(description, "architecture.md#the-path-of-a-message"),
-        group_name=entry.asset_prefix[0],
-        kinds={"nats"},
-        owners=OWNERS,
+        **common_spec(settings, entry.asset_prefix[0], {"nats"}, description, "architecture.md#the-path-of-a-message"),
     )
 
 
 def entry_spec(
+    settings: Settings,
     entry: Entry,
     noun: str,
     deps: Iterable[str | dg.AssetKey],
@@ -85,14 +98,11 @@ def entry_spec(
     `deps` are keys, or nouns of the same entry. The description is `text` with a link to a section of `docs/`.
     """
     return dg.AssetSpec(
-        stream_key(entry, noun),
-        deps=[stream_key(entry, dep) if isinstance(dep, str) else dep for dep in deps],
-        description=documented(text, section),
-        group_name=entry.asset_prefix[0],
-        kinds=kinds,
-        owners=OWNERS,
+        stream_key(settings, entry, noun),
+        deps=[stream_key(settings, entry, dep) if isinstance(dep, str) else dep for dep in deps],
         skippable=True,
         freshness_policy=freshness,
+        **common_spec(settings, entry.asset_prefix[0], kinds, text, section),
     )
 
 

@@ -8,12 +8,12 @@ import dagster as dg
 from sr_assets.adapters.logs import configure_logging
 from sr_assets.assets.charts import graph_picture
 from sr_assets.assets.checks import as_event, check_specs
-from sr_assets.assets.specs import OWNERS, ROW_COUNT, column_metadata, documented, stream_key, topology_key
+from sr_assets.assets.specs import ROW_COUNT, column_metadata, common_spec, stream_key, topology_key
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.graph import Graph, Node, around, graph_of
 from sr_assets.domain.topology.plan import Action
 from sr_assets.domain.topology.wanted import WantedStream
-from sr_assets.resources import Platform
+from sr_assets.resources import platform_of, resource_keys
 from sr_assets.settings import Settings, TopologySettings
 from sr_assets.stages.topology.evaluation import (
     DRIFT_CHECK,
@@ -42,19 +42,21 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
     external = {key: spec for specs in origins.values() for key, spec in specs.items() if spec is not None}
 
     @dg.multi_asset(
-        name="native_streams",
-        specs=[_spec(wanted, list(origins[wanted.label])) for wanted in topology.streams],
+        name=settings.dagster.name("native_streams"),
+        specs=[_spec(settings, wanted, list(origins[wanted.label])) for wanted in topology.streams],
         check_specs=[
             spec
             for wanted in topology.streams
             for spec in check_specs(
-                topology_key(wanted.cluster, wanted.stream),
+                topology_key(settings, wanted.cluster, wanted.stream),
                 {**(LINK_CHECKS if wanted.upstreams else {}), **DRIFT_CHECK},
             )
         ],
         can_subset=True,
+        required_resource_keys=resource_keys(settings, "platform"),
     )
-    def native_streams(context: dg.AssetExecutionContext, platform: Platform) -> Iterator[dg.MaterializeResult[None]]:
+    def native_streams(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        platform = platform_of(context, settings)
         configured = platform.settings
         configure_logging(configured)
         try:
@@ -62,18 +64,20 @@ def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.A
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
         for wanted in topology.streams:
-            key = topology_key(wanted.cluster, wanted.stream)
+            key = topology_key(settings, wanted.cluster, wanted.stream)
             if key in context.selected_asset_keys:
-                yield dg.MaterializeResult(key, metadata=metadata(seen, wanted), check_results=_results(seen, wanted))
+                yield dg.MaterializeResult(
+                    key, metadata=metadata(seen, wanted), check_results=_results(settings, seen, wanted)
+                )
         if problems:
             raise dg.Failure("\n".join(problems), allow_retries=False)
 
     return [native_streams, *external.values()]
 
 
-def evaluations(seen: Evaluation, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
+def evaluations(settings: Settings, seen: Evaluation, wanted: WantedStream) -> Iterator[dg.AssetCheckEvaluation]:
     """Return the check results of a stream as events without a run."""
-    return map(as_event, _results(seen, wanted))
+    return map(as_event, _results(settings, seen, wanted))
 
 
 def metadata(seen: Evaluation, wanted: WantedStream) -> Mapping[str, dg.MetadataValue]:
@@ -131,19 +135,19 @@ def _origins(settings: Settings, topology: TopologySettings) -> dict[str, dict[d
         keys: dict[dg.AssetKey, dg.AssetSpec | None] = dict.fromkeys(made.get((stream.cluster, stream.stream), ()))
         for upstream in stream.upstreams:
             origin = upstream.cluster, upstream.stream
-            known = [topology_key(*origin)] if origin in wanted else made.get(origin) or read.get(origin)
+            known = [topology_key(settings, *origin)] if origin in wanted else made.get(origin) or read.get(origin)
             if known:
                 keys |= dict.fromkeys(known)
             else:
-                keys[topology_key(*origin)] = dg.AssetSpec(
-                    topology_key(*origin),
-                    description=documented(
+                keys[topology_key(settings, *origin)] = dg.AssetSpec(
+                    topology_key(settings, *origin),
+                    **common_spec(
+                        settings,
+                        GROUP,
+                        {"nats"},
                         f"JetStream stream {upstream.stream} of {upstream.cluster}, outside this configuration.",
                         _DOCUMENT,
                     ),
-                    group_name=GROUP,
-                    kinds={"nats"},
-                    owners=OWNERS,
                 )
         origins[stream.label] = keys
     return origins
@@ -156,35 +160,30 @@ def _of_entries(settings: Settings, topology: TopologySettings) -> tuple[_Keys, 
     for entry in settings.entries:
         at = topology.cluster_of(entry.source)
         if at is not None and not (entry.kind == "feed" and settings.copied_into(entry)):
-            read.setdefault((at.name, entry.stream), []).append(stream_key(entry, "source"))
+            read.setdefault((at.name, entry.stream), []).append(stream_key(settings, entry, "source"))
     for stream in settings.streams:
         to = topology.cluster_of(stream.target)
         if to is not None:
-            made.setdefault((to.name, stream.target_stream), []).append(stream_key(stream, "replica"))
+            made.setdefault((to.name, stream.target_stream), []).append(stream_key(settings, stream, "replica"))
     return made, read
 
 
-def _spec(wanted: WantedStream, deps: list[dg.AssetKey]) -> dg.AssetSpec:
+def _spec(settings: Settings, wanted: WantedStream, deps: list[dg.AssetKey]) -> dg.AssetSpec:
     kind = "mirror" if wanted.mirror else "sources" if wanted.sources else "stream"
     of = ", ".join(f"{upstream.stream} of {upstream.cluster}" for upstream in wanted.upstreams)
+    text = f"Stream {wanted.stream} of {wanted.cluster}: {kind}{' of ' * bool(of)}{of}, maintained by the servers."
     return dg.AssetSpec(
-        topology_key(wanted.cluster, wanted.stream),
+        topology_key(settings, wanted.cluster, wanted.stream),
         deps=deps,
-        description=documented(
-            f"Stream {wanted.stream} of {wanted.cluster}: {kind}{' of ' * bool(of)}{of}, maintained by the servers.",
-            _DOCUMENT,
-        ),
-        group_name=GROUP,
-        kinds={"nats", kind},
-        owners=OWNERS,
         skippable=True,
+        **common_spec(settings, GROUP, {"nats", kind}, text, _DOCUMENT),
     )
 
 
-def _results(seen: Evaluation, wanted: WantedStream) -> list[dg.AssetCheckResult]:
+def _results(settings: Settings, seen: Evaluation, wanted: WantedStream) -> list[dg.AssetCheckResult]:
     return [
         dg.AssetCheckResult(
-            asset_key=topology_key(wanted.cluster, wanted.stream),
+            asset_key=topology_key(settings, wanted.cluster, wanted.stream),
             passed=result.passed,
             check_name=name,
             severity=dg.AssetCheckSeverity.WARN if result.warns else dg.AssetCheckSeverity.ERROR,

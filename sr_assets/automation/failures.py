@@ -12,8 +12,9 @@ import dagster as dg
 
 from sr_assets.adapters.run_failures import RunFailure, note_run_failure, read_run_failures
 from sr_assets.adapters.state.status_file import streams_without_error
-from sr_assets.assets.specs import site_job_name
+from sr_assets.assets.specs import entry_path, site_job_name
 from sr_assets.automation.jobs import is_own_run
+from sr_assets.automation.sensors import sensor_status
 from sr_assets.resources import NOTED
 from sr_assets.settings import Entry, Settings
 
@@ -26,13 +27,13 @@ def build_failure_sensor(settings: Settings) -> dg.SensorDefinition:
     """Return the sensor of the platform's failed runs, including runs of the command line, which have no code location."""
 
     @dg.run_failure_sensor(
-        name="run_failures",
+        name=settings.dagster.name("run_failures"),
         monitor_all_code_locations=True,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=sensor_status(settings),
         description="Names the streams of a failed run and the remedy, and lets `notify` report the failure.",
     )
     def run_failures(context: dg.RunFailureSensorContext) -> None:
-        if not is_own_run(context.dagster_run):
+        if not is_own_run(settings, context.dagster_run):
             return
         steps = context.get_step_failure_events()
         if line := record_failure(settings, context.instance, context.dagster_run, [*steps, context.failure_event]):
@@ -46,7 +47,7 @@ def record_failures_since(settings: Settings, instance: dg.DagsterInstance, sinc
     failed = dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=since)
     for record in instance.get_run_records(failed, ascending=True):
         run, kinds = record.dagster_run, (dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE)
-        if is_own_run(run):
+        if is_own_run(settings, run):
             logged = [entry.dagster_event for kind in kinds for entry in instance.all_logs(run.run_id, of_type=kind)]
             record_failure(settings, instance, run, [event for event in logged if event is not None])
         since = max(since, record.update_timestamp.replace(tzinfo=UTC))
@@ -63,7 +64,7 @@ def record_failure(
     if any(_errors(event) & _INTERRUPTED for event in events):
         return None
     steps = [event for event in events if event.is_step_failure]
-    site = {site_job_name(site): site for site in settings.sites}.get(run.job_name)
+    site = {site_job_name(settings, site): site for site in settings.sites}.get(run.job_name)
     entries = _entries(settings, site, run.asset_selection)
     reason = "; ".join(failures(steps)) if steps else f"{events[-1].message if events else 'the run failed'}: {_KILLED}"
     where = ", ".join(entry.label for entry in entries) or f"job {run.job_name}"
@@ -75,10 +76,8 @@ def record_failure(
 
 def _entries(settings: Settings, site: str | None, selection: Collection[dg.AssetKey] | None) -> list[Entry]:
     """Return the entries of a site that a run selected; none for a job that is not a site's."""
-    prefixes = {tuple(key.path[:2]) for key in selection or ()}
-    return [
-        entry for entry in settings.sites.get(site or "", ()) if not prefixes or tuple(entry.asset_prefix) in prefixes
-    ]
+    selected = [entry_path(key) for key in selection or ()]
+    return [entry for entry in settings.sites.get(site or "", ()) if not selected or entry.asset_prefix in selected]
 
 
 def _failure(

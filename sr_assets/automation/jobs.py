@@ -35,9 +35,12 @@ FIRST_TAG: Final = "dagster/asset_partition_range_start"
 LAST_TAG: Final = "dagster/asset_partition_range_end"
 
 
-def is_own_run(run: dg.DagsterRun) -> bool:
-    """Return whether the platform started a run."""
-    return not {SITE_TAG, JOB_TAG}.isdisjoint(run.tags)
+def is_own_run(settings: Settings, run: dg.DagsterRun) -> bool:
+    """Return whether this platform started a run; its instance may have other platforms, with other prefixes."""
+    site, job = run.tags.get(SITE_TAG), run.tags.get(JOB_TAG)
+    return (site is not None and run.job_name == site_job_name(settings, site)) or (
+        job is not None and run.job_name == settings.dagster.name(job)
+    )
 
 
 def resolve_job(
@@ -74,14 +77,21 @@ def sites_to_load(settings: Settings) -> list[str]:
         return list(settings.sites)
     with dg.DagsterInstance.get() as instance:
         jobs = {run.job_name for run in instance.get_runs(dg.RunsFilter(statuses=_PROCESS_STATUSES))}
-    sites = {site_job_name(site): site for site in settings.sites}
+    sites = {site_job_name(settings, site): site for site in settings.sites}
     return [sites[job] for job in sorted(jobs)] if jobs and jobs <= sites.keys() else list(settings.sites)
 
 
-def build_daily_job(stage: DailyStage, asset: dg.AssetsDefinition) -> dg.UnresolvedAssetJobDefinition:
+def schedule_status(settings: Settings) -> dg.DefaultScheduleStatus:
+    """Return whether a new schedule runs."""
+    return dg.DefaultScheduleStatus.RUNNING if settings.dagster.schedules_run else dg.DefaultScheduleStatus.STOPPED
+
+
+def build_daily_job(
+    settings: Settings, stage: DailyStage, asset: dg.AssetsDefinition
+) -> dg.UnresolvedAssetJobDefinition:
     """Return the job that computes one or more days of a table."""
     return dg.define_asset_job(
-        stage.table.computed,
+        settings.dagster.name(stage.table.computed),
         selection=[asset],
         description=f"Compute {stage.table.name} for one or more days.",
         executor_def=dg.in_process_executor,
@@ -96,11 +106,11 @@ def build_daily_schedule(
     """Return the hourly schedule of a table's job; one run computes all due days."""
 
     @dg.schedule(
-        name=f"hourly_{stage.table.computed}",
+        name=settings.dagster.name(f"hourly_{stage.table.computed}"),
         job=job,
         cron_schedule=f"{minute} * * * *",
         execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
+        default_status=schedule_status(settings),
     )
     def hourly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         now_ns = int(context.scheduled_execution_time.timestamp()) * 10**9
@@ -137,11 +147,11 @@ def build_lakes_schedule(settings: Settings, job: dg.JobDefinition) -> dg.Schedu
     """Return the hourly schedule of the lakes' job, which waits for the end of an earlier run."""
 
     @dg.schedule(
-        name="hourly_lakes",
+        name=settings.dagster.name("hourly_lakes"),
         job=job,
         cron_schedule="27 * * * *",
         execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
+        default_status=schedule_status(settings),
     )
     def hourly() -> dg.RunRequest | dg.SkipReason:
         busy = [stream.label for stream in settings.streams if stream.lake and is_filling(settings, stream)]

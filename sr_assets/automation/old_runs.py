@@ -75,22 +75,24 @@ def build_retention(
     """
     owned = owns_instance(settings)
     # Runs of earlier versions have no tag.
-    untagged = frozenset([*jobs, JOB]) if owned else frozenset()
+    job = settings.dagster.name(JOB)
+    untagged = frozenset([*jobs, job]) if owned else frozenset()
     keys = frozenset(
         key for asset in assets for key in (asset.keys if isinstance(asset, dg.AssetsDefinition) else [asset.key])
     )
 
     @dg.op(
+        name=settings.dagster.name("delete_old_runs"),
         description=(
             "Deletes ended runs of this platform older than 7 days (failed runs: 30 days), and all but the newest 5,000"
             " (failed runs: 1,000). The newest materialization of each asset and partition stays."
-        )
+        ),
     )
     def delete_old_runs(context: dg.OpExecutionContext) -> None:
         context.log.info("%s", delete_old_data(context.instance, keys, untagged))
 
     @dg.job(
-        name=JOB,
+        name=job,
         description="Limits the size of Dagster's own storage.",
         executor_def=dg.in_process_executor,
         config=RUN_CONFIG,
@@ -101,7 +103,7 @@ def build_retention(
 
     runs = owned if settings.run_retention is None else settings.run_retention
     return retention, dg.ScheduleDefinition(
-        name="nightly_retention",
+        name=settings.dagster.name("nightly_retention"),
         job=retention,
         cron_schedule="17 3 * * *",
         execution_timezone="UTC",

@@ -31,6 +31,11 @@ WITHOUT_LOCK_SECONDS: Final = 60.0
 _REQUESTED_SECONDS: Final = 10.0
 
 
+def sensor_status(settings: Settings) -> dg.DefaultSensorStatus:
+    """Return whether a new sensor runs."""
+    return dg.DefaultSensorStatus.RUNNING if settings.dagster.sensors_run else dg.DefaultSensorStatus.STOPPED
+
+
 class RunSlots:
     """The run slots that the sensors of all sites share; thread-safe."""
 
@@ -45,7 +50,7 @@ class RunSlots:
 
         Also return False, without queueing the site, if a run of it has started or a host has just dequeued it.
         """
-        settings, job = current_settings(self._settings), site_job_name(site)
+        settings, job = current_settings(self._settings), site_job_name(self._settings, site)
         slots, _ = run_limit(settings, instance)
         if len(settings.sites) <= slots:
             return True
@@ -73,7 +78,7 @@ class RunSlots:
 
     def _active_jobs(self, instance: dg.DagsterInstance) -> set[str]:
         """Return the jobs that hold a slot, without jobs of removed sites and runs that lost their process."""
-        sites = {site_job_name(site): site for site in self._settings.sites}
+        sites = {site_job_name(self._settings, site): site for site in self._settings.sites}
         now, jobs, without_lock = times.monotonic(), set(), {}
         for run in instance.get_runs(filters=dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=ACTIVE_STATUSES)):
             if run.job_name not in sites:
@@ -114,11 +119,11 @@ def build_lag_sensor(
     polls = _Polls()
 
     @dg.sensor(
-        name=f"{asset_name(site)}_lag",
-        job_name=site_job_name(site),
+        name=settings.dagster.name(f"{asset_name(site)}_lag"),
+        job_name=site_job_name(settings, site),
         # With a dynamic interval, each evaluation of the daemon reads it.
         minimum_interval_seconds=1 if is_dynamic else max(1, settings.sensor.interval_ns // SECOND_NS),
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=sensor_status(settings),
         description=(
             f"Runs site {site} when a source is ahead, a deadline has passed, copies are queued or advisories can be"
             " delivered again."
@@ -144,7 +149,7 @@ def _evaluate(
     if line := standby_line(settings, site):
         return dg.SensorResult(skip_reason=line, cursor=context.cursor)
     owner = lock_owner(settings.home / "sites" / site)
-    filters = dg.RunsFilter(job_name=site_job_name(site), statuses=ACTIVE_STATUSES)
+    filters = dg.RunsFilter(job_name=site_job_name(settings, site), statuses=ACTIVE_STATUSES)
     without_lock = json.loads(context.cursor) if context.cursor else {}
     alive, without_lock = end_dead_runs(
         context.instance, context.instance.get_runs(filters, limit=10), without_lock, owner
@@ -181,6 +186,9 @@ def end_dead_runs(
     (monotonic seconds). Return the other runs, and the new `without_lock`.
     """
     alive, lacking, now = [], {}, times.monotonic()
+    if not isinstance(instance.run_launcher, dg.DefaultRunLauncher):
+        # Their processes may be on another host, and Dagster's run monitoring watches them.
+        return list(runs), {}
     for run in runs:
         # A command that holds the lock keeps a run waiting; another run of the job proves that this one has lost it.
         holds = holder is not None and (run.run_id in holder or not holder.startswith("run "))

@@ -10,7 +10,7 @@ from sr_assets.adapters.state.lock import SiteBusyError
 from sr_assets.adapters.state.status_file import SiteStatus, read_status
 from sr_assets.assets.specs import topology_key
 from sr_assets.assets.topology import evaluations, metadata
-from sr_assets.automation.sensors import ACTIVE_STATUSES, end_dead_runs
+from sr_assets.automation.sensors import ACTIVE_STATUSES, end_dead_runs, sensor_status
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
 from sr_assets.settings import Settings
@@ -19,6 +19,7 @@ from sr_assets.stages.topology.planning import make_plan, topology_of
 from sr_assets.stages.topology.survey import Survey
 
 JOB: Final = "topology"
+SENSOR: Final = "topology_watch"
 #: A link is dead after 10 s of silence, and must be flagged within 5 s more. Dagster's daemon checks for due sensors every 5 s;
 #: a sensor with an interval of 5 s would often miss its turn.
 _TICK_SECONDS: Final = 3
@@ -32,10 +33,10 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
     interval_seconds = max(1, settings.sensor.interval_ns // 1_000_000_000)
 
     @dg.sensor(
-        name="topology_watch",
-        job_name=JOB,
+        name=settings.dagster.name(SENSOR),
+        job_name=settings.dagster.name(JOB),
         minimum_interval_seconds=min(_TICK_SECONDS, interval_seconds),
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=sensor_status(settings),
         description="Checks that every native mirror and source is alive, caught up and as configured.",
     )
     def topology_watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -56,7 +57,7 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                     publish_evaluation(settings, seen, "topology_watch", _WAIT_SECONDS)
                     cursor["published_at"] = times.monotonic()
                 reason = _reason(settings, survey, read_status(folder))
-                active = dg.RunsFilter(job_name=JOB, statuses=ACTIVE_STATUSES)
+                active = dg.RunsFilter(job_name=settings.dagster.name(JOB), statuses=ACTIVE_STATUSES)
                 # A working run would hold the lock that this tick holds.
                 alive, cursor["without_lock"] = end_dead_runs(
                     context.instance, context.instance.get_runs(active, limit=10), cursor.get("without_lock", {}), None
@@ -83,8 +84,10 @@ def _events(
     settings: Settings, seen: Evaluation, label: str
 ) -> list[dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation]:
     wanted = next(stream for stream in topology_of(settings).streams if stream.label == label)
-    observed = dg.AssetObservation(topology_key(wanted.cluster, wanted.stream), metadata=metadata(seen, wanted))
-    return [observed, *evaluations(seen, wanted)]
+    observed = dg.AssetObservation(
+        topology_key(settings, wanted.cluster, wanted.stream), metadata=metadata(seen, wanted)
+    )
+    return [observed, *evaluations(settings, seen, wanted)]
 
 
 def _reason(settings: Settings, survey: Survey, status: SiteStatus) -> str | None:

@@ -36,13 +36,12 @@ if TYPE_CHECKING:
 _LOCK: Final = "due_work.lock"
 #: The tag of the runs in processes of the due work; its value identifies the home.
 _HOME_TAG: Final = "sr_assets/due_work"
-#: A job is due when its last run is older than this; other jobs are hourly.
-_PERIODS: Final = {"retention": timedelta(days=1)}
+#: A job is due when its last run is older than this.
 _HOURLY: Final = timedelta(hours=1)
+_NIGHTLY: Final = timedelta(days=1)
 _JOBS_EVERY_SECONDS: Final = 20.0
 #: As the sensor's interval: a dead link is shown within seconds.
 _SURVEY_SECONDS: Final = 3.0
-_TOPOLOGY_SENSOR: Final = "topology_watch"
 _ALIVE_SECONDS: Final = 5.0
 #: After a signal, jobs have this time to end by themselves.
 _STOP_SECONDS: Final = 3.0
@@ -126,17 +125,19 @@ class DueWork:
         import dagster as dg
 
         from sr_assets.automation.jobs import LAKES
+        from sr_assets.automation.old_runs import JOB
 
         due, now = [], times.utc_now()
         for schedule in self._repository.schedule_defs:
             if schedule.default_status is not dg.DefaultScheduleStatus.RUNNING:
                 continue
-            name, period = schedule.job_name, _PERIODS.get(schedule.job_name, _HOURLY)
+            name = schedule.job_name
+            period = _NIGHTLY if name == self._settings.dagster.name(JOB) else _HOURLY
             if now < self._not_before.get(name, now):
                 continue
             recent = self._instance.get_run_records(dg.RunsFilter(job_name=name, created_after=now - period), limit=1)
             # A single run fills the lakes each time: it must leave no message of the sources behind.
-            if recent and not (self._once and name == LAKES):
+            if recent and not (self._once and name == self._settings.dagster.name(LAKES)):
                 self._not_before[name] = recent[0].create_timestamp.replace(tzinfo=UTC) + period
                 continue
             context = dg.build_schedule_context(instance=self._instance, scheduled_execution_time=now)
@@ -156,9 +157,11 @@ class DueWork:
         """
         import dagster as dg
 
+        from sr_assets.automation.topology import SENSOR
+
         if not self._settings.topology:
             return True
-        sensor = self._repository.get_sensor_def(_TOPOLOGY_SENSOR)
+        sensor = self._repository.get_sensor_def(self._settings.dagster.name(SENSOR))
         result: Any = sensor(dg.build_sensor_context(instance=self._instance, cursor=self._cursor))
         for event in result.asset_events:
             self._instance.report_runless_asset_event(event)
@@ -193,7 +196,7 @@ class DueWork:
         from sr_assets.automation.sensors import end_dead_runs
         from sr_assets.resources import MODE_TAG
 
-        sites = {site_job_name(site): site for site in self._settings.sites}
+        sites = {site_job_name(self._settings, site): site for site in self._settings.sites}
         runs = defaultdict(list)
         for run in self._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
             if run.job_name in sites and MODE_TAG in run.tags:

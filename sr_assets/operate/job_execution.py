@@ -14,7 +14,7 @@ import dagster._core.storage.sqlite_storage  # noqa: F401
 from dagster import ExecuteInProcessResult, JobDefinition
 
 from sr_assets.adapters.logs import print_error
-from sr_assets.assets.specs import site_job_name
+from sr_assets.assets.specs import entry_path, site_job_name
 from sr_assets.definitions import build_sites
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.instance import prepared_instance
@@ -27,7 +27,7 @@ class SiteJob:
 
     def __init__(self, settings: Settings, site: str) -> None:
         self._entries = settings.sites[site]
-        self._job: Final[JobDefinition] = build_sites(settings, [site]).resolve_job_def(site_job_name(site))
+        self._job: Final[JobDefinition] = build_sites(settings, [site]).resolve_job_def(site_job_name(settings, site))
 
     def execute(self, run_id: str, entries: Sequence[Entry], *, once: bool) -> ExecuteInProcessResult | None:
         """Run the job for some entries of the site, as the run `run_id`.
@@ -42,7 +42,7 @@ class SiteJob:
                     instance=instance,
                     asset_selection=None
                     if len(entries) == len(self._entries)
-                    else [key for key in keys if list(key.path[:2]) in prefixes],
+                    else [key for key in keys if entry_path(key) in prefixes],
                     tags={MODE_TAG: ONCE if once else LINGER},
                     raise_on_error=False,
                     run_id=run_id,

@@ -61,7 +61,7 @@ def _warnings(entries: Sequence[Entry], result: ExecuteInProcessResult) -> list[
     """Return a line for each failed check that an operator must act on."""
     labels = {tuple(entry.asset_prefix): entry.label for entry in entries}
     return [
-        f"{labels[tuple(check.asset_key.path[:2])]}: {check.description}"
+        f"{labels[tuple(check.asset_key.path[-3:-1])]}: {check.description}"
         for check in result.get_asset_check_evaluations()
         if check.check_name in _PRINTED and not check.passed and check.description
     ]
@@ -69,10 +69,10 @@ def _warnings(entries: Sequence[Entry], result: ExecuteInProcessResult) -> list[
 
 def _recorded(entry: Entry, noun: str, events: Sequence[DagsterEvent]) -> Mapping[str, Any]:
     """Return the numbers recorded in an entry's materialization or failure, or an empty mapping."""
-    key = (*entry.asset_prefix, noun)
+    key = [*entry.asset_prefix, noun]
     numbers: Mapping[str, Any] = {}
     for event in events:
-        if event.is_step_materialization and event.asset_key is not None and tuple(event.asset_key.path) == key:
+        if event.is_step_materialization and event.asset_key is not None and event.asset_key.path[-3:] == key:
             metadata = event.step_materialization_data.materialization.metadata
             numbers = {name: value.value for name, value in metadata.items()}
     for failure in _user_failures(events):

@@ -5,7 +5,14 @@ The file format is the Stream Replicator's, with additional keys. Anything that 
 """
 
 from sr_assets.domain.clusters import ChoriaSettings, ClusterSettings, TlsSettings
-from sr_assets.settings.blocks import DailySettings, HealthSettings, MetricsSettings, SensorSettings, SparkSettings
+from sr_assets.settings.blocks import (
+    DagsterSettings,
+    DailySettings,
+    HealthSettings,
+    MetricsSettings,
+    SensorSettings,
+    SparkSettings,
+)
 from sr_assets.settings.cluster_urls import parse_cluster
 from sr_assets.settings.data import SourceSettings
 from sr_assets.settings.entries import FeedSettings, Kind, OnSourceReset, Start
@@ -23,6 +30,7 @@ __all__ = [
     "AdvisorySettings",
     "ChoriaSettings",
     "ClusterSettings",
+    "DagsterSettings",
     "DailySettings",
     "EmailSettings",
     "Entry",

@@ -1,7 +1,7 @@
 """The small blocks of the top level: sensors, Spark, metrics, retention, daily tables."""
 
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -19,6 +19,8 @@ from sr_assets.settings.values import (
     Text,
     Timezone,
     Value,
+    as_list,
+    choice,
     read_text,
     shown,
 )
@@ -36,6 +38,87 @@ class SensorSettings(Block):
         if self.interval_ns < SECOND_NS:
             raise ValueError("interval: must be at least 1s")
         return self
+
+
+#: Whether Dagster's daemon evaluates a new sensor or schedule.
+Status = Literal["running", "stopped"]
+
+
+def read_key_part(value: object) -> str:
+    """Read a part of an asset key, which is also a part of the names of jobs and resources."""
+    text = read_text(value)
+    if not re.fullmatch(r"[A-Za-z0-9_]+", text):
+        raise ValueError(f"{shown(text)} cannot be in the names of Dagster's jobs; use letters, digits and '_'")
+    return text
+
+
+def _read_owner(value: object) -> str:
+    text = read_text(value)
+    if not re.fullmatch(r"team:[A-Za-z0-9_-]+|[^\s@]+@[^\s@]+\.[^\s@]+", text):
+        raise ValueError(f"{shown(text)} is not an owner; use team:NAME or an email address")
+    return text
+
+
+def _read_documents(value: object) -> str:
+    text = read_text(value).rstrip("/")
+    if not re.match(r"https?://[^/\s]|/", text):
+        raise ValueError(f"{shown(text)} is not an address; use https://host/path")
+    return text
+
+
+_KeyPart = Annotated[str, Value(read_key_part, type="name")]
+_Owner = Annotated[str, Value(_read_owner, type="owner")]
+
+
+class DagsterSettings(Block):
+    """`dagster`: the place of the platform in a Dagster deployment, which it may share with other projects."""
+
+    key_prefix: Annotated[tuple[_KeyPart, ...], Value(as_list, type="name, or a list of names")] = file_key(
+        "the first parts of each asset key; the names of jobs, sensors, schedules and resources begin with them",
+        [],
+        default_text="none",
+    )
+    group_prefix: _KeyPart | None = file_key("the beginning of the name of each group", None, default_text="none")
+    owners: Annotated[tuple[_Owner, ...], Value(as_list, type="`team:NAME`, an email address, or a list")] = file_key(
+        "the owners of each asset", ["team:fleet-platform"], default_text="`team:fleet-platform`"
+    )
+    kinds: Annotated[tuple[_KeyPart, ...], Value(as_list, type="name, or a list of names")] = file_key(
+        "a kind of each asset, in addition to its own", [], default_text="none"
+    )
+    documents: Annotated[str, Value(_read_documents, type="address")] | None = file_key(
+        "where descriptions find these documents",
+        None,
+        default_text="`/docs` of `sr-assets up`; elsewhere no links",
+    )
+    sensors: Annotated[Status, choice(Status)] = file_key(
+        "new sensors in another deployment; those of `sr-assets up` always run", "stopped"
+    )
+    schedules: Annotated[Status, choice(Status)] = file_key("the same for schedules", "stopped")
+
+    #: Whether a code location of somebody else loads the definitions.
+    guest: bool = False
+
+    def name(self, text: str) -> str:
+        """Return the name of a job, sensor, schedule or resource in this deployment."""
+        return "_".join([*self.key_prefix, text])
+
+    def resource(self, name: str) -> str:
+        """Return the key of a resource of the platform's own assets, which must not meet a key of somebody else."""
+        return "_".join(["sr_assets", *self.key_prefix, name]) if self.guest else self.name(name)
+
+    @property
+    def sensors_run(self) -> bool:
+        """Whether new sensors run."""
+        return not self.guest or self.sensors == "running"
+
+    @property
+    def schedules_run(self) -> bool:
+        """Whether new schedules run."""
+        return not self.guest or self.schedules == "running"
+
+    def group(self, name: str) -> str:
+        """Return the name of a group of assets."""
+        return f"{self.group_prefix or ''}{name}"
 
 
 def _spark_mode(value: object) -> str:

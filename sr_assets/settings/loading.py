@@ -96,7 +96,9 @@ def reload_dynamic(settings: Settings) -> Settings:
         return settings
     fixed = {(label, False): value_of(origin) for label, origin in loaded.static.items()}
     latest = loaded.latest[-1] if loaded.latest else settings
-    return _load(loaded.path, loaded.written, loaded.tree, str(settings.home), fixed, latest)
+    current = _load(loaded.path, loaded.written, loaded.tree, str(settings.home), fixed, latest)
+    # A deployment's code may have chosen its place in Dagster, which stays.
+    return current if current.dagster == settings.dagster else current.changed(dagster=settings.dagster)
 
 
 def reread_static(settings: Settings) -> dict[str, tuple[Any, Any]]:

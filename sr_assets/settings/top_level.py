@@ -22,6 +22,7 @@ from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.domain.subjects import object_subject
 from sr_assets.settings.blocks import (
+    DagsterSettings,
     DailySettings,
     HealthSettings,
     InventorySettings,
@@ -71,6 +72,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "health",
         "notify",
         "data",
+        "dagster",
         "lock_timeout_ns",
     }
 )
@@ -317,6 +319,7 @@ class Settings(Block):
     lock_timeout_ns: Span = file_key("how long a run waits for its locks", "60s", name="lock_timeout")
     lock_ttl_ns: LockTtl = file_key("how long the locks of a killed run remain", "10s", name="lock_ttl")
     sensor: SensorSettings = file_key("[polling](#block-sensor)", {})
+    dagster: DagsterSettings = file_key("[the place in a Dagster deployment](#block-dagster)", {})
     spark: SparkSettings = file_key("[the Spark engine](#block-spark)", {})
     snapshots: RetentionSettings = file_key("[retention](#retention-blocks) of the Parquet history", {})
     advisories: RetentionSettings = file_key(

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from sr_assets.adapters.spark.engine import stop_engine
-from sr_assets.assets.daily import AVAILABILITY_ASSET, INVENTORY_ASSET
+from sr_assets.assets.daily import INVENTORY_ASSET
 from sr_assets.automation.jobs import FIRST_TAG, LAST_TAG, due_days
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
@@ -21,7 +21,7 @@ from sr_assets.spark_engine import SparkEngine
 from sr_assets_tests.histories import SITE, Change, Histories, Message, configured, publish
 from sr_assets_tests.rig import Command
 
-KEY = AVAILABILITY_ASSET.key
+KEY = dg.AssetKey(["fleet", "availability_daily"])
 HOUR_NS = 3600 * 10**9
 
 

@@ -52,14 +52,18 @@ def test_specs_follow_the_stages_in_the_order_of_the_flow(settings: Settings, st
 def test_every_check_belongs_to_an_asset_of_the_entry(settings: Settings, stream: str) -> None:
     (entry,) = settings.find(stream)
     assets = entry_assets(entry)
-    checks = assets.check_specs()
+    checks = assets.check_specs(settings)
     assert checks
     assert {check.asset_key for check in checks} <= {spec.key for spec in assets.specs(settings)}
 
 
 def test_selected_stages_match_the_selected_assets(settings: Settings) -> None:
     (tracked,), (feed,) = settings.find("TRACKED"), settings.find("FEED")
-    keys = {stream_key(tracked, "replica"), stream_key(tracked, "node_advisories"), stream_key(feed, "advisory_feed")}
-    assert selected_stages(entry_assets(tracked), keys) == {Stage.REPLICA, Stage.NODE_ADVISORIES}
-    assert selected_stages(entry_assets(feed), keys) == {Stage.ADVISORY_FEED}
-    assert selected_stages(entry_assets(settings.find("PLAIN")[0]), keys) == frozenset()
+    keys = {
+        stream_key(settings, tracked, "replica"),
+        stream_key(settings, tracked, "node_advisories"),
+        stream_key(settings, feed, "advisory_feed"),
+    }
+    assert selected_stages(settings, entry_assets(tracked), keys) == {Stage.REPLICA, Stage.NODE_ADVISORIES}
+    assert selected_stages(settings, entry_assets(feed), keys) == {Stage.ADVISORY_FEED}
+    assert selected_stages(settings, entry_assets(settings.find("PLAIN")[0]), keys) == frozenset()

@@ -37,7 +37,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def materialize(settings: Settings, instance: dg.DagsterInstance, *tables: str) -> dg.ExecuteInProcessResult:
     """Execute the run that "Materialize" on these tables starts."""
     job = build(settings).resolve_implicit_global_asset_job_def()
-    keys = [table_key(table) for table in tables]
+    keys = [table_key(settings, table) for table in tables]
     return job.execute_in_process(instance=instance, asset_selection=keys, raise_on_error=False)
 
 
@@ -55,12 +55,12 @@ def test_materialize_publishes_the_file_and_records_row_counts(
     assert counts["last_seen_nodes"] == 2
     recorded = {}
     for table in tables:
-        event = instance.get_latest_materialization_event(table_key(table))
+        event = instance.get_latest_materialization_event(table_key(settings, table))
         assert event is not None
         assert event.asset_materialization is not None
         recorded[table] = event.asset_materialization.metadata["dagster/row_count"].value
     assert recorded == counts
-    assert instance.get_latest_materialization_event(table_key("gaps")) is None
+    assert instance.get_latest_materialization_event(table_key(settings, "gaps")) is None
 
 
 def test_materialize_replaces_the_rows_of_a_damaged_file(settings: Settings, instance: dg.DagsterInstance) -> None:

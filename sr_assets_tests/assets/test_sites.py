@@ -56,7 +56,7 @@ def test_failing_stream_fails_only_its_own_assets(
         rig.publish(stream, [Sent(b'{"sender": "web1"}')])
     sabotage(rig, bad, monkeypatch)
     settings = rig.settings()
-    job = build(settings).resolve_job_def(site_job_name(SITE))
+    job = build(settings).resolve_job_def(site_job_name(settings, SITE))
     result = job.execute_in_process(instance=instance, raise_on_error=False)
     assert not result.success
     (failure,) = result.get_step_failure_events()
@@ -64,14 +64,14 @@ def test_failing_stream_fails_only_its_own_assets(
     (line,) = str(failure.step_failure_data.user_failure_data.description).splitlines()
     assert line.startswith(f"{SITE}/{bad}: ")
     assert reason in line
-    keys = {stream_key(entry, noun): entry.stream for entry in settings.streams for noun in NOUNS}
+    keys = {stream_key(settings, entry, noun): entry.stream for entry in settings.streams for noun in NOUNS}
     records = {record.asset_entry.asset_key: record.asset_entry for record in instance.get_asset_records([*keys])}
     # Dagster shows an asset as failed if its last run failed and did not materialise it.
     failed = {key for key in keys if records[key].last_materialization is None}
     assert all(records[key].last_run_id == result.run_id for key in keys)
-    assert failed == {stream_key(settings.find(bad)[0], noun) for noun in ("replica", "node_snapshots")}
+    assert failed == {stream_key(settings, settings.find(bad)[0], noun) for noun in ("replica", "node_snapshots")}
     checked = {check.asset_key for check in result.get_asset_check_evaluations() if check.passed}
-    assert stream_key(settings.find(good)[0], "replica") in checked
+    assert stream_key(settings, settings.find(good)[0], "replica") in checked
 
 
 def materialised(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
@@ -91,7 +91,7 @@ def test_lingering_run_records_assets_and_checks_before_it_ends(rig: Rig, instan
     rig.add(stream, target_subject_prefix="c", **TRACKED)
     rig.publish(stream, [Sent(b'{"sender": "web1"}'), Sent(b'{"sender": "web2"}')])
     settings = rig.settings(linger="20s")
-    job = build(settings).resolve_job_def(site_job_name(SITE))
+    job = build(settings).resolve_job_def(site_job_name(settings, SITE))
     prefix, seen = settings.streams[0].asset_prefix, []
     assets = [dg.AssetKey([*prefix, noun]) for noun in ("node_state", "replica", "node_snapshots", "node_advisories")]
     tables = [dg.AssetKey(["fleet", table]) for table in ("last_seen_nodes", "replication")]

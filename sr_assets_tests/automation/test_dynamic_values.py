@@ -37,7 +37,7 @@ def configured(rig: Rig, data_bucket: str, **top: Any) -> Settings:
 
 def run(settings: Settings, instance: dg.DagsterInstance) -> list[dg.AssetMaterialization]:
     """Run the site's job as Dagster does; return the materialisations of its replica."""
-    job = build(settings).resolve_job_def(site_job_name(SITE))
+    job = build(settings).resolve_job_def(site_job_name(settings, SITE))
     result = job.execute_in_process(instance=instance)
     events = [event.step_materialization_data.materialization for event in result.get_asset_materialization_events()]
     return [event for event in events if event.asset_key.path[-1] == "replica"]

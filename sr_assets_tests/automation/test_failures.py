@@ -20,7 +20,6 @@ from sr_assets_tests.operate.test_notify import Receiver, receiving
 
 LONDON, PARIS = SITES
 #: A tag of all runs of the platform.
-OURS = {JOB_TAG: "any"}
 
 
 class Dagster:
@@ -34,12 +33,12 @@ class Dagster:
 
     def run(self, site: str) -> str:
         """Execute a site's job, which may fail; return the run's id."""
-        job = self._definitions.resolve_job_def(site_job_name(site))
+        job = self._definitions.resolve_job_def(site_job_name(self._settings, site))
         tags = {MODE_TAG: ONCE}
         return job.execute_in_process(instance=self._instance, tags=tags, raise_on_error=False).run_id
 
-    def fail(self, job_name: str, error: BaseException, tags: dict[str, str] = OURS) -> str:
-        """Execute a job of this name whose only step raises; return the run's id."""
+    def fail(self, job_name: str, error: BaseException, tags: dict[str, str] | None = None) -> str:
+        """Execute a job of this name whose only step raises, by default as one of ours; return the run's id."""
 
         @dg.op
         def fails() -> None:
@@ -49,6 +48,7 @@ class Dagster:
         def failing() -> None:
             fails()
 
+        tags = {JOB_TAG: job_name} if tags is None else tags
         return failing.execute_in_process(instance=self._instance, tags=tags, raise_on_error=False).run_id
 
     def evaluate(self) -> None:
@@ -95,7 +95,7 @@ def test_failure_of_whole_run_is_sent_once_while_it_lasts(
     assert (body["event"], body["name"], body["stream"]) == ("failed", LONDON, STREAM)
     assert str(tmp_path / "sites" / LONDON) in body["reason"]
     assert f"(run {first})" in body["reason"]
-    assert read_run_failures(tmp_path).keys() == {site_job_name(LONDON)}
+    assert read_run_failures(tmp_path).keys() == {site_job_name(settings, LONDON)}
 
 
 @pytest.mark.process
@@ -114,8 +114,9 @@ def test_failure_in_the_state_is_sent_once(tmp_path: Path, instance: dg.DagsterI
 
 @pytest.mark.process
 def test_interrupted_run_is_not_a_failure(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    dagster = Dagster(configured(tmp_path, LONDON), instance)
-    dagster.fail(site_job_name(LONDON), KeyboardInterrupt())
+    settings = configured(tmp_path, LONDON)
+    dagster = Dagster(settings, instance)
+    dagster.fail(site_job_name(settings, LONDON), KeyboardInterrupt())
     dagster.evaluate()
     assert read_run_failures(tmp_path) == {}
 
@@ -125,7 +126,7 @@ def test_failures_of_other_owners_are_not_recorded(tmp_path: Path, instance: dg.
     settings = configured(tmp_path, LONDON)
     dagster, begin = Dagster(settings, instance), datetime.fromtimestamp(0, UTC)
     dagster.fail("nightly", RuntimeError("theirs"), tags={})
-    dagster.fail(site_job_name(LONDON), RuntimeError("of a job with our name"), tags={"team": "x"})
+    dagster.fail(site_job_name(settings, LONDON), RuntimeError("of a job with our name"), tags={"team": "x"})
     dagster.evaluate()
     record_failures_since(settings, instance, begin)
     assert read_run_failures(tmp_path) == {}

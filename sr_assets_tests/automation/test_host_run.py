@@ -89,7 +89,7 @@ def test_run_slot_goes_to_longest_waiting_site(settings: Settings, instance: dg.
     # Its run counts although it is not in the storage yet.
     assert not run_slots.acquire("cairo", instance)
     assert not run_slots.acquire("berlin", instance)
-    job = build(settings).resolve_job_def(site_job_name("amsterdam"))
+    job = build(settings).resolve_job_def(site_job_name(settings, "amsterdam"))
     run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={MODE_TAG: LINGER})
     assert not run_slots.acquire("berlin", instance)
     assert queued_sites(home, 90.0) == ["cairo", "berlin"]
@@ -112,7 +112,7 @@ def test_run_without_process_frees_its_slot(
     settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_slots = RunSlots(settings)
-    job = build(settings).resolve_job_def(site_job_name("amsterdam"))
+    job = build(settings).resolve_job_def(site_job_name(settings, "amsterdam"))
     instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={MODE_TAG: LINGER})
     # The run may be about to take its site's lock.
     assert not run_slots.acquire("berlin", instance)
@@ -146,7 +146,7 @@ def test_host_run_materializes_and_checks_queued_sites(
         rig.publish(stream.stream, [Sent(b'{"sender": "%s"}' % stream.name.encode())])
     for site in SITES[1:]:
         enqueue_site(settings.home, site, 90.0)
-    job = build(settings).resolve_job_def(site_job_name(SITES[0]))
+    job = build(settings).resolve_job_def(site_job_name(settings, SITES[0]))
     result = job.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
     assert result.success
     assert {row["node"] for row in rig.rows("last_seen_nodes")} == set(SITES)
@@ -173,7 +173,7 @@ def test_host_run_outlives_failed_hosted_run(rig: Rig, settings: Settings, insta
     rig.publish(cairo.stream, [Sent(b'{"sender": "cairo"}')])
     for site in SITES[1:]:
         enqueue_site(settings.home, site, 90.0)
-    host = build(settings).resolve_job_def(site_job_name("amsterdam"))
+    host = build(settings).resolve_job_def(site_job_name(settings, "amsterdam"))
     result = host.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
     assert result.success
     messages = [record.user_message for record in instance.all_logs(result.run_id)]
@@ -191,11 +191,11 @@ def test_host_run_reports_hosted_site_whose_state_is_unreadable(
     (settings.home / "sites" / "berlin").mkdir(parents=True)
     (settings.home / "sites" / "berlin" / "state.duckdb").write_text("not a database")
     enqueue_site(settings.home, "berlin", 90.0)
-    host = build(settings).resolve_job_def(site_job_name("amsterdam"))
+    host = build(settings).resolve_job_def(site_job_name(settings, "amsterdam"))
     result = host.execute_in_process(instance=instance, tags={MODE_TAG: LINGER})
     assert result.success
     (failure,) = read_run_failures(settings.home).values()
-    assert (failure.job, failure.run_id, failure.name) == (site_job_name("berlin"), result.run_id, "berlin")
+    assert (failure.job, failure.run_id, failure.name) == (site_job_name(settings, "berlin"), result.run_id, "berlin")
     assert "state.duckdb" in failure.reason
 
 
@@ -238,7 +238,7 @@ def test_host_run_lasts_six_budgets_while_it_hosts(
         return results(host, **options)
 
     monkeypatch.setattr(HostRun, "results", move)
-    job = build(settings).resolve_job_def(site_job_name("amsterdam"))
+    job = build(settings).resolve_job_def(site_job_name(settings, "amsterdam"))
     running = threading.Thread(
         target=job.execute_in_process, kwargs={"instance": instance, "tags": {MODE_TAG: LINGER}}, daemon=True
     )

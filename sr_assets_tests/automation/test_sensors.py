@@ -102,28 +102,29 @@ def test_sensor_requests_no_run_while_the_site_is_locked(rig: Rig, instance: dg.
 def test_sensor_requests_no_run_while_one_is_starting(rig: Rig, instance: dg.DagsterInstance) -> None:
     rig.add(rig.make(), target_subject_prefix="c")
     settings = rig.settings()
-    job = build(settings).resolve_job_def(site_job_name(SITE))
+    job = build(settings).resolve_job_def(site_job_name(settings, SITE))
     instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
     assert "starting" in str(tick(settings, instance).skip_reason)
 
 
-def test_sensor_fails_run_without_process(rig: Rig, instance: dg.DagsterInstance) -> None:
+@pytest.mark.parametrize("is_here", (True, False))
+def test_sensor_fails_run_without_process_unless_it_may_be_on_another_host(
+    rig: Rig, tmp_path: Path, *, is_here: bool
+) -> None:
     rig.add(rig.make(), target_subject_prefix="c")
     settings = rig.settings()
-    job = build(settings).resolve_job_def(site_job_name(SITE))
-    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
-    first = tick(settings, instance)
-    assert "started" in str(first.skip_reason)
-    # The cursor has the time since when the run lacks its lock; after a minute the run has failed.
-    aged = (
-        first.cursor.replace(first.cursor.split(": ")[1].rstrip("}"), str(time.monotonic() - 61))
-        if first.cursor
-        else ""
-    )
-    assert reason(tick(settings, instance, aged)) == "first run"
-    failed = instance.get_run_by_id(run.run_id)
-    assert failed is not None
-    assert failed.status is dg.DagsterRunStatus.FAILURE
+    job = build(settings).resolve_job_def(site_job_name(settings, SITE))
+    # The launcher of an ephemeral instance stands for all but the default one.
+    opened = dg.DagsterInstance.local_temp(str(tmp_path)) if is_here else dg.DagsterInstance.ephemeral()
+    with opened as instance:
+        run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+        assert "started" in str(tick(settings, instance).skip_reason)
+        # The cursor has the time since when the run lacks its lock; after a minute the run has failed.
+        aged = json.dumps({run.run_id: time.monotonic() - 61})
+        later, ended = tick(settings, instance, aged), instance.get_run_by_id(run.run_id)
+        assert ended is not None
+        assert ended.is_failure == is_here
+        assert reason(later) == "first run" if is_here else "started" in str(later.skip_reason)
 
 
 def test_next_run_restores_a_deleted_fleet_file(rig: Rig, instance: dg.DagsterInstance) -> None:

@@ -58,7 +58,7 @@ def test_failing_run_prints_its_own_work(
     rig.publish(bad, [Sent(b'{"sender": "c"}'), Sent(b'{"sender": "d"}'), Sent(b'{"sender": "a"}')])
     monkeypatch.setattr(copier, "_REFUSAL_SECONDS", 0.5)
     settings = rig.settings()
-    job = build(settings).resolve_job_def(site_job_name(SITE))
+    job = build(settings).resolve_job_def(site_job_name(settings, SITE))
     with dg.DagsterInstance.ephemeral() as instance:
         code = report_run(settings.streams, job.execute_in_process(instance=instance, raise_on_error=False))
     printed = capsys.readouterr()
