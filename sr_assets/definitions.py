@@ -1,7 +1,7 @@
 """Dagster's entry point: the definitions of all assets, jobs, sensors, schedules and resources."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import dagster as dg
 
@@ -33,9 +33,6 @@ from sr_assets.automation.sensors import RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
 from sr_assets.resources import DataSources, FleetTables, Platform, resource_keys, spark_resource
 from sr_assets.settings import Settings, load_settings
-
-#: The resources of the platform by their names in a deployment without a prefix.
-_RESOURCES: Final = ("platform", "spark", "fleet_tables", "data")
 
 
 def build(settings: Settings, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
@@ -138,11 +135,16 @@ def _build_resources(settings: Settings, given: Mapping[str, Any]) -> dict[str, 
         "fleet_tables": FleetTables(database=str(settings.home / "fleet.duckdb")),
         "data": DataSources(settings=settings),
     }
-    own = {deployment.resource(name): given.get(name, known[name]) for name in ("platform", "spark")}
+    own_names = ("platform", "spark")
+    own = {deployment.resource(name): given.get(name, known[name]) for name in own_names}
     if deployment.guest:
         known = {"fleet_tables": known["fleet_tables"]}
     public = {deployment.name(name): given.get(name, resource) for name, resource in known.items()}
-    return own | public | {name: resource for name, resource in given.items() if name not in _RESOURCES}
+    return (
+        own
+        | public
+        | {name: resource for name, resource in given.items() if name not in known and name not in own_names}
+    )
 
 
 @dg.definitions

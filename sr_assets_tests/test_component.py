@@ -17,6 +17,7 @@ from sr_assets.adapters.times import utc_now
 from sr_assets.automation.failures import record_failures_since
 from sr_assets.automation.jobs import JOB_TAG
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.resources import DataSources
 from sr_assets.settings import load_settings
 from sr_assets_tests.rig import SITE, Rig, Sent
 
@@ -90,9 +91,17 @@ def test_all_names_of_a_guest_carry_its_prefix(file: Path) -> None:
         assert len(prefixed[kind]) == len(plain[kind])
     assert prefixed["keys"] == {f"choria/east/{key}" for key in plain["keys"]}
     assert prefixed["groups"] == {f"choria_{group}" for group in plain["groups"]}
-    assert {"choria_east_fleet_tables"} < set(definitions.resources or ())
     file.write_text(file.read_text() + "dagster: {key_prefix: [choria, east], group_prefix: choria_}\n")
     assert names(build_definitions(file)) == prefixed
+
+
+def test_guest_brings_its_own_resources_and_the_given_ones(file: Path) -> None:
+    data = DataSources(settings=load_settings(file))
+    own = {"sr_assets_choria_platform", "sr_assets_choria_spark", "choria_fleet_tables"}
+    assert set(build_definitions(file, key_prefix="choria").resources or ()) == own
+    given = build_definitions(file, key_prefix="choria", resources={"data": data, "number": 1}).resources or {}
+    assert given["data"] is data
+    assert set(given) == {*own, "data", "number"}
 
 
 def test_guest_meets_no_name_of_its_host(file: Path) -> None:
