@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sr_assets.api import data, read
     from sr_assets.component import SrAssetsComponent, build_definitions
+    from sr_assets.resources import fleet_tables_io_manager
 
-__all__ = ["SrAssetsComponent", "build_definitions", "data", "read"]
+__all__ = ["SrAssetsComponent", "build_definitions", "data", "fleet_tables_io_manager", "read"]
 
 
 def __dir__() -> list[str]:
@@ -27,4 +28,8 @@ def __getattr__(name: str) -> Any:
         from sr_assets import component
 
         return getattr(component, name)
+    if name == "fleet_tables_io_manager":
+        from sr_assets import resources
+
+        return resources.fleet_tables_io_manager
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,7 @@ from sr_assets.automation.old_runs import build_retention
 from sr_assets.automation.run_processes import share_run_imports
 from sr_assets.automation.sensors import RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
-from sr_assets.resources import DataSources, FleetTables, Platform, resource_keys, spark_resource
+from sr_assets.resources import DataSources, FleetTables, FleetTablesIOManager, Platform, resource_keys, spark_resource
 from sr_assets.settings import Settings, load_settings
 
 
@@ -134,8 +134,9 @@ def _build_resources(settings: Settings, given: Mapping[str, Any]) -> dict[str, 
         "spark": spark_resource(settings),
         "fleet_tables": FleetTables(database=str(settings.home / "fleet.duckdb")),
         "data": DataSources(settings=settings),
+        "fleet_tables_io_manager": FleetTablesIOManager(settings.home),
     }
-    own_names = ("platform", "spark")
+    own_names = ("platform", "spark", "fleet_tables_io_manager")
     own = {deployment.resource(name): given.get(name, known[name]) for name in own_names}
     if deployment.guest:
         known = {"fleet_tables": known["fleet_tables"]}

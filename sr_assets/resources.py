@@ -7,7 +7,7 @@ Dagster reads the annotations of a resource's class.
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import duckdb
@@ -18,12 +18,14 @@ from sr_assets.adapters.logs import configure_logging
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.adapters.spark.run_session import HomeEngine, SparkResource, engine_of
-from sr_assets.settings import Settings
+from sr_assets.domain.errors import ConfigurationError
+from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.site import Site, site_of_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sr_assets.api import Form
     from sr_assets.spark_engine import SparkEngine
 
 #: Tag of a run: `linger` (a sensor's run polls until its budget is used), `once` (a single run of the command line), or absent:
@@ -94,6 +96,63 @@ class FleetTables(DuckDBResource):
             for option, value in self.connection_config.items():
                 connection.execute(f"SET {option} = ?", [value])
             yield connection
+
+
+class FleetTablesIOManager(dg.IOManager):
+    """Gives the published tables of a home to assets as inputs, in the form of the input's annotation.
+
+    The forms are a pandas DataFrame, which an input without annotation gets too, a `pyarrow.Table` and a
+    `duckdb.DuckDBPyRelation`. The metadata `columns` and `where` of an input are those of `sr_assets.read`. Of a daily table,
+    an asset gets the days that its partition maps to.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def load_input(self, context: dg.InputContext) -> object:
+        """Return the table named by the last part of the asset's key; raises the errors of `sr_assets.read`."""
+        from sr_assets.api import read
+
+        table, chosen = context.asset_key.path[-1], context.definition_metadata or {}
+        where, days = chosen.get("where"), list(context.asset_partition_keys if context.has_asset_partitions else ())
+        if days:
+            of_days = f"date IN ({', '.join('?' * len(days))})"
+            where = f"({where}\n) AND {of_days}" if where else of_days
+        form = _form_of(table, context.dagster_type.typing_type)
+        return read(table, chosen.get("columns"), where, days, as_=form, home=self._home)
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:  # noqa: ARG002  the names of dg.IOManager
+        """Refuse: runs of the platform write the published tables."""
+        asset = context.asset_key.to_user_string() if context.has_asset_key else context.name
+        raise ConfigurationError(f"{asset}: fleet_tables_io_manager only reads; give this asset another io_manager_key")
+
+
+def _form_of(table: str, annotation: object) -> "Form":
+    """Return the form of an input with an annotation; another annotation than a form's raises ConfigurationError."""
+    import pandas as pd
+    import pyarrow as pa
+
+    forms: dict[object, Form] = {
+        Any: "pandas",
+        pd.DataFrame: "pandas",
+        pa.Table: "arrow",
+        duckdb.DuckDBPyRelation: "duckdb",
+    }
+    if annotation not in forms:
+        raise ConfigurationError(
+            f"the input {table} is annotated with {annotation}; use pandas.DataFrame, pyarrow.Table or duckdb.DuckDBPyRelation"
+        )
+    return forms[annotation]
+
+
+@dg.io_manager(
+    config_schema={"config": dg.Field(dg.Noneable(str), default_value=None, description="The configuration's file.")},
+    description="Gives the published tables to assets as inputs: pandas, Arrow or DuckDB.",
+)
+def fleet_tables_io_manager(context: dg.InitResourceContext) -> FleetTablesIOManager:
+    """Return the input manager of the home that the file `config` names, else SR_ASSETS_CONFIG, else `conf/replication.yaml`."""
+    named = context.resource_config["config"]
+    return FleetTablesIOManager(load_settings(Path(named) if named else None).home)
 
 
 class DataSources(dg.ConfigurableResource[Settings]):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -58,6 +59,39 @@ def test_read_refuses_an_unknown_table_and_lists_the_tables(home: Path) -> None:
     assert "latest_snapshots" not in str(e.value)
     with pytest.raises(ConfigurationError, match="no table"):
         sr_assets.read('gaps" JOIN "last_seen_nodes', home=home)
+
+
+def test_read_takes_columns_and_rows_in_several_forms(home: Path) -> None:
+    frame = sr_assets.read("last_seen_nodes", ["node", "copied_bytes"], "node > ?", ["a"], home=home)
+    assert (frame.columns.to_list(), frame["node"].to_list()) == (["node", "copied_bytes"], ["b"])
+    arrow = sr_assets.read("last_seen_nodes", ["node"], where="status = 'up'", as_="arrow", home=home)
+    assert arrow.to_pylist() == [{"node": "a"}, {"node": "b"}]
+    relation = sr_assets.read("last_seen_nodes", where="node = $1", parameters=["a"], as_="duckdb", home=home)
+    assert relation.project("node").fetchall() == [("a",)]
+
+
+def test_relation_keeps_its_publication_and_hides_no_later_one(home: Path) -> None:
+    before = sr_assets.read("last_seen_nodes", as_="duckdb", home=home)
+    publish_nodes(home, node_row("c", "up", 0))
+    assert sr_assets.read("last_seen_nodes", home=home)["node"].to_list() == ["a", "b", "c"]
+    assert before.order("node").project("node").fetchall() == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    (
+        ({"columns": ["nodes"]}, "table last_seen_nodes has no column 'nodes'; did you mean 'node'?"),
+        ({"where": "nod = 'a'"}, "table last_seen_nodes: where: Binder Error: "),
+        ({"where": "node = ?"}, "table last_seen_nodes: where: "),
+        ({"where": "true) UNION (SELECT 1"}, "table last_seen_nodes: where: "),
+        ({"as_": "numpy"}, "as_: 'numpy' is unknown; use one of: pandas, arrow, duckdb"),
+    ),
+)
+def test_read_refuses_a_wrong_choice_in_one_line(home: Path, arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError) as e:
+        sr_assets.read("last_seen_nodes", home=home, **arguments)
+    assert str(e.value).startswith(reason)
+    assert "\n" not in str(e.value)
 
 
 def test_read_before_the_first_publication_is_an_error(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 Add a daily table here. No `from __future__ import annotations`: Dagster reads the annotations of an asset's function.
 """
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -17,11 +16,13 @@ from sr_assets.adapters import times
 from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
 from sr_assets.adapters.published.fleet_reader import Rows
+from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.published.status_queries import recent_nodes, site_outages
 from sr_assets.adapters.spark.run_session import SparkConnection, engine_of
 from sr_assets.assets.charts import line_chart, nodes_chart
 from sr_assets.assets.checks import check_specs
-from sr_assets.assets.specs import ROW_COUNT, column_metadata, common_spec, table_key
+from sr_assets.assets.freshness import DAILY
+from sr_assets.assets.specs import ROW_COUNT, beta_allowed, column_metadata, common_spec, table_io_manager, table_key
 from sr_assets.domain.days import Day, day_of
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.resources import platform_of, resource_keys, spark_of
@@ -42,7 +43,7 @@ class DailyAsset:
 
     `row` is the subject of one row. `sources` returns the assets that the table is computed from. `checks` has each check's
     description, and a function that counts the wrong rows of a day. `metadata` returns a chart
-    and a table for a run, from its last day.
+    and a table for a run, from its last day. `lineage` has, by column, the tables and columns that it comes from.
     """
 
     stage: DailyStage
@@ -50,6 +51,7 @@ class DailyAsset:
     sources: Callable[[Settings], list[dg.AssetKey]]
     checks: Mapping[str, tuple[str, Callable[[Path, Day], int]]]
     metadata: Callable[[Settings, date], dict[str, Any]]
+    lineage: Mapping[str, Sequence[tuple[str, str]]]
 
     def key(self, settings: Settings) -> dg.AssetKey:
         """Return the table's key."""
@@ -70,26 +72,30 @@ def build_daily_asset(settings: Settings, daily: DailyAsset, *, may_use_spark: b
         dates = sorted(date.fromisoformat(key) for key in context.partition_keys)
         try:
             engine = engine_of(spark, configured.home.resolve())
+            kept = _unrecorded_days(context.instance, daily, configured, dates)
+            rows, in_spark = dict[date, int](), False
             with closing(SparkConnection(engine, configured.spark.from_messages, stage.table.computed)) as connection:
-                rows, in_spark = stage.compute_days(configured, dates, connection)
+                for span in _spans([day for day in dates if day not in kept]):
+                    computed = stage.compute_days(configured, span, connection)
+                    rows, in_spark = rows | computed.rows, in_spark or computed.in_spark
             metadata = {
-                ROW_COUNT: sum(rows.values()),
+                ROW_COUNT: sum(rows.values()) + (stage.table.count_rows(configured.home, kept) if kept else 0),
                 "days": len(rows),
+                "kept_days": len(kept),
                 "computed_in": "Spark" if in_spark else "the run's process",
                 **daily.metadata(configured, dates[-1]),
             }
-            if expired := [day.isoformat() for day in dates if day not in rows]:
+            if expired := [day.isoformat() for day in dates if day not in rows and day not in kept]:
                 metadata["not_computable"] = f"{', '.join(expired)}: the input has expired"
-            computed = [day_of(day, stage.settings(configured).timezone) for day in rows]
-            check_results = list(_check_results(daily, configured, computed))
+            days_of_rows = [day_of(day, stage.settings(configured).timezone) for day in rows]
+            check_results = list(_check_results(daily, configured, days_of_rows))
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
         yield dg.MaterializeResult(key, metadata=metadata)
         yield from check_results
 
-    with warnings.catch_warnings():
-        # Dagster warns that backfill policies may change; only they compute many days in one run.
-        warnings.simplefilter("ignore", dg.BetaWarning)
+    # Only a backfill policy computes many days in one run.
+    with beta_allowed():
         asset: dg.AssetsDefinition = dg.asset(
             key=key,
             required_resource_keys=resource_keys(settings, "platform", "spark"),
@@ -97,16 +103,58 @@ def build_daily_asset(settings: Settings, daily: DailyAsset, *, may_use_spark: b
             partitions_def=days,
             backfill_policy=dg.BackfillPolicy.single_run(),
             check_specs=check_specs(key, {name: text for name, (text, _) in daily.checks.items()}),
-            metadata=column_metadata(stage.table.name),
+            freshness_policy=DAILY,
+            io_manager_key=table_io_manager(settings),
             **common_spec(
                 settings,
                 "fleet",
                 ["duckdb", "spark"] if may_use_spark else ["duckdb"],
                 f"Table {stage.table.name} of fleet.duckdb: one row per {daily.row}.",
                 f"rules.md#{stage.table.computed}-by-day",
+                {**column_metadata(stage.table.name), "dagster/column_lineage": _lineage(settings, daily)},
             ),
         )(compute)
     return asset
+
+
+def _unrecorded_days(
+    instance: dg.DagsterInstance, daily: DailyAsset, settings: Settings, dates: Sequence[date]
+) -> set[date]:
+    """Return the days whose rows are final and that only the instance does not know: it is new, or lost its events.
+
+    "Materialize missing" records them. A day that it knows is computed again: somebody wants that.
+    """
+    table, home, key = daily.stage.table, settings.home, daily.key(settings)
+    if not (final := set(dates).intersection(table.computed_dates(home))):
+        return final
+    final -= {when for when, _ in unfinished_dates(home, table)}
+    return {
+        when
+        for when in final
+        if not instance.fetch_materializations(
+            dg.AssetRecordsFilter(key, asset_partitions=[when.isoformat()]), limit=1
+        ).records
+    }
+
+
+def _spans(dates: Sequence[date]) -> list[list[date]]:
+    """Return ordered days as lists of consecutive ones."""
+    spans: list[list[date]] = []
+    for when in dates:
+        if spans and when - spans[-1][-1] == timedelta(days=1):
+            spans[-1].append(when)
+        else:
+            spans.append([when])
+    return spans
+
+
+def _lineage(settings: Settings, daily: DailyAsset) -> dg.TableColumnLineage:
+    return dg.TableColumnLineage(
+        {
+            column: [dg.TableColumnDep(table_key(settings, table), of) for table, of in origins]
+            for column, origins in daily.lineage.items()
+        }
+    )
 
 
 def _check_results(daily: DailyAsset, settings: Settings, days: list[Day]) -> Iterator[dg.AssetCheckResult]:
@@ -181,6 +229,14 @@ AVAILABILITY_ASSET: Final = DailyAsset(
         "no_node_missing": ("Every node that was known on the day has a row.", availability_queries.missing_nodes),
     },
     _availability_metadata,
+    {
+        **{column: (("node_availability", column),) for column in ("name", "stream", "node")},
+        **dict.fromkeys(
+            ("up_seconds", "timeout_seconds", "retired_seconds", "outages", "longest_outage_seconds"),
+            (("node_availability", "first_seen"), ("node_advisories", "event"), ("node_advisories", "event_time")),
+        ),
+        "transitions": (("node_advisories", "transition"),),
+    },
 )
 INVENTORY_ASSET: Final = DailyAsset(
     INVENTORY_STAGE,
@@ -199,4 +255,10 @@ INVENTORY_ASSET: Final = DailyAsset(
         ),
     },
     _inventory_metadata,
+    {
+        **{column: (("node_snapshots", column),) for column in ("name", "stream")},
+        **dict.fromkeys(("property", "value"), (("node_snapshots", "payload"),)),
+        **dict.fromkeys(("nodes", "came", "went"), (("node_snapshots", "node"), ("node_snapshots", "payload"))),
+        "all_nodes": (("node_availability", "node"), ("node_availability", "status")),
+    },
 )

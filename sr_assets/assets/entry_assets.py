@@ -5,9 +5,9 @@ Add a kind of entry here, and its checks in `checks`. Dagster plots the numbers 
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter as Counts
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
@@ -23,7 +23,8 @@ from sr_assets.assets.checks import (
     feed_check_specs,
     stream_check_specs,
 )
-from sr_assets.assets.specs import entry_spec, markdown_table, source_spec, stream_key
+from sr_assets.assets.freshness import entry_freshness
+from sr_assets.assets.specs import entry_spec, has_source, markdown_table, source_spec, stream_key
 from sr_assets.domain.positions import format_rfc3339_ns
 from sr_assets.settings import Entry, FeedSettings, Settings, StreamSettings
 from sr_assets.stages.clock import Clock
@@ -38,9 +39,6 @@ _LONGEST_NAME: Final = 80
 #: The value of `outage_level`, so that Dagster plots it.
 _LEVELS: Final = {"none": 0, "partial": 1, "dark": 2}
 _EVENTS: Final = ("new", "timeout", "recover", "expire")
-#: A fleet reports more than once an hour, so an older state means that nothing arrived or nothing ran. A `replica` has no
-#: policy: it also falls behind when the target is down or paused, which the check `progressing` reports.
-_FRESHNESS: Final = dg.FreshnessPolicy.time_window(warn_window=timedelta(hours=1), fail_window=timedelta(days=1))
 
 
 def rules_metadata(state: SiteState, stream: StreamSettings) -> dict[str, Any]:
@@ -126,7 +124,7 @@ class StreamAssets:
         """Describe the source stream, which the fleet writes."""
         stream = self.entry
         filtered = f", subjects {stream.filter_subject}" if stream.filter_subject else ""
-        written = f"JetStream stream {stream.stream} on {stream.source.label}{filtered}, written by the fleet."
+        written = f"{stream.stream} on {stream.source.label}{filtered}: a JetStream stream, written by the fleet."
         return [source_spec(settings, stream, written)]
 
     def specs(self, settings: Settings) -> list[dg.AssetSpec]:
@@ -135,28 +133,28 @@ class StreamAssets:
 
     def _spec(self, settings: Settings, stage: Stage) -> dg.AssetSpec:
         """Describe a stage's asset; `node_state` depends on the source alone, and decides which messages are copied."""
-        stream = self.entry
+        stream, name = self.entry, self.entry.stream
         match stage:
             case Stage.NODE_STATE:
                 deps = ["source"]
-                text = "First and last sighting and status (up, silent, retired) of each node, by the source's clock."
+                text = f"{name}: first and last sighting and status (up, silent, retired) of each node, by the source's clock."
                 section, kinds = "rules.md#up-silent-retired", {"spark", "duckdb"}
             case Stage.NODE_SNAPSHOTS:
                 deps = ["replica"]
-                text = "Newest copied message of each node, and the history of all copies as Parquet files by day."
+                text = f"{name}: newest copied message of each node, and the history of all copies as Parquet files by day."
                 section, kinds = "contract.md#parquet-history", {"parquet", "duckdb"}
             case Stage.NODE_ADVISORIES:
                 deps, subject = ["node_state"], stream.advisory.subject if stream.advisory else None
                 published = f"published to {subject}" if subject else "recorded, not published (no `advisory` block)"
-                text = f"Transitions of nodes (new, timeout, recover, expire), {published}."
+                text = f"{name}: transitions of nodes (new, timeout, recover, expire), {published}."
                 section, kinds = "rules.md#an-advisory", {"nats", "duckdb"}
             case _:
                 deps = ["source", "node_state"] if stream.tracked else ["source"]
                 copied = "each sender's messages sampled" if stream.tracked else "every message"
-                target = f"Stream {stream.target_stream} on {stream.target.label}"
-                text = f"{target}: {copied}, exactly once, {stream.order} order."
+                target = f"{stream.target_stream} on {stream.target.label}"
+                text = f"{name}, to {target}: {copied}, exactly once, {stream.order} order."
                 section, kinds = "rules.md#copied-or-skipped", {"nats", "spark"}
-        freshness = _FRESHNESS if stage is Stage.NODE_STATE else None
+        freshness = entry_freshness(settings, stream) if stage in (Stage.NODE_STATE, Stage.REPLICA) else None
         return entry_spec(settings, stream, stage.value, deps, text, section, kinds=kinds, freshness=freshness)
 
     def check_specs(self, settings: Settings) -> list[dg.AssetCheckSpec]:
@@ -206,6 +204,16 @@ class StreamAssets:
                 return site.state.outbox(stream).count()
         return report.copying.copied_messages if report.copying else 0
 
+    def data_version(self, stage: Stage, report: StreamReport, metadata: Mapping[str, Any], rows: int) -> str:
+        """Return the version of a stage's data: the position in the source, and what else changes it."""
+        match stage:
+            case Stage.NODE_STATE:
+                return _version(report, *(metadata[f"{status}_nodes"] for status in ("up", "timeout", "retired")))
+            case Stage.NODE_ADVISORIES:
+                newest = zlib.crc32(metadata["newest"].md_str.encode())
+                return f"{rows}/{metadata['waiting']}/{newest:08x}"
+        return _version(report, report.copying.copied_messages if report.copying else 0)
+
     def check_results(self, site: Site, report: StreamReport, *, query_target: bool) -> Iterator[dg.AssetCheckResult]:
         """Yield the check results of replica and outbox; of a failed replica, only whether it makes progress.
 
@@ -229,18 +237,22 @@ class FeedAssets:
     def source_specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the stream that the feed reads, unless replicas of this platform fill it."""
         feed = self.entry
-        written = f"JetStream stream {feed.stream} on {feed.source.label}: advisories, written by the sites."
-        return [] if settings.copied_into(feed) else [source_spec(settings, feed, written)]
+        written = f"{feed.stream} on {feed.source.label}: a JetStream stream of advisories, written by the sites."
+        return [source_spec(settings, feed, written)] if has_source(settings, feed) else []
 
     def specs(self, settings: Settings) -> list[dg.AssetSpec]:
         """Describe the fold."""
         feed = self.entry
         copied = [stream_key(settings, stream, "replica") for stream in settings.copied_into(feed)]
         deps = copied or [stream_key(settings, feed, "source")]
-        read = f"the advisories in {feed.stream} on {feed.source.label}"
-        text = f"Status of every node at every site, folded from {read}."
+        text = f"{feed.stream} on {feed.source.label}: status of every node at every site, folded from the advisories."
         kinds = {"nats", "spark", "duckdb"}
-        return [entry_spec(settings, feed, "advisory_feed", deps, text, "rules.md#at-the-centre", kinds=kinds)]
+        freshness = entry_freshness(settings, feed)
+        return [
+            entry_spec(
+                settings, feed, "advisory_feed", deps, text, "rules.md#at-the-centre", kinds=kinds, freshness=freshness
+            )
+        ]
 
     def check_specs(self, settings: Settings) -> list[dg.AssetCheckSpec]:
         """Describe the checks of the fold."""
@@ -260,6 +272,10 @@ class FeedAssets:
     def row_count(self, stage: Stage, site: Site, report: StreamReport) -> int:  # noqa: ARG002  one stage
         """Return the number of nodes that sites have reported."""
         return site.state.global_tables.count_nodes(self.entry.stream)
+
+    def data_version(self, stage: Stage, report: StreamReport, metadata: Mapping[str, Any], rows: int) -> str:  # noqa: ARG002
+        """Return the version of the fold: the position in the stream, and the number of nodes."""
+        return _version(report, rows)
 
     def check_results(
         self,
@@ -304,6 +320,12 @@ def _replica_metadata(report: StreamReport) -> dict[str, Any]:
         metadata["first_sequence"] = report.first if report.first is not None else state.next_sequence
         metadata["source_created"] = dg.MetadataValue.timestamp(state.created_ns / 1e9)
     return metadata
+
+
+def _version(report: StreamReport, *numbers: int) -> str:
+    """Return a data version: when the source was created (unix ns), the next sequence, and numbers that change the data too."""
+    state = report.state
+    return "/".join(map(str, [state.created_ns if state else 0, state.next_sequence if state else 0, *numbers]))
 
 
 def _engine_counts(messages: Counts[str]) -> dict[str, int]:

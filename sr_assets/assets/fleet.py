@@ -1,6 +1,7 @@
-"""The shared tables of `fleet.duckdb` as assets: "Materialize" publishes them again, and every run of a site records them.
+"""The shared tables of `fleet.duckdb` as assets: "Materialize" publishes them again, and runs of sites record them.
 
-Every run of a site publishes its rows itself, so that a failed stream does not hold back the rows of the others.
+Every run of a site publishes its rows itself, so that a failed stream does not hold back the rows of the others. It records
+only the tables that have changed, because each event starts the assets downstream that follow the table.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -8,16 +9,22 @@ from typing import Final
 
 import dagster as dg
 
+from sr_assets.adapters import times
 from sr_assets.adapters.home import open_home
-from sr_assets.adapters.published.fleet_file import Run, republish
+from sr_assets.adapters.published.fleet_file import Run, republish, table_versions
 from sr_assets.adapters.published.fleet_reader import TableSummary, summarize_tables
+from sr_assets.assets.freshness import TABLE_REPEATED, table_freshness
 from sr_assets.assets.specs import (
+    DATA_VERSION_TAG,
     ROW_COUNT,
     column_metadata,
     common_spec,
     markdown_table,
+    materialized,
     native_keys,
+    recorded,
     stream_key,
+    table_io_manager,
     table_key,
 )
 from sr_assets.assets.table_columns import COLUMN_TYPES
@@ -72,12 +79,15 @@ def build_fleet_assets(settings: Settings, sites: Collection[str]) -> dg.AssetsD
     specs = {}
     for table, (stage, row) in _TABLE_ROWS.items():
         producers = [stream for stream in streams if stage == "replica" or stream.tracked]
-        specs[table] = _table_spec(settings, table, row, [stream_key(settings, stream, stage) for stream in producers])
+        sources = [stream_key(settings, stream, stage) for stream in producers]
+        specs[table] = _table_spec(settings, table, row, sources, table_freshness(settings, producers))
     if settings.feeds:
-        sources = [stream_key(settings, feed, "advisory_feed") for feed in settings.feeds if feed.name in sites]
-        specs |= {table: _table_spec(settings, table, row, sources) for table, row in _GLOBAL_ROWS.items()}
+        feeds = [feed for feed in settings.feeds if feed.name in sites]
+        sources = [stream_key(settings, feed, "advisory_feed") for feed in feeds]
+        freshness = table_freshness(settings, feeds)
+        specs |= {table: _table_spec(settings, table, row, sources, freshness) for table, row in _GLOBAL_ROWS.items()}
     if native := native_keys(settings):
-        specs |= {table: _table_spec(settings, table, row, native) for table, row in _TOPOLOGY_ROWS.items()}
+        specs |= {table: _table_spec(settings, table, row, native, None) for table, row in _TOPOLOGY_ROWS.items()}
 
     @dg.multi_asset(
         name=settings.dagster.name("fleet_tables"),
@@ -92,28 +102,49 @@ def build_fleet_assets(settings: Settings, sites: Collection[str]) -> dg.AssetsD
             open_home(configured.home, configured.published_mode)
             run = Run(Clock.own_ns(), context.run.run_id)
             republish(configured.home, published_sites(configured), run, configured.published_mode)
-            tables = summarize_tables(configured.home, _FIRST_ROWS)
+            versions, tables = table_versions(configured.home), summarize_tables(configured.home, _FIRST_ROWS)
         except SrAssetsError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
         for table in specs:
             if table_key(settings, table) in context.selected_asset_keys:
                 if table not in tables:
                     raise dg.Failure(f"the table {table} cannot be read; see the log", allow_retries=False)
-                yield dg.MaterializeResult(table_key(settings, table), metadata=_metadata(table, tables[table]))
+                yield materialized(table_key(settings, table), _metadata(table, tables[table]), versions[table])
 
     return fleet_tables
 
 
-def published_tables(settings: Settings) -> Iterator[dg.AssetMaterialization]:
-    """Yield the shared tables as events of a site's run; none before the first publication."""
+def published_tables(settings: Settings, instance: dg.DagsterInstance) -> Iterator[dg.AssetMaterialization]:
+    """Yield the shared tables that the instance does not know as they are, as events of a site's run.
+
+    Yield also those that were last recorded an hour ago, and none before the first publication.
+    """
+    published, known = table_versions(settings.home), _recorded_versions(settings, instance)
+    versions = {
+        table: published[table]
+        for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ()))
+        if table in published and known.get(table) != published[table]
+    }
     try:
-        tables = summarize_tables(settings.home, _FIRST_ROWS)
+        tables = summarize_tables(settings.home, _FIRST_ROWS, versions) if versions else {}
     except SrAssetsError:
         # Before the first publication: the end of this run publishes the tables, or fails with the reason.
         return
-    for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ())):
-        if table in tables:
-            yield dg.AssetMaterialization(table_key(settings, table), metadata=_metadata(table, tables[table]))
+    for table, summary in tables.items():
+        yield recorded(table_key(settings, table), _metadata(table, summary), versions[table])
+
+
+def _recorded_versions(settings: Settings, instance: dg.DagsterInstance) -> dict[str, str | None]:
+    """Return the version of each table that was recorded within the last hour."""
+    keys = {table_key(settings, table): table for table in (*_TABLE_ROWS, *_GLOBAL_ROWS)}
+    since = (times.utc_now() - TABLE_REPEATED).timestamp()
+    versions = {}
+    for record in instance.get_asset_records([*keys]):
+        event = record.asset_entry.last_materialization
+        if event and event.asset_materialization and event.timestamp > since:
+            tags = event.asset_materialization.tags or {}
+            versions[keys[record.asset_entry.asset_key]] = tags.get(DATA_VERSION_TAG)
+    return versions
 
 
 def _metadata(table: str, summary: TableSummary) -> dict[str, dg.MetadataValue]:
@@ -130,12 +161,14 @@ def _text(value: object) -> str:
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 
-def _table_spec(settings: Settings, table: str, row: str, deps: Sequence[dg.AssetKey]) -> dg.AssetSpec:
-    text = f"Table {table} of fleet.duckdb: one row per {row}."
+def _table_spec(
+    settings: Settings, table: str, row: str, deps: Sequence[dg.AssetKey], freshness: dg.FreshnessPolicy | None
+) -> dg.AssetSpec:
+    text, section = f"Table {table} of fleet.duckdb: one row per {row}.", "contract.md#tables-in-fleetduckdb"
     return dg.AssetSpec(
         table_key(settings, table),
         deps=deps,
-        metadata=column_metadata(table),
         skippable=True,
-        **common_spec(settings, "fleet", {"duckdb"}, text, "contract.md#tables-in-fleetduckdb"),
-    )
+        freshness_policy=freshness,
+        **common_spec(settings, "fleet", {"duckdb"}, text, section, column_metadata(table)),
+    ).with_io_manager_key(table_io_manager(settings))

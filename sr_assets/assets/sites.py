@@ -21,7 +21,7 @@ from sr_assets.assets.checks import as_event
 from sr_assets.assets.entry_assets import EntryAssets, entry_assets, selected_stages
 from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.host_run import HostedRun, HostRun, Result, run_limit
-from sr_assets.assets.specs import ROW_COUNT, column_metadata, stream_key
+from sr_assets.assets.specs import ROW_COUNT, column_metadata, materialized, recorded, stream_key
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
 from sr_assets.resources import (
     DATA_TAG,
@@ -82,7 +82,7 @@ class Recorder:
         if values := _dynamic_values(site.settings):
             self._common["data"] = dg.MetadataValue.json(values)
         self._next_check_at = times.monotonic() + _FIRST_SECONDS
-        self._recorded: dict[dg.AssetKey, Mapping[str, Any]] = {}
+        self._recorded: dict[dg.AssetKey, str] = {}
         self._evaluated: dict[dg.AssetCheckKey, bool] = {}
 
     def due(self, *, caught_up: bool) -> bool:
@@ -95,7 +95,7 @@ class Recorder:
         return bool(self._recorded or self._evaluated)
 
     def record(self, reports: Mapping[str, StreamReport], *, ended: bool) -> Iterator[Result]:
-        """Yield the results of the reports by stream; before the run has ended, only new assets and changed checks."""
+        """Yield the results of the reports by stream: at the end, of changed assets; before, of new ones and changed checks."""
         self._next_check_at = times.monotonic() + _CHANGES_SECONDS
         for stream, report in reports.items():
             assets = self._entries[stream]
@@ -123,18 +123,18 @@ class Recorder:
             earlier = self._recorded.get(key)
             if key not in self._run.asset_keys or stage in report.failed or (earlier is not None and not ended):
                 continue
-            metadata = {**assets.metadata(stage, self._site, report), **self._common}
-            if earlier == metadata:
+            metadata, rows = assets.metadata(stage, self._site, report), assets.row_count(stage, self._site, report)
+            version = assets.data_version(stage, report, metadata, rows)
+            if earlier == version:
                 continue
-            self._recorded[key] = metadata
-            rows = assets.row_count(stage, self._site, report)
-            whole = {**metadata, **column_metadata(_TABLES[stage]), ROW_COUNT: rows}
+            self._recorded[key] = version
+            whole = {**metadata, **self._common, **column_metadata(_TABLES[stage]), ROW_COUNT: rows}
             if self._run.hosted:
                 whole[HOST_KEY] = dg.MetadataValue.dagster_run(self._run.run_id)
             if earlier is None and not self._run.hosted:
-                yield dg.MaterializeResult[None](key, metadata=whole)
+                yield materialized(key, whole, version)
             else:
-                yield dg.AssetMaterialization(key, metadata=whole)
+                yield recorded(key, whole, version)
 
     def _evaluate(self, check_result: dg.AssetCheckResult, *, ended: bool) -> Iterator[Result]:
         event = as_event(check_result)
@@ -225,14 +225,14 @@ def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun
             if lingers and recorder.due(caught_up=caught_up):
                 # The shared tables only once, by the host.
                 if not recorder.began and not record.hosted:
-                    yield from published_tables(settings)
+                    yield from published_tables(settings, record.instance)
                 yield from recorder.record(run.reports_so_far(), ended=False)
             yield from process.results()
         work.rounds.close()
         results, numbers = list(recorder.record(run.reports, ended=True)), recorder.counts_of_failed(run.reports)
     yield from (*results, *process.results(ended=True))
     if not record.hosted:
-        yield from published_tables(settings)
+        yield from published_tables(settings, record.instance)
     if failures := [report.failure for report in run.reports.values() if report.failure]:
         misconfigured = any(report.misconfigured for report in run.reports.values())
         raise _failure(failures, numbers, misconfigured=misconfigured, noted=True)

@@ -1,6 +1,9 @@
 """Asset keys, names of jobs, and the parts of an asset's spec that several modules share."""
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 import dagster as dg
@@ -10,6 +13,8 @@ from sr_assets.domain.foreign_text import markdown
 from sr_assets.settings import Entry, Settings, asset_name
 
 ROW_COUNT: Final = "dagster/row_count"
+#: Dagster's tag of the data version in a materialization that is an event.
+DATA_VERSION_TAG: Final = "dagster/data_version"
 
 
 def site_job_name(settings: Settings, site: str) -> str:
@@ -36,6 +41,11 @@ def table_key(settings: Settings, table: str) -> dg.AssetKey:
     return dg.AssetKey([*settings.dagster.key_prefix, "fleet", table])
 
 
+def table_io_manager(settings: Settings) -> str:
+    """Return the key of the resource that gives the shared tables to assets as inputs."""
+    return settings.dagster.resource("fleet_tables_io_manager")
+
+
 def native_keys(settings: Settings, entry: Entry | None = None) -> list[dg.AssetKey]:
     """Return the keys of all native streams, or of the native stream that an entry reads."""
     if settings.topology is None:
@@ -48,20 +58,56 @@ def native_keys(settings: Settings, entry: Entry | None = None) -> list[dg.Asset
     ]
 
 
-def common_spec(settings: Settings, group: str, kinds: Iterable[str], text: str, section: str) -> dict[str, Any]:
-    """Return what each asset has: its group, kinds and owners, and its description.
+def common_spec(
+    settings: Settings,
+    group: str,
+    kinds: Iterable[str],
+    text: str,
+    section: str,
+    metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what each asset has: its group, kinds and owners, its description, and `metadata` with a code reference.
 
-    This is `text` with a link to the `section` of `docs/` that explains the asset.
+    The description is `text` with a link to the `section` of `docs/` that explains the asset. The reference is the
+    configuration's file.
     """
     deployment = settings.dagster
     folder = deployment.documents or ("" if deployment.guest else "/docs")
     page = f"docs/{section.partition('#')[0]}"
+    references = _code_references(str(settings.loaded.path.absolute())) if settings.loaded else {}
     return {
         "group_name": deployment.group(group),
         "kinds": {*kinds, *deployment.kinds},
         "owners": list(deployment.owners),
         "description": f"{text} See [{page}]({folder}/{section})." if folder else text,
+        "metadata": {**(metadata or {}), **references},
     }
+
+
+@cache
+def _code_references(file: str) -> dict[str, Any]:
+    with beta_allowed():
+        written = dg.LocalFileCodeReference(file_path=file, label="configuration")
+        return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[written])}
+
+
+def materialized(key: dg.AssetKey, metadata: Mapping[str, Any], version: str) -> dg.MaterializeResult[None]:
+    """Return the result of a planned asset, with its data version."""
+    with beta_allowed():
+        return dg.MaterializeResult(key, metadata=metadata, data_version=dg.DataVersion(version))
+
+
+def recorded(key: dg.AssetKey, metadata: Mapping[str, Any], version: str) -> dg.AssetMaterialization:
+    """Return a materialization that a run has not planned, with its data version, as an event."""
+    return dg.AssetMaterialization(key, metadata=metadata, tags={DATA_VERSION_TAG: version})
+
+
+@contextmanager
+def beta_allowed() -> Iterator[None]:
+    """Silence Dagster's warnings that a class or parameter may change: its version is limited, and tests use it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        yield
 
 
 def column_metadata(table: str) -> dict[str, Any]:
@@ -71,6 +117,11 @@ def column_metadata(table: str) -> dict[str, Any]:
     the specs of hundreds of sites they would make loading slow.
     """
     return {"dagster/column_schema": table_schema(table)}
+
+
+def has_source(settings: Settings, entry: Entry) -> bool:
+    """Return whether an entry has an asset `source`; replicas of this platform may fill the stream that a feed reads."""
+    return entry.kind != "feed" or not settings.copied_into(entry)
 
 
 def source_spec(settings: Settings, entry: Entry, description: str) -> dg.AssetSpec:

@@ -72,10 +72,18 @@ class StreamInfoCache:
         Raises RunError if the cluster does not respond or the stream does not exist.
         """
         since = max(since, times.monotonic() - self._max_age_seconds)
-        info = self._clusters[entry.source].read(entry, since)
-        if isinstance(info, RunError):
-            raise info
-        return info
+        return _sound(self._clusters[entry.source].read(entry, since))
+
+    def recent(self, entry: Entry) -> StreamInfo:
+        """Return the last info of an entry's source, even if the entry has read it; raises RunError as `stream_info` does."""
+        since = times.monotonic() - self._max_age_seconds
+        return _sound(self._clusters[entry.source].read(entry, since, again=True))
+
+
+def _sound(info: StreamInfo | RunError) -> StreamInfo:
+    if isinstance(info, RunError):
+        raise info
+    return info
 
 
 class _Cluster:
@@ -88,9 +96,10 @@ class _Cluster:
         self._infos: dict[str, StreamInfo | RunError] = {}
         self._readers: set[str] = set()
 
-    def read(self, entry: Entry, since: float) -> StreamInfo | RunError:
+    def read(self, entry: Entry, since: float, *, again: bool = False) -> StreamInfo | RunError:
+        """Return the info of an entry's source, queried at `since` or later; `again`: the entry may have read it."""
         with self._guard:
-            if not self._infos or self._queried_at < since or entry.label in self._readers:
+            if not self._infos or self._queried_at < since or (entry.label in self._readers and not again):
                 self._queried_at, self._readers = times.monotonic(), set()
                 self._infos = self._query()
             self._readers.add(entry.label)

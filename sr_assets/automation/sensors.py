@@ -1,5 +1,7 @@
 """The lag sensor of each site: requests a run if the site needs one, has no active run, and a run slot is free.
 
+It also observes the site's sources.
+
 Run slots: at most `concurrency` site runs on this host, longest-waiting site first.
 """
 
@@ -7,7 +9,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
 
@@ -17,7 +19,9 @@ from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queue_ttl_seconds, queued_sites
 from sr_assets.assets.host_run import run_limit
 from sr_assets.assets.specs import site_job_name
+from sr_assets.automation.decisions import Decision
 from sr_assets.automation.observing import StreamInfoCache, find_work
+from sr_assets.automation.source_observations import observe_sources
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.resources import LINGER, MODE_TAG
@@ -145,33 +149,56 @@ def _evaluate(
     stream_infos: StreamInfoCache,
     run_slots: RunSlots,
 ) -> dg.SensorResult:
-    """Request a run of a site if it needs one, or return why not."""
+    """Request a run of a site if it needs one, or return why not; observe its sources."""
     if line := standby_line(settings, site):
         return dg.SensorResult(skip_reason=line, cursor=context.cursor)
+    cursor = _read_cursor(context.cursor)
     owner = lock_owner(settings.home / "sites" / site)
     filters = dg.RunsFilter(job_name=site_job_name(settings, site), statuses=ACTIVE_STATUSES)
-    without_lock = json.loads(context.cursor) if context.cursor else {}
-    alive, without_lock = end_dead_runs(
-        context.instance, context.instance.get_runs(filters, limit=10), without_lock, owner
+    alive, cursor["without_lock"] = end_dead_runs(
+        context.instance, context.instance.get_runs(filters, limit=10), cursor.get("without_lock", {}), owner
     )
-    cursor = json.dumps(without_lock)
     active = f"run {alive[0].run_id} is {alive[0].status.value.lower()}" if alive else None
     if owner or active:
-        return dg.SensorResult(skip_reason=f"a run is active: {owner or active}", cursor=cursor)
+        reason, skip = None, f"a run is active: {owner or active}"
+    else:
+        reason, skip = _find_work(context, settings, site, stream_infos, run_slots)
+    events, cursor["observed"] = observe_sources(settings, site, stream_infos, cursor.get("observed", {}))
+    requests = [dg.RunRequest(tags={MODE_TAG: LINGER, "sr_assets/reason": reason[:200]})] if reason else []
+    return dg.SensorResult(
+        run_requests=requests,
+        skip_reason=None if requests else skip,
+        cursor=json.dumps(cursor),
+        asset_events=events,
+    )
+
+
+def _find_work(
+    context: dg.SensorEvaluationContext,
+    settings: Settings,
+    site: str,
+    stream_infos: StreamInfoCache,
+    run_slots: RunSlots,
+) -> Decision:
+    """Return why a site without an active run needs one and has a run slot, or why it gets none."""
     try:
         reason, skip = find_work(settings, site, stream_infos)
     except RunError as error:
         # Dagster logs a failed tick with a long traceback, every time.
-        reason, skip = None, str(error)
-    if reason is None:
-        return dg.SensorResult(skip_reason=skip, cursor=cursor)
-    if not run_slots.acquire(site, context.instance):
+        return Decision(None, str(error))
+    if reason is not None and not run_slots.acquire(site, context.instance):
         runs, limit = run_limit(settings, context.instance)
-        skip = f"queued for an active run: all {runs} run slots are in use ({limit}): {reason}"
-        return dg.SensorResult(skip_reason=skip, cursor=cursor)
-    return dg.SensorResult(
-        run_requests=[dg.RunRequest(tags={MODE_TAG: LINGER, "sr_assets/reason": reason[:200]})], cursor=cursor
-    )
+        return Decision(None, f"queued for an active run: all {runs} run slots are in use ({limit}): {reason}")
+    return Decision(reason, skip)
+
+
+def _read_cursor(text: str | None) -> dict[str, Any]:
+    """Return what a sensor remembers between ticks; nothing if the cursor is not one of this version."""
+    try:
+        cursor = json.loads(text or "{}")
+        return {name: cursor[name] for name in ("without_lock", "observed") if name in cursor}
+    except (ValueError, TypeError):
+        return {}
 
 
 def end_dead_runs(

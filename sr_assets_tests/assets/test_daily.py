@@ -153,6 +153,35 @@ def test_one_inventory_run_counts_and_checks_several_days(
 
 # A run in this process computes several days too.
 @pytest.mark.nightly
+def test_materialize_missing_computes_no_day_that_has_rows(settings: Settings) -> None:
+    """A new instance shows every day as missing. A day that the instance knows is computed again."""
+    definitions, file = build(settings), settings.home / "availability" / f"{yesterday()}.parquet"
+
+    def compute(instance: dg.DagsterInstance, first: date, last: date) -> dict[str, dg.MetadataValue]:
+        tags = {FIRST_TAG: first.isoformat(), LAST_TAG: last.isoformat()}
+        result = definitions.resolve_job_def("availability").execute_in_process(instance=instance, tags=tags)
+        assert all(check.passed for check in result.get_asset_check_evaluations())
+        return dict(result.asset_materializations_for_node("fleet__availability_daily")[0].metadata)
+
+    before = yesterday() - timedelta(days=2)
+    with dg.DagsterInstance.ephemeral() as instance:
+        first = compute(instance, yesterday(), today())
+        assert first["days"].value == 2
+        written_ns = file.stat().st_mtime_ns
+        again = compute(instance, yesterday(), yesterday())
+        assert (again["days"].value, again["kept_days"].value) == (1, 0)
+        assert file.stat().st_mtime_ns > written_ns
+    written_ns = file.stat().st_mtime_ns
+    with dg.DagsterInstance.ephemeral() as instance:
+        missing = compute(instance, before, today())
+        # Two days without rows, and today, whose rows are not final.
+        assert (missing["days"].value, missing["kept_days"].value) == (3, 1)
+        assert file.stat().st_mtime_ns == written_ns
+        # The nodes are known since the day before yesterday.
+        assert missing["dagster/row_count"].value == int(str(first["dagster/row_count"].value)) + 2
+        assert len(instance.get_materialized_partitions(KEY)) == 4
+
+
 @pytest.mark.process
 def test_dagster_command_computes_a_range_and_recomputes_one_day(settings: Settings, tmp_path: Path) -> None:
     folder = settings.home / "dagster"

@@ -124,17 +124,19 @@ def test_lingering_run_records_assets_and_checks_before_it_ends(rig: Rig, instan
     assert [execution.evaluation.passed for execution in executions if execution.evaluation] == [False]
 
 
-def test_table_with_a_damaged_file_hides_no_other(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_table_with_a_damaged_file_hides_no_other(
+    rig: Rig, instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture
+) -> None:
     stream = rig.make()
     rig.add(stream, target_subject_prefix="c", **TRACKED)
     rig.publish(stream, [Sent(b'{"sender": "web1"}')])
     rig.drain()
     settings = rig.settings()
-    whole = {event.asset_key for event in published_tables(settings)}
+    whole = {event.asset_key for event in published_tables(settings, instance)}
     contents = {file: file.read_bytes() for file in (rig.home / "snapshots").rglob("*.parquet")}
     for file in contents:
         file.write_bytes(b"")
-    readable = {event.asset_key for event in published_tables(settings)}
+    readable = {event.asset_key for event in published_tables(settings, instance)}
     # Other tests read this home too.
     for file, content in contents.items():
         file.write_bytes(content)

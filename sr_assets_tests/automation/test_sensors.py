@@ -11,7 +11,7 @@ import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.operator_settings import set_paused
-from sr_assets.assets.specs import site_job_name
+from sr_assets.assets.specs import site_job_name, stream_key
 from sr_assets.automation.observing import find_work, share_stream_infos
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
@@ -120,11 +120,65 @@ def test_sensor_fails_run_without_process_unless_it_may_be_on_another_host(
         run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
         assert "started" in str(tick(settings, instance).skip_reason)
         # The cursor has the time since when the run lacks its lock; after a minute the run has failed.
-        aged = json.dumps({run.run_id: time.monotonic() - 61})
+        aged = json.dumps({"without_lock": {run.run_id: time.monotonic() - 61}})
         later, ended = tick(settings, instance, aged), instance.get_run_by_id(run.run_id)
         assert ended is not None
         assert ended.is_failure == is_here
         assert reason(later) == "first run" if is_here else "started" in str(later.skip_reason)
+
+
+def observations(result: dg.SensorResult) -> list[dg.AssetObservation]:
+    return [event for event in result.asset_events if isinstance(event, dg.AssetObservation)]
+
+
+def test_sensor_observes_a_changed_source_at_most_once_a_minute(rig: Rig, instance: dg.DagsterInstance) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c")
+    rig.publish(stream, [Sent(), Sent()])
+    settings = rig.settings()
+    (entry,) = settings.streams
+    first = tick(settings, instance)
+    (seen,) = observations(first)
+    assert seen.asset_key == stream_key(settings, entry, "source")
+    assert {name: seen.metadata[name].value for name in ("last_sequence", "messages", "lag_messages")} == {
+        "last_sequence": 2,
+        "messages": 2,
+        "lag_messages": 2,
+    }
+    assert "next_sequence" not in seen.metadata
+    assert 0 <= float(str(seen.metadata["age_seconds"].value)) < 3600
+    rig.drain()
+    again = tick(settings, instance, first.cursor)
+    assert observations(again) == []
+    (seen,) = observations(tick(settings, instance, aged(again.cursor)))
+    assert (seen.metadata["next_sequence"].value, seen.metadata["lag_messages"].value) == (3, 0)
+    quiet = tick(settings, instance, aged(tick(settings, instance, aged(again.cursor)).cursor))
+    assert observations(quiet) == []
+    assert "caught up" in str(quiet.skip_reason)
+
+
+def aged(cursor: str | None) -> str:
+    """Return a sensor's cursor as it is two minutes later."""
+    seen = json.loads(cursor or "")
+    seen["observed"] = {label: [at - 120, numbers] for label, (at, numbers) in seen["observed"].items()}
+    return json.dumps(seen)
+
+
+def test_sensor_observes_its_sources_while_a_run_is_active(rig: Rig, instance: dg.DagsterInstance) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="c")
+    settings = rig.settings()
+    with SiteLock(settings.home / "sites" / SITE, "run x", 1.0):
+        rig.publish(stream, [Sent()])
+        result = tick(settings, instance)
+    assert "a run is active" in str(result.skip_reason)
+    assert [seen.metadata["last_sequence"].value for seen in observations(result)] == [1]
+
+
+@pytest.mark.parametrize("cursor", ("x", "[]", "{}", '{"4711": 12.5}'))
+def test_sensor_reads_a_foreign_cursor(rig: Rig, instance: dg.DagsterInstance, cursor: str) -> None:
+    rig.add(rig.make(), target_subject_prefix="c")
+    assert reason(tick(rig.settings(), instance, cursor)) == "first run"
 
 
 def test_next_run_restores_a_deleted_fleet_file(rig: Rig, instance: dg.DagsterInstance) -> None:

@@ -68,6 +68,11 @@ def actions_query(home: Path) -> str:
     return f"SELECT * FROM read_json({file}, format = 'newline_delimited', columns = {{{columns}}})"
 
 
+def version(home: Path) -> str:
+    """Return the version of the table, which grows with each action."""
+    return str(_file(home).stat().st_size)
+
+
 def _file(home: Path) -> Path:
     """Return the file, which exists then."""
     file = home / FOLDER / "actions.jsonl"

@@ -46,6 +46,13 @@ class DailyTable:
         stems = (file.stem for file in (home / self.folder).glob(f"{_DAY}.parquet") if file.stem != _EMPTY)
         return sorted(date.fromisoformat(text) for text in stems)
 
+    def count_rows(self, home: Path, dates: Iterable[date]) -> int:
+        """Return the number of rows of computed days."""
+        files = ", ".join(literal(str(home / self.folder / f"{when}.parquet")) for when in dates)
+        with duckdb.connect() as connection:
+            ((rows,),) = connection.execute(f"SELECT count(*) FROM read_parquet([{files}])").fetchall()
+        return int(rows)
+
     def forget_before(self, home: Path, first: date) -> None:
         """Delete the files of days before a date."""
         for when in self.computed_dates(home):

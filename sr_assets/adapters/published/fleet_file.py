@@ -23,7 +23,7 @@ from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
 from sr_assets.adapters.private import remove_files, write_private
 from sr_assets.adapters.published import actions
-from sr_assets.adapters.published.daily_tables import DAILY_TABLES
+from sr_assets.adapters.published.daily_tables import DAILY_TABLES, names
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
     Manifest,
@@ -295,6 +295,18 @@ def republish(home: Path, sites: Sequence[str], run: Run, mode: int) -> None:
             _publish(connection, home, read_manifest(home), sites, run, mode)
     except OSError as error:
         raise RunError(cannot_write(home / "fleet.duckdb", error)) from None
+
+
+def table_versions(home: Path) -> dict[str, str]:
+    """Return the version of each table that a publication writes, which changes with its rows; empty before the first one.
+
+    A daily table has none: its files change without a publication.
+    """
+    manifest = read_manifest(home)
+    if not manifest.parts:
+        return {}
+    published = {name: f"{checksum:08x}" for name, checksum in manifest.parts.items() if name not in names()}
+    return {**published, "snapshot_info": str(manifest.number), actions.NAME: actions.version(home)}
 
 
 def follow_move(home: Path) -> None:

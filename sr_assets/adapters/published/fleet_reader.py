@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +82,7 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
             refuse_other_schema(connection, "fleet", file)
         except duckdb.Error as error:
             raise _refusal(file, error) from None
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("SET enable_progress_bar = false")  # DuckDB draws the bar on stdout, among the rows
+        _set_up(connection)
         if confined:
             _confine(connection, home.resolve())
         try:
@@ -91,6 +90,30 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
         except duckdb.Error as error:
             remedy = "; the site's next run writes it again" if isinstance(error, duckdb.IOException) else ""
             raise RunError(f"{file} cannot be read: {_first_line(error)}{remedy}") from error
+
+
+def attach_fleet(home: Path) -> duckdb.DuckDBPyConnection:
+    """Return a connection to the published tables as they are now; they stay so until it and all its relations are gone.
+
+    Later publications are visible to other connections of the process, unlike with a file that `duckdb.connect` keeps
+    open. Raises the errors of `open_fleet`.
+    """
+    with open_fleet(home):
+        pass
+    file, connection = home / "fleet.duckdb", duckdb.connect()
+    try:
+        connection.execute(f"ATTACH {literal(str(file.resolve()))} AS fleet (READ_ONLY)")
+        connection.execute("USE fleet")
+        _set_up(connection)
+    except duckdb.Error as error:
+        connection.close()
+        raise _refusal(file, error) from None
+    return connection
+
+
+def _set_up(connection: duckdb.DuckDBPyConnection) -> None:
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")  # DuckDB draws the bar on stdout, among the rows
 
 
 def _confine(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
@@ -221,20 +244,23 @@ class TableSummary(NamedTuple):
     first_rows: list[dict[str, Any]]
 
 
-def summarize_tables(home: Path, first_rows: int = 0) -> dict[str, TableSummary]:
-    """Return the number of rows of every public table, and a few of them; without a table that has an unreadable file."""
-    tables = [
-        *(table for table in TABLES if table not in INTERNAL),
-        "node_availability",
-        "node_snapshots",
-        "snapshot_info",
-        "site_leaders",
-        "heartbeats",
-        "hops",
-        *names(),
-        actions.NAME,
-        *TOPOLOGY_TABLES,
-    ]
+#: Every public table.
+PUBLIC: Final = (
+    *(table for table in TABLES if table not in INTERNAL),
+    "node_availability",
+    "node_snapshots",
+    "snapshot_info",
+    "site_leaders",
+    "heartbeats",
+    "hops",
+    *names(),
+    actions.NAME,
+    *TOPOLOGY_TABLES,
+)
+
+
+def summarize_tables(home: Path, first_rows: int = 0, tables: Iterable[str] = PUBLIC) -> dict[str, TableSummary]:
+    """Return the number of rows of public tables, and a few of them; without a table that has an unreadable file."""
     summaries = {}
     with open_fleet(home) as connection:
         for table in tables:

@@ -10,6 +10,8 @@ times.
 
 from __future__ import annotations
 
+import filecmp
+import stat
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,6 +97,21 @@ class Files:
             return None
         file.chmod(self._mode)
         return Written(file.name, file.stat().st_size, rows)
+
+    def repeats(
+        self, written: Written, earlier: Mapping[str, int], later: Mapping[str, int], base: BaseFile | None
+    ) -> bool:
+        """Return whether a small table's only earlier file has the same content, and delete the written one if so.
+
+        Without a change of its rows, the table's view and data version then stay as they are.
+        """
+        if later or base is not None or written.rows >= LARGE or list(earlier.values()) != [written.size]:
+            return False
+        before, now = self._folder / next(iter(earlier)), self._folder / written.name
+        if stat.S_IMODE(before.stat().st_mode) != self._mode or not filecmp.cmp(before, now, shallow=False):
+            return False
+        now.unlink()
+        return True
 
 
 class IncrementalTable:
@@ -293,7 +310,9 @@ def _write_table(
                 delta.setdefault(name, {})[written.name] = written.size
             return
     written = files.write(name, table, f"{query} AND {table.shown}")
-    if written is not None:
+    if written is not None and before is not None and files.repeats(written, *before.content(name)):
+        publication.keep(name, before)
+    elif written is not None:
         publication.files[name] = {written.name: written.size}
         if incremental is not None and (base := incremental.begin(written)) is not None:
             publication.earlier[name] = base._replace(since=publication.since)

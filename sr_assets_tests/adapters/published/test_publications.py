@@ -2,6 +2,7 @@
 
 import json
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import pytest
 from sr_assets.adapters import crash_points
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.published import manifest
-from sr_assets.adapters.published.fleet_file import Run
+from sr_assets.adapters.published.fleet_file import Run, table_versions
 from sr_assets.adapters.published.fleet_reader import count_rows, open_fleet, read_rows
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.publication import publication_folder
@@ -139,6 +140,36 @@ def test_unchanged_table_keeps_its_file(tmp_path: Path, without_grace: None) -> 
         assert positions(tmp_path) == {LONDON: 4}
 
 
+def test_unchanged_table_keeps_its_file_and_version_over_runs(tmp_path: Path) -> None:
+    def run(sequence: int, *holes: tuple[int, int], mode: int = 0o600) -> dict[str, str]:
+        with opened_state(tmp_path, LONDON) as state:
+            with state.transaction():
+                state.save_stream(StreamState(STREAM, 1, sequence, watermark_ns=NOW_NS, as_of_ns=NOW_NS))
+                save_gaps(state, holes)
+            streams = [PublishedStream(STREAM, "T", tracked=True)]
+            publish_site(tmp_path, LONDON, state, streams, sites=SITES, run=Run(NOW_NS, "run"), mode=mode)
+        return table_versions(tmp_path)
+
+    first = run(1, (5, 6))
+    files_of_first = named(tmp_path, "gaps")
+    second = run(2)
+    assert named(tmp_path, "gaps") == files_of_first
+    assert second["gaps"] == first["gaps"]
+    assert second["replication"] != first["replication"]
+    # As many bytes, but another hole.
+    assert run(2, (7, 8))["gaps"] != second["gaps"]
+    readable = named(tmp_path, "gaps")
+    run(2, mode=0o640)
+    (shared,) = named(tmp_path, "gaps") - readable
+    assert stat.S_IMODE((publication_folder(tmp_path, LONDON) / shared).stat().st_mode) == 0o640
+    assert count_gaps(tmp_path) == 2
+
+
+def count_gaps(home: Path) -> int:
+    with open_fleet(home) as fleet:
+        return int(read_rows(fleet, "SELECT count(*) FROM gaps").values[0][0])
+
+
 def test_damaged_copy_of_unchanged_views_is_built_anew(tmp_path: Path) -> None:
     publish(tmp_path, LONDON, 1)
     fleet = tmp_path / "fleet.duckdb"
@@ -161,14 +192,14 @@ def test_long_query_reads_one_publication_to_its_end(tmp_path: Path, without_gra
     )
     assert reader.stdout is not None
     assert reader.stdout.readline() == "open\n"
-    opened = files(tmp_path, LONDON)
+    opened, changed = files(tmp_path, LONDON), named(tmp_path, "replication")
     for number in range(2, 12):
         publish(tmp_path, LONDON, number)
     assert opened.items() <= files(tmp_path, LONDON).items()
     assert reader.communicate("\n")[0].splitlines()[-1] == "[(1,)]"
     for number in range(12, 12 + _PUBLICATIONS):
         publish(tmp_path, LONDON, number)
-    assert not opened.items() & files(tmp_path, LONDON).items()
+    assert not changed & named(tmp_path, "replication")
 
 
 def test_reader_in_the_publishing_process_keeps_its_files(tmp_path: Path, without_grace: None) -> None:
