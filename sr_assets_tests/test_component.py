@@ -97,7 +97,8 @@ def test_all_names_of_a_guest_carry_its_prefix(file: Path) -> None:
 
 def test_guest_brings_its_own_resources_and_the_given_ones(file: Path) -> None:
     data = DataSources(settings=load_settings(file))
-    own = {"sr_assets_choria_platform", "sr_assets_choria_spark", "choria_fleet_tables"}
+    internal = {f"sr_assets_choria_{name}" for name in ("platform", "spark", "fleet_tables_io_manager")}
+    own = {*internal, "choria_fleet_tables"}
     assert set(build_definitions(file, key_prefix="choria").resources or ()) == own
     given = build_definitions(file, key_prefix="choria", resources={"data": data, "number": 1}).resources or {}
     assert given["data"] is data

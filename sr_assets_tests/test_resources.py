@@ -123,7 +123,7 @@ def test_build_replaces_the_platform_resource(tmp_path: Path, settings: Settings
 
 def test_resources_expose_no_secret_to_dagster(settings: Settings) -> None:
     resources = build(settings).get_repository_def().get_top_level_resources()
-    assert set(resources) == {"platform", "fleet_tables", "data", "spark"}
+    assert set(resources) == {"platform", "fleet_tables", "fleet_tables_io_manager", "data", "spark"}
     defaults = {
         name: field.default_value_as_json_str
         for name, resource in resources.items()
