@@ -17,6 +17,7 @@ RINGS = (
     "api",
     "spark",
     "stages",
+    "dagster_storage",
     "spark_engine",
     "resources",
     "assets",

@@ -17,6 +17,7 @@ from sr_assets.adapters.data import keep_values
 from sr_assets.adapters.home import open_home, refuse_foreign_home
 from sr_assets.adapters.locking import living_holder, lock
 from sr_assets.adapters.private import open_private, own_folder, write_private
+from sr_assets.dagster_storage import create_storage, has_history, is_created
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.settings import Settings
 from sr_assets.settings.loading import VALUES_VARIABLE, hand_down
@@ -112,7 +113,7 @@ def prepare_instance(settings: Settings) -> Path:
     os.environ["DAGSTER_HOME"] = str(folder)
     file = folder / "dagster.yaml"
     # Without this file, an instance with runs has Dagster's own settings, which others may rely on.
-    if not file.exists() and (folder == own or not (folder / "history").exists()):
+    if not file.exists() and (folder == own or not has_history(folder)):
         write_private(file, files("sr_assets").joinpath("dagster.yaml").read_text(encoding="utf-8"))
     return folder
 
@@ -129,12 +130,10 @@ def prepare_storage(folder: Path) -> None:
     with storage_errors(folder), open_private(folder / ".storage.lock") as file:
         lock(file, None)
         # SQLite's default file. In another storage, or if it is missing, opening the storage creates the tables.
-        if (folder / "history" / "runs.db").exists():
+        if is_created(folder):
             return
         with open_instance() as instance:
-            instance.get_runs_count()
-            instance.all_asset_keys()
-            instance.all_instigator_state()
+            create_storage(instance)
 
 
 @contextlib.contextmanager
