@@ -11,6 +11,7 @@ import dagster as dg
 from dagster_duckdb import DuckDBResource
 from pydantic import Field, ValidationError
 
+from sr_assets.dagster_internals import component_key
 from sr_assets.definitions import build_platform
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.resources import DataSources, Platform
@@ -153,7 +154,7 @@ class SrAssetsComponent(dg.Component, dg.Model, dg.Resolvable):
         )
         prefix = self.key_prefix or settings.dagster.key_prefix
         taken = _taken_in(context.component_tree)
-        ours = context.component_loc.get_display_key(context.defs_module_path)
+        ours = component_key(context)
         for site in _known_sites(settings, self.sites):
             if (other := taken.setdefault((str(settings.home), site), ours)) != ours:
                 raise ConfigurationError(f"{ours}: {other} defines site {site} too; keep it in one of them (`sites`)")

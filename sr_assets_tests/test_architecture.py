@@ -17,6 +17,7 @@ RINGS = (
     "api",
     "spark",
     "stages",
+    "dagster_internals",
     "dagster_storage",
     "spark_engine",
     "resources",
@@ -152,8 +153,8 @@ def test_modules_of_different_rooms_have_names_of_their_own() -> None:
 
 def test_no_module_is_imported_by_its_name_in_a_text() -> None:
     users = {module for module, path in MODULES.items() if re.search(r"import_module\(|__import__\(", path.read_text())}
-    # A worker's libraries, and what a process imports for its later copies.
-    assert users == {"adapters.spark.jobs", "automation.fork_server", "operate.forking"}
+    # A worker's libraries, what a process imports for its later copies, and what Dagster imports at a run.
+    assert users == {"adapters.spark.jobs", "automation.fork_server", "dagster_internals", "operate.forking"}
 
 
 def test_no_class_is_a_function_in_disguise() -> None:

@@ -6,7 +6,7 @@ such as an unreadable state, a full disk or a killed process.
 
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import dagster as dg
 
@@ -15,6 +15,7 @@ from sr_assets.adapters.state.status_file import streams_without_error
 from sr_assets.assets.specs import entry_path, site_job_name
 from sr_assets.automation.jobs import is_own_run
 from sr_assets.automation.sensors import sensor_status
+from sr_assets.dagster_internals import errors_of, failure_of, logged_events
 from sr_assets.resources import NOTED
 from sr_assets.settings import Entry, Settings
 
@@ -48,8 +49,8 @@ def record_failures_since(settings: Settings, instance: dg.DagsterInstance, sinc
     for record in instance.get_run_records(failed, ascending=True):
         run, kinds = record.dagster_run, (dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE)
         if is_own_run(settings, run):
-            logged = [entry.dagster_event for kind in kinds for entry in instance.all_logs(run.run_id, of_type=kind)]
-            record_failure(settings, instance, run, [event for event in logged if event is not None])
+            logged = [event for kind in kinds for event in logged_events(instance, run.run_id, kind)]
+            record_failure(settings, instance, run, logged)
         since = max(since, record.update_timestamp.replace(tzinfo=UTC))
     return since
 
@@ -61,7 +62,7 @@ def record_failure(
 
     `events` are the run's failed steps, then the failure of the run.
     """
-    if any(_errors(event) & _INTERRUPTED for event in events):
+    if any(error.kind in _INTERRUPTED for event in events for error in errors_of(event)):
         return None
     steps = [event for event in events if event.is_step_failure]
     site = {site_job_name(settings, site): site for site in settings.sites}.get(run.job_name)
@@ -97,7 +98,7 @@ def _failure(
             statuses=[dg.DagsterRunStatus.SUCCESS],
             updated_after=datetime.fromtimestamp(earlier.since_ns / 1e9, UTC),
         )
-        since_ns = since_ns if instance.get_runs(succeeded, limit=1) else earlier.since_ns
+        since_ns = since_ns if instance.get_run_records(succeeded, limit=1) else earlier.since_ns
     return RunFailure(run.job_name, run.run_id, site or f"job {run.job_name}", streams, reason, since_ns)
 
 
@@ -105,34 +106,18 @@ def failures(events: Sequence[dg.DagsterEvent]) -> list[str]:
     """Return why a run failed, as distinct lines: a step's own description, else its innermost error."""
     lines: list[str] = []
     for event in events:
-        data = event.event_specific_data
-        if (failure := getattr(data, "user_failure_data", None)) is not None and failure.description:
+        if (failure := failure_of(event)) is not None and failure.description:
             lines += failure.description.splitlines()
-        elif (error := getattr(data, "error", None)) is not None and (event.is_step_failure or not lines):
-            lines.append(_innermost(error))
+        elif (errors := errors_of(event)) and (event.is_step_failure or not lines):
+            text = " ".join(errors[-1].message.split())
+            lines.append(text.partition(": ")[2] or text)
     return list(dict.fromkeys(line for line in lines if line.strip())) or [
         "the run failed; its log is in the Dagster UI"
     ]
 
 
-def _innermost(error: Any) -> str:
-    while error.cause is not None:
-        error = error.cause
-    text = " ".join(error.message.split())
-    return text.partition(": ")[2] or text
-
-
-def _errors(event: dg.DagsterEvent) -> set[str]:
-    """Return the class names of an event's error and its causes."""
-    error, classes = getattr(event.event_specific_data, "error", None), set()
-    while error is not None:
-        classes.add(error.cls_name or "")
-        error = error.cause
-    return classes
-
-
 def _noted(event: dg.DagsterEvent) -> bool:
     """Return whether a step failed because of streams whose states have the error."""
-    failure = getattr(event.event_specific_data, "user_failure_data", None)
+    failure = failure_of(event)
     noted = failure.metadata.get(NOTED) if failure is not None else None
     return noted is not None and bool(noted.value)

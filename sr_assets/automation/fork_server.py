@@ -15,20 +15,17 @@ from typing import Final
 
 import numpy as np
 
-#: pyarrow imports pandas for its first array of Python objects. Dagster's names are private: one that fails costs each run
-#: the time of its import, nothing else.
+from sr_assets.dagster_internals import CODE_SERVER_RUN
+
+#: pyarrow imports pandas for its first array of Python objects. A module that fails costs each run the time of its import,
+#: nothing else.
 _IMPORTED: Final = (
     "sr_assets.definitions",
     "sr_assets.stages.run",
     "pandas",
     "pyarrow.dataset",
     "pyspark.sql.connect.session",
-    "dagster._grpc.impl",
-    "dagster._core.executor.in_process",
-    "dagster._core.instance.factory",
-    "dagster._core.storage.local_compute_log_manager",
-    "dagster._core.storage.sqlite_storage",
-    "dagster._core.workspace.autodiscovery",
+    *CODE_SERVER_RUN,
 )
 #: `PR_SET_PDEATHSIG` of prctl(2).
 _SIGNAL_AFTER_PARENT: Final = 1

@@ -12,6 +12,7 @@ import dagster as dg
 
 from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.assets.specs import site_job_name
+from sr_assets.dagster_internals import job_of
 from sr_assets.domain.days import date_at, day_of, due_dates
 from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.settings import Settings
@@ -63,7 +64,7 @@ def resolve_job(
         config=dg.ConfigMapping(config_fn=lambda _: RUN_CONFIG, config_schema={}),
         tags=tags,
     )
-    return dg.Definitions(assets=assets, jobs=[job], resources=resources).resolve_job_def(job.name)
+    return job_of(dg.Definitions(assets=assets, jobs=[job], resources=resources), job.name)
 
 
 def sites_to_load(settings: Settings) -> list[str]:
@@ -76,7 +77,8 @@ def sites_to_load(settings: Settings) -> list[str]:
     if multiprocessing.parent_process() is None or not os.environ.get("DAGSTER_HOME"):
         return list(settings.sites)
     with dg.DagsterInstance.get() as instance:
-        jobs = {run.job_name for run in instance.get_runs(dg.RunsFilter(statuses=_PROCESS_STATUSES))}
+        active = instance.get_run_records(dg.RunsFilter(statuses=_PROCESS_STATUSES))
+    jobs = {record.dagster_run.job_name for record in active}
     sites = {site_job_name(settings, site): site for site in settings.sites}
     return [sites[job] for job in sorted(jobs)] if jobs and jobs <= sites.keys() else list(settings.sites)
 

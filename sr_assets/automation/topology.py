@@ -59,8 +59,9 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                 reason = _reason(settings, survey, read_status(folder))
                 active = dg.RunsFilter(job_name=settings.dagster.name(JOB), statuses=ACTIVE_STATUSES)
                 # A working run would hold the lock that this tick holds.
+                runs = [record.dagster_run for record in context.instance.get_run_records(active, limit=10)]
                 alive, cursor["without_lock"] = end_dead_runs(
-                    context.instance, context.instance.get_runs(active, limit=10), cursor.get("without_lock", {}), None
+                    context.instance, runs, cursor.get("without_lock", {}), None
                 )
         except SiteBusyError as error:
             return dg.SensorResult(skip_reason=f"busy: {error}", cursor=context.cursor)

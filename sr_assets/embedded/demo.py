@@ -39,6 +39,7 @@ from sr_assets.adapters.published.fleet_reader import Rows, count_rows, open_fle
 from sr_assets.adapters.published.manifest import identity
 from sr_assets.adapters.spark.engine import Engine, abandon_start, start_engine, stop_engine
 from sr_assets.automation.failures import failures
+from sr_assets.dagster_internals import logged_events
 from sr_assets.domain.clusters import ClusterSettings, domain_api
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.domain.permissions import Action
@@ -629,11 +630,12 @@ class _Demo:
 
     def _failed_runs(self) -> list[str]:
         with DagsterInstance.get() as instance:
-            runs = instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.FAILURE], created_after=self._began))
+            failed = RunsFilter(statuses=[DagsterRunStatus.FAILURE], created_after=self._began)
+            runs = [record.dagster_run for record in instance.get_run_records(failed)]
             return [
                 f"run {run.run_id[:8]} of {run.job_name}: {line}"
                 for run in runs
-                for line in failures([log.dagster_event for log in instance.all_logs(run.run_id) if log.dagster_event])
+                for line in failures(logged_events(instance, run.run_id))
             ]
 
     def _show_log(self) -> None:
@@ -646,7 +648,7 @@ def _await_end_of_runs() -> bool:
     """Wait for open runs to use up their budget; return False if one takes too long."""
     deadline = times.monotonic() + _RUN_END_SECONDS
     with DagsterInstance.get() as instance:
-        while instance.get_runs_count(RunsFilter(statuses=_OPEN)):
+        while instance.get_run_records(RunsFilter(statuses=_OPEN), limit=1):
             if times.monotonic() > deadline:
                 return False
             times.sleep(0.3)

@@ -25,6 +25,7 @@ from sr_assets.adapters.private import open_private
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.adapters.threads import BackgroundThread, Body
+from sr_assets.dagster_internals import report_canceled, report_failed, repository_of, requested_runs
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.operate.instance import prepared_instance, storage_errors
 from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
@@ -95,7 +96,7 @@ class DueWork:
         from sr_assets.definitions import build
 
         self._settings, self._instance, self._once = settings, instance, once
-        self._repository = build(settings).get_repository_def()
+        self._repository = repository_of(build(settings))
         memory = _remembered(settings.home)
         self._id = str(memory.get("id") or uuid.uuid4())
         self._cursor: str | None = memory.get("cursor")
@@ -140,8 +141,7 @@ class DueWork:
             if recent and not (self._once and name == self._settings.dagster.name(LAKES)):
                 self._not_before[name] = recent[0].create_timestamp.replace(tzinfo=UTC) + period
                 continue
-            context = dg.build_schedule_context(instance=self._instance, scheduled_execution_time=now)
-            requests = schedule.evaluate_tick(context).run_requests or ()
+            requests = requested_runs(schedule, self._instance, now)
             due += [_DueJob(name, dict(request.tags)) for request in requests]
         return due
 
@@ -185,8 +185,9 @@ class DueWork:
 
         from sr_assets.automation.sensors import ACTIVE_STATUSES
 
-        for run in self._instance.get_runs(dg.RunsFilter(tags={_HOME_TAG: self._id}, statuses=ACTIVE_STATUSES)):
-            self._instance.report_run_failed(run, "the process of the due work has ended")
+        filters = dg.RunsFilter(tags={_HOME_TAG: self._id}, statuses=ACTIVE_STATUSES)
+        for record in self._instance.get_run_records(filters):
+            report_failed(self._instance, record.dagster_run, "the process of the due work has ended")
 
     def end_dead_site_runs(self) -> None:
         """Report the sites' runs as failed that have lost their process, as the sensors do."""
@@ -198,7 +199,8 @@ class DueWork:
 
         sites = {site_job_name(self._settings, site): site for site in self._settings.sites}
         runs = defaultdict(list)
-        for run in self._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+        for record in self._instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+            run = record.dagster_run
             if run.job_name in sites and MODE_TAG in run.tags:
                 runs[run.job_name].append(run)
         without_lock: dict[str, float] = {}
@@ -215,7 +217,7 @@ class DueWork:
             times.sleep(0.05)
         for run_id in list(self._active):
             if (run := self._instance.get_run_by_id(run_id)) is not None and not run.is_finished:
-                self._instance.report_run_canceled(run)
+                report_canceled(self._instance, run)
 
     def _run_job(self, job: _DueJob) -> bool:
         from sr_assets.automation.failures import failures

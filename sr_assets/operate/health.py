@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters import times
 from sr_assets.adapters.state.status_file import failing_elsewhere, last_alive, last_idle_poll, read_status
 from sr_assets.adapters.threads import BackgroundThread, failing_threads
+from sr_assets.dagster_internals import daemon_heartbeats
 from sr_assets.domain.durations import duration
 from sr_assets.settings import Settings
 from sr_assets.stages.leadership import stalled_line, standby_line
@@ -133,10 +134,7 @@ def daemon_parts(
         # A storage that cannot be read is opened again; until then, its part and the heartbeats grow old.
         with open_instance() as instance:
             while True:
-                for name, status in instance.get_daemon_statuses().items():
-                    if status.required:
-                        last = status.last_heartbeat
-                        seen[f"Dagster daemon {name}"] = last.timestamp if last else 0.0
+                seen.update({f"Dagster daemon {name}": at for name, at in daemon_heartbeats(instance).items()})
                 seen[_STORAGE] = times.time()
                 yield poll_seconds
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sr_assets.adapters.logs import print_error, print_warning
+from sr_assets.dagster_internals import check_evaluations, failure_of, materialization_of
 from sr_assets.domain.foreign_text import visible
 from sr_assets.settings import Entry, Kind
 
 if TYPE_CHECKING:
-    from dagster import DagsterEvent, ExecuteInProcessResult
+    from dagster import DagsterEvent, ExecuteInProcessResult, Failure
 
 #: By kind of entry: the asset whose metadata is printed, and the metadata key of each printed verb.
 _COUNTERS: Final[Mapping[Kind, tuple[str, Mapping[str, str]]]] = {
@@ -62,7 +63,7 @@ def _warnings(entries: Sequence[Entry], result: ExecuteInProcessResult) -> list[
     labels = {tuple(entry.asset_prefix): entry.label for entry in entries}
     return [
         f"{labels[tuple(check.asset_key.path[-3:-1])]}: {check.description}"
-        for check in result.get_asset_check_evaluations()
+        for check in check_evaluations(result)
         if check.check_name in _PRINTED and not check.passed and check.description
     ]
 
@@ -72,23 +73,22 @@ def _recorded(entry: Entry, noun: str, events: Sequence[DagsterEvent]) -> Mappin
     key = [*entry.asset_prefix, noun]
     numbers: Mapping[str, Any] = {}
     for event in events:
-        if event.is_step_materialization and event.asset_key is not None and event.asset_key.path[-3:] == key:
-            metadata = event.step_materialization_data.materialization.metadata
-            numbers = {name: value.value for name, value in metadata.items()}
-    for failure in _user_failures(events):
-        numbers = failure.metadata[entry.label].value if entry.label in failure.metadata else numbers
+        if (recorded := materialization_of(event)) is not None and recorded.asset_key.path[-3:] == key:
+            numbers = {name: value.value for name, value in recorded.metadata.items()}
+    for failure in _failures(events):
+        if entry.label in failure.metadata:
+            numbers = cast(Mapping[str, Any], failure.metadata[entry.label].value)
     return numbers
 
 
-def _user_failures(events: Sequence[DagsterEvent]) -> list[Any]:
-    """Return the `dagster.Failure`s that steps raised."""
-    raised = (getattr(event.event_specific_data, "user_failure_data", None) for event in events)
-    return [failure for failure in raised if failure is not None]
+def _failures(events: Sequence[DagsterEvent]) -> list[Failure]:
+    """Return the `Failure`s that steps raised."""
+    return [failure for event in events if (failure := failure_of(event)) is not None]
 
 
 def _misconfigured(events: Sequence[DagsterEvent]) -> bool:
     """Return whether a step failed because of the configuration."""
     from sr_assets.resources import MISCONFIGURED
 
-    marks = (failure.metadata.get(MISCONFIGURED) for failure in _user_failures(events))
+    marks = (failure.metadata.get(MISCONFIGURED) for failure in _failures(events))
     return any(mark is not None and mark.value for mark in marks)

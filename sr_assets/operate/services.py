@@ -21,6 +21,7 @@ from sr_assets.adapters.locking import lock
 from sr_assets.adapters.logs import configure_logging, print_error, print_warning
 from sr_assets.adapters.private import open_private, refuse_foreign, write_private
 from sr_assets.automation.run_processes import LONGEST_FOLDER
+from sr_assets.dagster_internals import SERVICES
 from sr_assets.domain.errors import RunError
 from sr_assets.operate.forking import Copies
 from sr_assets.operate.health import Health, daemon_parts, watchdog_beside
@@ -43,8 +44,8 @@ from sr_assets.operate.webserver import serve_ui
 from sr_assets.settings import Settings
 
 _MODULE: Final = "sr_assets.definitions"
-#: What the processes of `Services` import; Dagster's names are private.
-_IMPORTED: Final = ("dagster._cli", "dagster._daemon.cli", "dagster_webserver.app", "uvicorn")
+#: What the processes of `Services` import.
+_IMPORTED: Final = (*SERVICES, "uvicorn")
 _START_SECONDS: Final = 180.0
 _CODE_SERVER: Final = "code server"
 _WEBSERVER: Final = "webserver"

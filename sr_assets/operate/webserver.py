@@ -1,17 +1,16 @@
 """Dagster's UI with access control, a child process of `services`; it also serves these documents under `/docs/`."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import re
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from markdown_it import MarkdownIt
 
+from sr_assets.dagster_internals import dagster_ui
 from sr_assets.domain.clusters import is_loopback
 from sr_assets.operate.ui_access import (
     Access,
@@ -36,9 +35,6 @@ pre, code {{ background: #f4f4f4 }} pre {{ padding: 0.8em; overflow: auto }}</st
 {body}
 """
 
-#: The defaults of `dagster-webserver`: statement timeout in ms, connection recycling in s, pool overflow.
-_DATABASE = (15_000, 3_600, 20)
-_POLL_MS = 2_000
 #: The most connections; fewer if the process may open few files, because Dagster's gRPC aborts it without a descriptor.
 _MOST_CONNECTIONS: Final = 256
 _SHARE_OF_DESCRIPTORS: Final = 4
@@ -95,7 +91,7 @@ def serve_ui(workspace: Path, ui: Ui, log_level: str) -> int:
     any_host = not hosts and (ui.trust_proxy is not None or not is_loopback(ui.host))
     proxy_user = user_number(ui.trust_proxy) if ui.trust_proxy else None
     access = Access(logins, any_host, proxy_user, hosts)
-    with _dagster_ui(workspace, read_only=ui.read_only) as application:
+    with dagster_ui(workspace, read_only=ui.read_only) as application:
         # Access control needs the connection's own addresses, not those in a client's headers.
         guarded = AccessMiddleware(DocumentsMiddleware(application), access)
         protocol = bounded_protocol(most_connections())
@@ -163,23 +159,3 @@ def bounded_protocol(most: int) -> type[asyncio.Protocol]:
             super().connection_lost(error)
 
     return Bounded
-
-
-@contextlib.contextmanager
-def _dagster_ui(workspace: Path, *, read_only: bool) -> Iterator[Any]:
-    """Yield Dagster's UI as an ASGI application.
-
-    The command `dagster-webserver` accepts no middleware, so this repeats its start with private modules of Dagster. The
-    tests of `up` run it.
-    """
-    from dagster import DagsterInstance
-    from dagster._core.workspace.context import WorkspaceProcessContext
-    from dagster._core.workspace.load_target import WorkspaceFileTarget
-    from dagster_webserver.app import create_app_from_workspace_process_context
-    from dagster_webserver.version import __version__
-
-    with DagsterInstance.get() as instance:
-        instance.optimize_for_webserver(*_DATABASE)
-        target = WorkspaceFileTarget([str(workspace)])
-        with WorkspaceProcessContext(instance, target, version=__version__, read_only=read_only) as context:
-            yield create_app_from_workspace_process_context(context, "", _POLL_MS)
