@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -95,6 +95,27 @@ def report_failed(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str
 def report_canceled(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     """Set a run's status to canceled by `report_run_canceled`; no public method sets a status."""
     instance.report_run_canceled(run)
+
+
+def is_launched_here(instance: dg.DagsterInstance) -> bool:
+    """Return whether an instance's runs are processes of this host, by `run_launcher`; no public property returns it."""
+    from dagster import DefaultRunLauncher
+
+    return isinstance(instance.run_launcher, DefaultRunLauncher)
+
+
+def concurrent_runs(instance: dg.DagsterInstance) -> int:
+    """Return how many runs an instance allows at a time, negative for any number, by `get_concurrency_config`.
+
+    The public API has only the limits of pools.
+    """
+    run_queue = instance.get_concurrency_config().run_queue_config
+    return run_queue.max_concurrent_runs if run_queue else -1
+
+
+def tag_run(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
+    """Add tags to a run that has begun, by `add_run_tags`; no public method does."""
+    instance.add_run_tags(run_id, dict(tags))
 
 
 def daemon_heartbeats(instance: dg.DagsterInstance) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -124,14 +125,21 @@ def checked_runs(instance: dg.DagsterInstance, assets: Collection[dg.AssetKey]) 
     return sorted({run_id for run_id, asset in rows if asset in names and _RUN_ID.fullmatch(run_id or "")})
 
 
-def delete_runless(instance: dg.DagsterInstance, assets: Collection[dg.AssetKey], before: datetime) -> int:
+def delete_runless(
+    instance: dg.DagsterInstance, assets: Collection[dg.AssetKey], before: datetime, observed_before: datetime
+) -> int:
     """Delete events and check results of these assets without a run, from before a time; return their number.
 
-    The newest of each asset and check stays. No public method reads or deletes single events.
+    Observations are many and have a time of their own. The newest of each asset and check stays. No public method
+    reads or deletes single events.
     """
     import sqlalchemy as sa
+    from dagster import DagsterEventType
 
-    events, checks, before = _events(), _checks(), before.replace(tzinfo=None)
+    events, checks = _events(), _checks()
+    limits = defaultdict[str | None, datetime](
+        lambda: before, {DagsterEventType.ASSET_OBSERVATION.value: observed_before}
+    )
     names, storage = {key.to_string() for key in assets}, instance.event_log_storage
     query = sa.select(events.c.id, events.c.timestamp, events.c.event).where(events.c.run_id == _NO_RUN)
     deleted = 0
@@ -140,36 +148,39 @@ def delete_runless(instance: dg.DagsterInstance, assets: Collection[dg.AssetKey]
         with opened as connection:
             rows = connection.execute(query.order_by(events.c.id.desc())).fetchall()
             identified = [(row.id, row.timestamp, _subject(row.event)) for row in rows]
-            old = _outdated([(*row, row[2][0] in assets) for row in identified], before)
+            old = _outdated((*row, limits[row[2][1][0]] if row[2][0] in assets else None) for row in identified)
             _delete_rows(connection, events, "id", old)
             # In another storage both connections reach the same rows.
             deleted = max(deleted, len(old))
     query = sa.select(checks.c.id, checks.c.create_timestamp, checks.c.asset_key, checks.c.check_name)
     with _index(instance) as connection:
         rows = connection.execute(query.where(checks.c.run_id == _NO_RUN).order_by(checks.c.id.desc())).fetchall()
-        old = _outdated([(row[0], row[1], row[2:], row.asset_key in names) for row in rows], before)
+        old = _outdated((row[0], row[1], row[2:], before if row.asset_key in names else None) for row in rows)
         _delete_rows(connection, checks, "id", old)
     return deleted + len(old)
 
 
 def _subject(event: str) -> tuple[dg.AssetKey | None, tuple[str | None, ...]]:
-    """Return the asset of a stored event, and what distinguishes it from the asset's other events."""
+    """Return the asset of a stored event, and what distinguishes it from the asset's other events, first its type."""
     from dagster import EventLogEntry, deserialize_value
 
     entry = deserialize_value(event, EventLogEntry).dagster_event
     if entry is None:
-        return None, ()
+        return None, (None,)
     data = entry.event_specific_data
     asset = entry.asset_key or getattr(data, "asset_key", None)
     return asset, (entry.event_type_value, getattr(data, "check_name", None), entry.partition)
 
 
-def _outdated(rows: Iterable[tuple[int, datetime, Any, bool]], before: datetime) -> list[int]:
-    """Return the ids of our old rows that are not the newest of their subject; rows (id, time, subject, ours), newest first."""
+def _outdated(rows: Iterable[tuple[int, datetime, Any, datetime | None]]) -> list[int]:
+    """Return the ids of the old rows that are not the newest of their subject.
+
+    Each row has its id, its time, its subject, and the time before which it is old, or None; the newest row is the first.
+    """
     seen: set[Any] = set()
     old = []
-    for row_id, at, subject, ours in rows:
-        if subject in seen and ours and at < before:
+    for row_id, at, subject, before in rows:
+        if subject in seen and before is not None and at < before.replace(tzinfo=None):
             old.append(row_id)
         seen.add(subject)
     return old

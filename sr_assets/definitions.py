@@ -31,6 +31,7 @@ from sr_assets.automation.old_runs import build_retention
 from sr_assets.automation.run_processes import share_run_imports
 from sr_assets.automation.sensors import RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
+from sr_assets.dagster_internals import repository_of
 from sr_assets.resources import DataSources, FleetTables, FleetTablesIOManager, Platform, resource_keys, spark_resource
 from sr_assets.settings import Settings, load_settings
 
@@ -159,5 +160,5 @@ def defs() -> dg.Definitions:
         names = sites_to_load(settings)
         platform = build(settings) if len(names) == len(settings.sites) else build_sites(settings, names)
         # Dagster requests the repository next; it is built only once.
-        platform.get_repository_def()
+        repository_of(platform)
     return platform

@@ -43,6 +43,8 @@ INTERNALS: Final[dict[type, tuple[str, ...]]] = {
         "all_logs",
         "compute_log_manager",
         "event_log_storage",
+        "add_run_tags",
+        "get_concurrency_config",
         "get_daemon_statuses",
         "get_run_ids",
         "get_run_tags",
@@ -50,6 +52,7 @@ INTERNALS: Final[dict[type, tuple[str, ...]]] = {
         "optimize_for_webserver",
         "report_run_canceled",
         "report_run_failed",
+        "run_launcher",
         "storage_directory",
     ),
     dg.Definitions: ("get_repository_def", "resolve_job_def"),
@@ -79,13 +82,6 @@ FORBIDDEN: Final = {
     "schedule_storage",
     "step_failure_data",
     "user_failure_data",
-}
-#: Modules that may use these names.
-EXCEPTIONS: Final = {
-    "assets.host_run": {"get_concurrency_config"},
-    "assets.sites": {"add_run_tags"},
-    "automation.sensors": {"get_runs", "report_run_failed", "run_launcher"},
-    "definitions": {"get_repository_def"},
 }
 #: Packages of Dagster whose top level is public.
 PUBLIC_PACKAGES: Final = {"dagster", "dagster_duckdb", "dagster_pyspark"}
@@ -219,6 +215,24 @@ def test_statuses_of_runs_can_be_set(instance: dg.DagsterInstance) -> None:
     assert [each.status for each in statuses if each] == [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
+def test_tags_are_added_to_a_run(instance: dg.DagsterInstance) -> None:
+    run = instance.create_run_for_job(failing, tags={"site": "london"})
+    dagster_internals.tag_run(instance, run.run_id, {"day": "monday"})
+    tagged = instance.get_run_by_id(run.run_id)
+    assert tagged is not None
+    assert {"site": "london", "day": "monday"}.items() <= tagged.tags.items()
+
+
+def test_place_and_number_of_runs_are_those_of_the_instance(instance: dg.DagsterInstance) -> None:
+    assert dagster_internals.is_launched_here(instance)
+    file = Path(instance.root_directory) / "dagster.yaml"
+    file.write_text("concurrency: {runs: {max_concurrent_runs: 3}}\n")
+    with dg.DagsterInstance.get() as limited:
+        assert dagster_internals.concurrent_runs(limited) == 3
+    with dg.DagsterInstance.ephemeral() as elsewhere:
+        assert not dagster_internals.is_launched_here(elsewhere)
+
+
 def test_daemon_heartbeats_are_those_of_required_daemons(instance: dg.DagsterInstance) -> None:
     before = dagster_internals.daemon_heartbeats(instance)
     assert {"SCHEDULER", "SENSOR"} <= before.keys()
@@ -302,9 +316,11 @@ def test_storage_deletes_old_events_without_a_run(instance: dg.DagsterInstance) 
             dg.AssetCheckEvaluation(asset_key=NUMBERS, check_name="positive", passed=True)
         )
     now = datetime.now(UTC)
-    assert dagster_storage.delete_runless(instance, [NUMBERS], now - timedelta(days=1)) == 0
-    # Two observations and two check results, each an event, and the two rows of these check results.
-    assert dagster_storage.delete_runless(instance, [NUMBERS], now + timedelta(days=1)) == 6
+    before, after = now - timedelta(days=1), now + timedelta(days=1)
+    assert dagster_storage.delete_runless(instance, [NUMBERS], before, before) == 0
+    # Two observations; then two check results, each an event and a row of its table.
+    assert dagster_storage.delete_runless(instance, [NUMBERS], before, after) == 2
+    assert dagster_storage.delete_runless(instance, [NUMBERS], after, after) == 4
     assert len(instance.fetch_observations(NUMBERS, limit=10).records) == 1
 
 
@@ -349,8 +365,7 @@ def test_no_other_module_uses_internals_of_dagster() -> None:
         for module in MODULES.keys() - HOMES
         if any(name.startswith(("dagster", "sr_assets.dagster_")) for name in imports(module))
         for owner, name in used(module)
-        if name not in EXCEPTIONS.get(module, ())
-        and (name in internal or (re.search(r"\b_?instance$", owner) and not is_public_of_instance(name)))
+        if (name in internal or (re.search(r"\b_?instance$", owner) and not is_public_of_instance(name)))
     }
     assert wrong == set(), "use a public method, or add a function to dagster_internals"
 

@@ -22,6 +22,7 @@ from sr_assets.adapters.state.site_queue import dequeue_site, queue_ttl_seconds,
 from sr_assets.adapters.state.status_file import streams_without_error
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.assets.specs import site_job_name
+from sr_assets.dagster_internals import concurrent_runs
 from sr_assets.resources import NOTED
 from sr_assets.settings import Settings
 
@@ -52,8 +53,7 @@ def run_limit(settings: Settings, instance: dg.DagsterInstance) -> tuple[int, st
 
     A run beyond the instance's limit would wait in Dagster's queue and serve no site; a queued site is served by a host.
     """
-    run_queue = instance.get_concurrency_config().run_queue_config
-    instance_limit = run_queue.max_concurrent_runs if run_queue else -1
+    instance_limit = concurrent_runs(instance)
     if 0 <= instance_limit < settings.concurrency:
         return max(1, instance_limit), "`max_concurrent_runs` of the Dagster instance"
     return settings.concurrency, "`concurrency`"

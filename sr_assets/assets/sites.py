@@ -22,6 +22,7 @@ from sr_assets.assets.entry_assets import EntryAssets, entry_assets, selected_st
 from sr_assets.assets.fleet import published_tables
 from sr_assets.assets.host_run import HostedRun, HostRun, Result, run_limit
 from sr_assets.assets.specs import ROW_COUNT, column_metadata, materialized, recorded, stream_key
+from sr_assets.dagster_internals import tag_run
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
 from sr_assets.resources import (
     DATA_TAG,
@@ -178,7 +179,7 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
         run = RunRecord(context.instance, run_id, mode, spark, keys, checks)
         if values := _dynamic_values(settings):
             # A run that fails early records no metadata.
-            context.instance.add_run_tags(run_id, {DATA_TAG: json.dumps(values)})
+            tag_run(context.instance, run_id, {DATA_TAG: json.dumps(values)})
         limit, _ = run_limit(settings, context.instance)
         host = HostRun(settings, run_id, limit, partial(_serve, platform, run), context.log)
         yield from _run_site(platform, name, run, host)

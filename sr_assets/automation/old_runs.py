@@ -32,6 +32,8 @@ from sr_assets.settings import Settings
 JOB: Final = "retention"
 #: The age from which events and check results without a run are deleted, except the newest of each asset and check.
 _RUNLESS_AGE: Final = timedelta(days=30)
+#: The same for observations, which sensors record often.
+_OBSERVATION_AGE: Final = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ def delete_old_data(
     for run_id in orphaned:
         delete_files(instance, run_id)
     delete_checks(instance, orphaned)
-    runless = delete_runless(instance, assets, times.utc_now() - _RUNLESS_AGE)
+    now = times.utc_now()
+    runless = delete_runless(instance, assets, now - _RUNLESS_AGE, now - _OBSERVATION_AGE)
     return (
         f"deleted {deleted} runs, orphaned data of {len(orphaned)} runs deleted earlier,"
         f" and {runless} events and check results without a run"

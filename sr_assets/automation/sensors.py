@@ -22,6 +22,7 @@ from sr_assets.assets.specs import site_job_name
 from sr_assets.automation.decisions import Decision
 from sr_assets.automation.observing import StreamInfoCache, find_work
 from sr_assets.automation.source_observations import observe_sources
+from sr_assets.dagster_internals import is_launched_here, report_failed
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.resources import LINGER, MODE_TAG
@@ -60,9 +61,7 @@ class RunSlots:
             return True
         with self._guard:
             now = times.monotonic()
-            if lock_owner(settings.home / "sites" / site) or instance.get_runs(
-                dg.RunsFilter(job_name=job, statuses=ACTIVE_STATUSES), limit=1
-            ):
+            if lock_owner(settings.home / "sites" / site) or active_runs(instance, job_name=job):
                 return False
             active = self._active_jobs(instance)
             self._requested = {
@@ -84,7 +83,7 @@ class RunSlots:
         """Return the jobs that hold a slot, without jobs of removed sites and runs that lost their process."""
         sites = {site_job_name(self._settings, site): site for site in self._settings.sites}
         now, jobs, without_lock = times.monotonic(), set(), {}
-        for run in instance.get_runs(filters=dg.RunsFilter(tags={MODE_TAG: LINGER}, statuses=ACTIVE_STATUSES)):
+        for run in active_runs(instance, tags={MODE_TAG: LINGER}):
             if run.job_name not in sites:
                 continue
             folder = self._settings.home / "sites" / sites[run.job_name]
@@ -154,10 +153,8 @@ def _evaluate(
         return dg.SensorResult(skip_reason=line, cursor=context.cursor)
     cursor = _read_cursor(context.cursor)
     owner = lock_owner(settings.home / "sites" / site)
-    filters = dg.RunsFilter(job_name=site_job_name(settings, site), statuses=ACTIVE_STATUSES)
-    alive, cursor["without_lock"] = end_dead_runs(
-        context.instance, context.instance.get_runs(filters, limit=10), cursor.get("without_lock", {}), owner
-    )
+    runs = active_runs(context.instance, job_name=site_job_name(settings, site))
+    alive, cursor["without_lock"] = end_dead_runs(context.instance, runs, cursor.get("without_lock", {}), owner)
     active = f"run {alive[0].run_id} is {alive[0].status.value.lower()}" if alive else None
     if owner or active:
         reason, skip = None, f"a run is active: {owner or active}"
@@ -201,6 +198,14 @@ def _read_cursor(text: str | None) -> dict[str, Any]:
         return {}
 
 
+def active_runs(
+    instance: dg.DagsterInstance, *, job_name: str | None = None, tags: Mapping[str, str] | None = None
+) -> list[dg.DagsterRun]:
+    """Return the active runs of a job, or with these tags, newest first."""
+    filters = dg.RunsFilter(job_name=job_name, tags=tags, statuses=ACTIVE_STATUSES)
+    return [record.dagster_run for record in instance.get_run_records(filters)]
+
+
 def end_dead_runs(
     instance: dg.DagsterInstance,
     runs: Sequence[dg.DagsterRun],
@@ -213,7 +218,7 @@ def end_dead_runs(
     (monotonic seconds). Return the other runs, and the new `without_lock`.
     """
     alive, lacking, now = [], {}, times.monotonic()
-    if not isinstance(instance.run_launcher, dg.DefaultRunLauncher):
+    if not is_launched_here(instance):
         # Their processes may be on another host, and Dagster's run monitoring watches them.
         return list(runs), {}
     for run in runs:
@@ -224,7 +229,7 @@ def end_dead_runs(
             lacking[run.run_id] = min(without_lock.get(run.run_id, now), now)
             if now - lacking[run.run_id] > WITHOUT_LOCK_SECONDS:
                 del lacking[run.run_id]
-                instance.report_run_failed(run, "the run's process has ended: it does not hold its lock")
+                report_failed(instance, run, "the run's process has ended: it does not hold its lock")
                 continue
         alive.append(run)
     return alive, lacking

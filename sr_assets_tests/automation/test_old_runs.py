@@ -200,7 +200,8 @@ def test_newest_events_without_a_run_stay(
     clean(instance)
     assert runless(instance) == before
     # All rows are old now.
-    monkeypatch.setattr("sr_assets.automation.old_runs._RUNLESS_AGE", timedelta(seconds=-10))
+    for age in ("_RUNLESS_AGE", "_OBSERVATION_AGE"):
+        monkeypatch.setattr(f"sr_assets.automation.old_runs.{age}", timedelta(seconds=-10))
     clean(instance)
     assert {name: before[name] - count for name, count in runless(instance).items()} == {
         "shard": 4,
