@@ -137,6 +137,9 @@ def test_owners_kinds_and_documents_are_those_of_the_configuration(file: Path) -
     links = {link for spec in specs for link in re.findall(r"\]\((.*?)\)", spec.description or "")}
     assert all(link.startswith("https://docs.example.net/sr/") for link in links)
     assert links
+    file.write_text(text + "dagster: {kinds: [a, b, c, d, e, f, g]}\n")
+    with pytest.raises(ConfigurationError, match=r"kinds: at most 6, because an asset has at most ten with its own$"):
+        build_definitions(file)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 The first line of a fenced block names its kind: `yaml` (a whole configuration), `yaml fragment` (some keys of one), `sql`
 (queries on the published tables), `console` (commands after `$`), `python` (a script), `python asset` (a Dagster module),
-`python data` (an asset that reads a data source), `python lake` (a script that reads a lake, run by `assets/test_lake.py`).
+`python data` (an asset that reads a data source), `python inputs` (assets with tables as inputs), `python condition` (an
+automation condition), `python lake` (a script that reads a lake, run by `assets/test_lake.py`).
 """
 
 import re
@@ -20,6 +21,7 @@ import duckdb
 import pytest
 import yaml
 
+from sr_assets import build_definitions
 from sr_assets.adapters.data import SourceReader
 from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.assets.table_columns import COLUMN_TYPES, table_schema
@@ -29,6 +31,7 @@ from sr_assets.settings import load_settings, mapping
 from sr_assets.settings.entries import CommonKeys
 from sr_assets.settings.key_tables import key_table
 from sr_assets.settings.references import Known
+from sr_assets_tests.automation.test_downstream import ON_EACH_CHANGE
 from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publish_nodes
 
 ROOT = Path(__file__).parent.parent
@@ -102,6 +105,8 @@ def test_every_block_has_a_known_kind() -> None:
         "python asset",
         "python data",
         "python guest",
+        "python inputs",
+        "python condition",
         "python spark",
         "python lake",
         "mermaid",
@@ -335,6 +340,29 @@ def test_guest_is_merged(block: Block, home: Path, tmp_path: Path, monkeypatch: 
     exec(compile(block.text, str(block), "exec"), module.__dict__)
     dg.Definitions.validate_loadable(module.defs)
     assert dg.AssetKey(["choria", "fleet", "last_seen_nodes"]) in module.defs.resolve_asset_graph().get_all_asset_keys()
+
+
+@pytest.mark.parametrize("block", blocks("python inputs"), ids=str)
+def test_tables_are_inputs_of_users_assets(
+    block: Block, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(tmp_path, home, monkeypatch)
+    module = ModuleType("my_assets")
+    exec(compile(block.text, str(block), "exec"), module.__dict__)
+    mine = [module.nodes_by_domain, module.silent_nodes]
+    platform = build_definitions(tmp_path / "replication.yaml", key_prefix="choria")
+    job = dg.Definitions.merge(platform, dg.Definitions(assets=mine)).resolve_implicit_global_asset_job_def()
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = job.execute_in_process(instance=instance, asset_selection=[each.key for each in mine])
+    assert result.output_for_node("nodes_by_domain").sum() == 2
+    assert result.output_for_node("silent_nodes") == 1
+
+
+@pytest.mark.parametrize("block", blocks("python condition"), ids=str)
+def test_condition_is_the_one_that_loses_no_change(block: Block) -> None:
+    module = ModuleType("my_condition")
+    exec(compile(block.text, str(block), "exec"), module.__dict__)
+    assert module.on_each_change == ON_EACH_CHANGE
 
 
 @pytest.mark.parametrize("block", blocks("yaml component"), ids=str)

@@ -95,7 +95,7 @@ def test_stream_with_a_lake_has_its_asset_and_shares_the_job(tmp_path: Path) -> 
     definitions = build(configured(tmp_path, path="lake"))
     key, graph = dg.AssetKey(["paris", "NODES", "lake"]), definitions.resolve_asset_graph()
     assert {parent.path[-1] for parent in graph.get(key).parent_keys} == {"source"}
-    assert (graph.get(key).group_name, graph.get(key).kinds) == ("paris", {"spark", "parquet"})
+    assert (graph.get(key).group_name, graph.get(key).kinds) == ("paris", {"spark", "parquet", "NODES"})
     assert definitions.resolve_job_def("lakes").asset_layer.executable_asset_keys == {key}
     schedule = definitions.resolve_schedule_def("hourly_lakes")
     assert (schedule.job_name, schedule.default_status) == ("lakes", dg.DefaultScheduleStatus.RUNNING)

@@ -13,6 +13,8 @@ from sr_assets.domain.foreign_text import markdown
 from sr_assets.settings import Entry, Settings, asset_name
 
 ROW_COUNT: Final = "dagster/row_count"
+#: Dagster's longest kind.
+_LONGEST_KIND: Final = 63
 #: Dagster's tag of the data version in a materialization that is an event.
 DATA_VERSION_TAG: Final = "dagster/data_version"
 
@@ -124,12 +126,23 @@ def has_source(settings: Settings, entry: Entry) -> bool:
     return entry.kind != "feed" or not settings.copied_into(entry)
 
 
+def _stream_kind(entry: Entry) -> str:
+    """Return the stream as a kind: the graph shows an asset's kinds, and of its key the last part alone."""
+    return entry.asset_prefix[1][:_LONGEST_KIND]
+
+
 def source_spec(settings: Settings, entry: Entry, description: str) -> dg.AssetSpec:
     """Describe the stream that an entry reads; others write it, or the servers do if it is a native stream."""
     return dg.AssetSpec(
         stream_key(settings, entry, "source"),
         deps=native_keys(settings, entry),
-        **common_spec(settings, entry.asset_prefix[0], {"nats"}, description, "architecture.md#the-path-of-a-message"),
+        **common_spec(
+            settings,
+            entry.asset_prefix[0],
+            {"nats", _stream_kind(entry)},
+            description,
+            "architecture.md#the-path-of-a-message",
+        ),
     )
 
 
@@ -153,7 +166,7 @@ def entry_spec(
         deps=[stream_key(settings, entry, dep) if isinstance(dep, str) else dep for dep in deps],
         skippable=True,
         freshness_policy=freshness,
-        **common_spec(settings, entry.asset_prefix[0], kinds, text, section),
+        **common_spec(settings, entry.asset_prefix[0], {*kinds, _stream_kind(entry)}, text, section),
     )
 
 

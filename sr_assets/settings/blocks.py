@@ -1,7 +1,7 @@
 """The small blocks of the top level: sensors, Spark, metrics, retention, daily tables."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import model_validator
 
@@ -40,6 +40,8 @@ class SensorSettings(Block):
         return self
 
 
+#: Dagster allows ten, and an asset has up to four of its own.
+_MOST_KINDS: Final = 6
 #: Whether Dagster's daemon evaluates a new sensor or schedule.
 Status = Literal["running", "stopped"]
 
@@ -94,6 +96,12 @@ class DagsterSettings(Block):
         "new sensors in another deployment; those of `sr-assets up` always run", "stopped"
     )
     schedules: Annotated[Status, choice(Status)] = file_key("the same for schedules", "stopped")
+
+    @model_validator(mode="after")
+    def _few_kinds(self) -> Self:
+        if len(self.kinds) > _MOST_KINDS:
+            raise ValueError(f"kinds: at most {_MOST_KINDS}, because an asset has at most ten with its own")
+        return self
 
     #: Whether a code location of somebody else loads the definitions.
     guest: bool = False

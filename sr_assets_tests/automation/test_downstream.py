@@ -18,6 +18,13 @@ from sr_assets_tests.rig import SITE, Rig, Sent, in_background, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `include_sources`")  # by Dagster's own evaluation
 CONDITION = dg.AutomationCondition
+#: The condition of docs/dagster.md.
+ON_EACH_CHANGE = (
+    CONDITION.any_deps_match(CONDITION.newly_updated()).since(CONDITION.newly_requested())
+    & ~CONDITION.any_deps_missing()
+    & ~CONDITION.any_deps_in_progress()
+    & ~CONDITION.in_progress()
+)
 TRACKED = {"inspect_field": "sender", "inspect_duration": "1h"}
 
 
@@ -45,9 +52,7 @@ class Downstream:
         exact = dg.AssetSpec(
             "exact",
             deps=[table_key(settings, "last_seen_nodes")],
-            automation_condition=CONDITION.any_deps_match(CONDITION.newly_updated()).since(CONDITION.newly_requested())
-            & ~CONDITION.any_deps_in_progress()
-            & ~CONDITION.in_progress(),
+            automation_condition=ON_EACH_CHANGE,
         )
         hourly = dg.AssetSpec(
             "hourly",

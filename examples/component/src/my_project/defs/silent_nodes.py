@@ -1,12 +1,19 @@
-"""An asset of this project, computed from a table of the platform."""
+"""An asset of this project, computed whenever a table of the platform has changed."""
 
 import dagster as dg
-from dagster_duckdb import DuckDBResource
+import pandas as pd
 
 
-@dg.asset(deps=[dg.AssetKey(["choria", "fleet", "last_seen_nodes"])])
-def silent_nodes(choria_fleet_tables: DuckDBResource) -> dg.MaterializeResult:
+@dg.asset(
+    ins={
+        "silent": dg.AssetIn(
+            key=["choria", "fleet", "last_seen_nodes"],
+            metadata={"columns": ["name", "node", "last_seen"], "where": "status = 'timeout'"},
+        )
+    },
+    automation_condition=dg.AutomationCondition.eager(),
+)
+def silent_nodes(silent: pd.DataFrame) -> dg.MaterializeResult:
     """Count the nodes that are silent now."""
-    with choria_fleet_tables.get_connection() as connection:
-        rows = connection.execute("SELECT node FROM last_seen_nodes WHERE status = 'timeout' ORDER BY node").fetchall()
-    return dg.MaterializeResult(metadata={"dagster/row_count": len(rows), "nodes": [node for (node,) in rows[:20]]})
+    nodes = silent["node"].sort_values().head(20).to_list()
+    return dg.MaterializeResult(metadata={"dagster/row_count": len(silent), "nodes": nodes})
