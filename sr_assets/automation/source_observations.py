@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -33,23 +34,19 @@ def observe_sources(
     hold messages that the filter of its entry excludes.
     """
     now, interval = times.monotonic(), max(_SHORTEST_SECONDS, _SECONDS_PER_SOURCE * len(settings.entries))
-    events, latest = [], dict(observed)
+    events, latest = [], dict[str, tuple[float, list[int]]]()
     for entry in settings.sites[site]:
-        at, before = observed.get(entry.label, (-interval, []))
+        at, numbers = latest[entry.label] = observed.get(entry.label, (-interval, []))
         # A reboot begins the monotonic time again.
         if 0 <= now - at < interval or not has_source(settings, entry):
             continue
-        try:
+        with contextlib.suppress(RunError):
             info = stream_infos.recent(entry)
-        except RunError:
-            latest[entry.label] = (now, before)
-            continue
-        status = read_status(settings.home / "sites" / site).of(entry.stream)
-        metadata = _metadata(info, status)
-        numbers = [info.created_ns, info.last_sequence, metadata["lag_messages"]]
-        if numbers != before:
-            events.append(dg.AssetObservation(stream_key(settings, entry, "source"), metadata=metadata))
-            latest[entry.label] = (now, numbers)
+            metadata = _metadata(info, read_status(settings.home / "sites" / site).of(entry.stream))
+            before, numbers = numbers, [info.created_ns, info.last_sequence, metadata["lag_messages"]]
+            if numbers != before:
+                events.append(dg.AssetObservation(stream_key(settings, entry, "source"), metadata=metadata))
+        latest[entry.label] = (now, numbers)
     return events, latest
 
 
