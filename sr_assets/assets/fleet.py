@@ -4,7 +4,8 @@ Every run of a site publishes its rows itself, so that a failed stream does not 
 only the tables that have changed, because each event starts the assets downstream that follow the table.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Final
 
 import dagster as dg
@@ -67,6 +68,9 @@ _GLOBAL_ROWS: Final = {
     "global_summary": "site and stream, with the state of its heartbeat",
     "global_rejects": "rejected message of a feed",
 }
+#: Dagster evaluates automation conditions every 30 s. `eager()` drops a change of a table in the evaluation that sees the
+#: asset's own run, which is at most two evaluations after the change that started it.
+_APART_SECONDS: Final = 60.0
 _FIRST_ROWS: Final = 5
 _LONGEST_CELL: Final = 40
 #: Payloads stay out of Dagster's storage, whose readers `published_mode` does not restrict.
@@ -114,37 +118,46 @@ def build_fleet_assets(settings: Settings, sites: Collection[str]) -> dg.AssetsD
     return fleet_tables
 
 
-def published_tables(settings: Settings, instance: dg.DagsterInstance) -> Iterator[dg.AssetMaterialization]:
+def published_tables(
+    settings: Settings, instance: dg.DagsterInstance, *, ended: bool = True
+) -> Generator[dg.AssetMaterialization, None, bool]:
     """Yield the shared tables that the instance does not know as they are, as events of a site's run.
 
-    Yield also those that were last recorded an hour ago, and none before the first publication.
+    Yield also those that were last recorded an hour ago, and none before the first publication. Before the run has `ended`,
+    a table that was recorded in the last minute waits. Return whether none waits.
     """
-    published, known = table_versions(settings.home), _recorded_versions(settings, instance)
-    versions = {
-        table: published[table]
-        for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ()))
-        if table in published and known.get(table) != published[table]
-    }
+    published, known, now = table_versions(settings.home), _last_records(settings, instance), times.time()
+    versions, waiting = {}, False
+    for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ())):
+        version, at = known.get(table, (None, -math.inf))
+        age_seconds = now - at
+        if table not in published or (version == published[table] and age_seconds < TABLE_REPEATED.total_seconds()):
+            continue
+        # A clock that was set back must not hold back a table.
+        if not ended and 0 <= age_seconds < _APART_SECONDS:
+            waiting = True
+        else:
+            versions[table] = published[table]
     try:
         tables = summarize_tables(settings.home, _FIRST_ROWS, versions) if versions else {}
     except SrAssetsError:
         # Before the first publication: the end of this run publishes the tables, or fails with the reason.
-        return
+        return True
     for table, summary in tables.items():
         yield recorded(table_key(settings, table), _metadata(table, summary), versions[table])
+    return not waiting
 
 
-def _recorded_versions(settings: Settings, instance: dg.DagsterInstance) -> dict[str, str | None]:
-    """Return the version of each table that was recorded within the last hour."""
+def _last_records(settings: Settings, instance: dg.DagsterInstance) -> dict[str, tuple[str | None, float]]:
+    """Return the last recorded version of each table, and when it was recorded (unix seconds)."""
     keys = {table_key(settings, table): table for table in (*_TABLE_ROWS, *_GLOBAL_ROWS)}
-    since = (times.utc_now() - TABLE_REPEATED).timestamp()
-    versions = {}
+    records = {}
     for record in instance.get_asset_records([*keys]):
         event = record.asset_entry.last_materialization
-        if event and event.asset_materialization and event.timestamp > since:
-            tags = event.asset_materialization.tags or {}
-            versions[keys[record.asset_entry.asset_key]] = tags.get(DATA_VERSION_TAG)
-    return versions
+        if event and event.asset_materialization:
+            version = (event.asset_materialization.tags or {}).get(DATA_VERSION_TAG)
+            records[keys[record.asset_entry.asset_key]] = (version, event.timestamp)
+    return records
 
 
 def _metadata(table: str, summary: TableSummary) -> dict[str, dg.MetadataValue]:

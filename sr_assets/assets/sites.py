@@ -217,7 +217,7 @@ def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun
         return SiteWork(platform.open_site(name, record.run_id, record.spark), selection, lingers=lingers)
 
     with _one_line_failures(settings.home), work_of(record.run_id, begin) as work, process.open(lingers=lingers):
-        run, recorder = work.run, Recorder(work.site, entries, record)
+        run, recorder, tables_recorded = work.run, Recorder(work.site, entries, record), record.hosted
         work.site.pace.sites_served = lambda: process.sites_served
         run.wanted = lambda: process.keep_running
         for caught_up in work.rounds:
@@ -225,8 +225,8 @@ def _run_site(platform: Platform, name: str, record: RunRecord, process: HostRun
                 break
             if lingers and recorder.due(caught_up=caught_up):
                 # The shared tables only once, by the host.
-                if not recorder.began and not record.hosted:
-                    yield from published_tables(settings, record.instance)
+                if not tables_recorded:
+                    tables_recorded = yield from published_tables(settings, record.instance, ended=False)
                 yield from recorder.record(run.reports_so_far(), ended=False)
             yield from process.results()
         work.rounds.close()

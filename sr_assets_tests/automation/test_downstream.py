@@ -135,6 +135,25 @@ def test_exact_condition_loses_no_change_during_a_lingering_run(
     assert [downstream.tick(), downstream.tick()] == [{"exact"}, set()]
 
 
+def test_table_of_the_last_minute_waits_for_the_end_of_a_lingering_run(
+    rig: Rig, instance: dg.DagsterInstance, stream: str
+) -> None:
+    settings = rig.settings(linger="1s")
+    downstream, table = Downstream(settings, instance), table_key(settings, "last_seen_nodes")
+    replica = stream_key(settings, settings.streams[0], "replica")
+    downstream.run(lingers=False)
+    a_change(rig, stream, "db0")
+
+    downstream.run()
+
+    def recorded_at(key: dg.AssetKey) -> list[float]:
+        return [event.timestamp for event in instance.fetch_materializations(key, limit=10).records]
+
+    # A run records the tables first, so the second event of this one is of the end of the run.
+    (second, _), (second_of_replica, _) = recorded_at(table), recorded_at(replica)
+    assert second_of_replica < second
+
+
 def test_on_cron_asset_starts_once_an_hour(rig: Rig, instance: dg.DagsterInstance, stream: str) -> None:
     downstream = Downstream(rig.settings(linger="1s"), instance)
     hour = utc_now().replace(minute=0, second=0, microsecond=0)
@@ -163,7 +182,7 @@ def test_table_is_recorded_again_after_an_hour_without_a_change(
     downstream.run(lingers=False)
     assert records() == [first]
     later = utc_now() + TABLE_REPEATED
-    monkeypatch.setattr(times, "utc_now", lambda: later)
+    monkeypatch.setattr(times, "time", later.timestamp)
     downstream.run(lingers=False)
     (version, _), before = records()
     assert (before, version) == (first, first[0])
