@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -37,7 +38,8 @@ from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publ
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CONTRACT = (ROOT / "docs" / "contract.md").read_text()
-_BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: A block, which may be in a list.
+_BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 #: The keys that every entry needs.
 _ENTRY = {"stream": "S", "source_url": "a:1", "target_url": "b:1"}
 #: The values of the sources in the examples.
@@ -61,11 +63,11 @@ class Block:
 def blocks(*infos: str) -> list[Block]:
     """Return the blocks of these kinds in all documents."""
     return [
-        Block(document, text.count("\n", 0, match.start()) + 1, match[1], match[2])
+        Block(document, text.count("\n", 0, match.start()) + 1, match[2], dedent(match[3]))
         for document in DOCUMENTS
         for text in [document.read_text()]
         for match in _BLOCK.finditer(text)
-        if match[1] in infos
+        if match[2] in infos
     ]
 
 
@@ -115,10 +117,10 @@ def test_every_block_has_a_known_kind() -> None:
         "nginx",
     }
     unknown = [
-        f"{document.name}: {match[1]!r}"
+        f"{document.name}: {match[2]!r}"
         for document in DOCUMENTS
         for match in _BLOCK.finditer(document.read_text())
-        if match[1] not in known
+        if match[2] not in known
     ]
     assert not unknown
 
@@ -363,6 +365,14 @@ def test_condition_is_the_one_that_loses_no_change(block: Block) -> None:
     module = ModuleType("my_condition")
     exec(compile(block.text, str(block), "exec"), module.__dict__)
     assert module.on_each_change == ON_EACH_CHANGE
+
+
+@pytest.mark.parametrize("block", blocks("yaml dagster"), ids=str)
+def test_instance_accepts_the_settings(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dagster.yaml").write_text(block.text)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with dg.DagsterInstance.get() as instance:
+        assert instance.get_run_records() == []
 
 
 @pytest.mark.parametrize("block", blocks("yaml component"), ids=str)
