@@ -35,6 +35,8 @@ LINGER = "linger"
 ONCE = "once"
 #: Tag of a run: its dynamic values, as JSON.
 DATA_TAG = "sr_assets/data"
+#: Tag of a run that a sensor requests from a launcher other than Dagster's default one: the place of the sensor's home.
+HOME_TAG = "sr_assets/home"
 #: Metadata of a hosted site's materialisation: the host run that recorded it.
 HOST_KEY = "sr_assets/host"
 #: Metadata of a failure: true if only a change of the configuration can help.

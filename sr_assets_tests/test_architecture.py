@@ -36,7 +36,7 @@ RINGS = (
 BUDGETS = {
     "domain": (42, 5_750),
     "settings": (22, 5_300),
-    "adapters": (105, 21_250),
+    "adapters": (105, 21_300),
     "stages": (54, 12_650),
     "assets": (14, 2_650),
     "automation": (11, 1_550),

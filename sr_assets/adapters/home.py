@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sr_assets.adapters import times
 from sr_assets.adapters.private import OWNERS_ALONE, refuse_foreign, tighten
 from sr_assets.domain.errors import ConfigurationError, RunError
 
@@ -63,6 +64,15 @@ def open_home(home: Path, published_mode: int) -> None:
     _set_mode(home / "fleet.duckdb", published_mode)
     for name in _VIEWED:
         _open_viewed(home / name, 0o700 | readers | readers >> 2, published_mode)
+
+
+def place_of(home: Path) -> str:
+    """Return what identifies a home on this host: processes with the same place share its locks; empty if it is missing."""
+    try:
+        status = home.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{times.boot_id()}/{status.st_dev}/{status.st_ino}"
 
 
 def refuse_foreign_home(home: Path) -> None:

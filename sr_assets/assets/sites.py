@@ -16,6 +16,7 @@ from typing import Any, Final
 import dagster as dg
 
 from sr_assets.adapters import times
+from sr_assets.adapters.home import place_of
 from sr_assets.adapters.spark.run_session import SparkResource
 from sr_assets.assets.checks import as_event
 from sr_assets.assets.entry_assets import EntryAssets, entry_assets, selected_stages
@@ -26,6 +27,7 @@ from sr_assets.dagster_internals import tag_run
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, cannot_write
 from sr_assets.resources import (
     DATA_TAG,
+    HOME_TAG,
     HOST_KEY,
     LINGER,
     MISCONFIGURED,
@@ -48,6 +50,10 @@ _TABLES: Final = {
     Stage.REPLICA: "messages",
     Stage.ADVISORY_FEED: "global_availability",
 }
+_OTHER_HOME: Final = (
+    "the home {home} of this run is not the one that its sensor reads; let the launcher start runs on the sensor's host,"
+    " with this folder mounted (docs/dagster.md#what-it-needs)"
+)
 #: A run is recorded after this time even if it has not caught up.
 _FIRST_SECONDS: Final = 30.0
 #: Interval at which a lingering run records changed check results.
@@ -175,6 +181,8 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
         platform = platform_of(context, declared).current()
         spark = spark_of(context, declared)
         settings, run_id, mode = platform.settings, context.run.run_id, context.run.tags.get(MODE_TAG)
+        if (place := context.run.tags.get(HOME_TAG)) and place != place_of(settings.home):
+            raise _failure([_OTHER_HOME.format(home=settings.home)], {}, misconfigured=True)
         keys, checks = context.selected_asset_keys, context.selected_asset_check_keys
         run = RunRecord(context.instance, run_id, mode, spark, keys, checks)
         if values := _dynamic_values(settings):

@@ -15,6 +15,7 @@ import dagster as dg
 
 from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
+from sr_assets.adapters.home import open_home, place_of
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queue_ttl_seconds, queued_sites
 from sr_assets.assets.host_run import run_limit
@@ -25,7 +26,7 @@ from sr_assets.automation.source_observations import observe_sources
 from sr_assets.dagster_internals import is_launched_here, report_failed
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.positions import SECOND_NS
-from sr_assets.resources import LINGER, MODE_TAG
+from sr_assets.resources import HOME_TAG, LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name
 from sr_assets.stages.leadership import standby_line
 
@@ -161,13 +162,22 @@ def _evaluate(
     else:
         reason, skip = _find_work(context, settings, site, stream_infos, run_slots)
     events, cursor["observed"] = observe_sources(settings, site, stream_infos, cursor.get("observed", {}))
-    requests = [dg.RunRequest(tags={MODE_TAG: LINGER, "sr_assets/reason": reason[:200]})] if reason else []
+    requests = [dg.RunRequest(tags=_tags(context.instance, settings, reason))] if reason else []
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else skip,
         cursor=json.dumps(cursor),
         asset_events=events,
     )
+
+
+def _tags(instance: dg.DagsterInstance, settings: Settings, reason: str) -> dict[str, str]:
+    tags = {MODE_TAG: LINGER, "sr_assets/reason": reason[:200]}
+    if is_launched_here(instance):
+        return tags
+    # The run proves that it has this home.
+    open_home(settings.home, settings.published_mode)
+    return {**tags, HOME_TAG: place_of(settings.home)}
 
 
 def _find_work(

@@ -16,6 +16,7 @@ from sr_assets.automation.observing import find_work, share_stream_infos
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
+from sr_assets.resources import HOME_TAG, MODE_TAG
 from sr_assets.settings import Settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.tracking.node_state import NodeStage
@@ -125,6 +126,30 @@ def test_sensor_fails_run_without_process_unless_it_may_be_on_another_host(
         assert ended is not None
         assert ended.is_failure == is_here
         assert reason(later) == "first run" if is_here else "started" in str(later.skip_reason)
+
+
+def test_run_of_another_launcher_needs_the_home_of_its_sensor(
+    rig: Rig, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """The launcher of an ephemeral instance stands for all but the default one."""
+    rig.add(rig.make(), target_subject_prefix="c")
+    settings = rig.settings()
+    (request,) = tick(settings, instance).run_requests or ()
+    job = build(settings).resolve_job_def(site_job_name(settings, SITE))
+    tags = {**request.tags, MODE_TAG: "once"}
+    assert job.execute_in_process(instance=instance, tags=tags).success
+    other = settings.changed(home=tmp_path / "other")
+    job = build(other).resolve_job_def(site_job_name(other, SITE))
+    result = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    (failure,) = result.get_step_failure_events()
+    assert failure.step_failure_data.user_failure_data is not None
+    line = str(failure.step_failure_data.user_failure_data.description)
+    assert line.startswith(f"the home {other.home} of this run is not the one that its sensor reads; let the launcher")
+    assert not other.home.exists()
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as here:
+        rig.publish(settings.streams[0].stream, [Sent()])
+        (request,) = tick(settings, here).run_requests or ()
+        assert HOME_TAG not in request.tags
 
 
 def observations(result: dg.SensorResult) -> list[dg.AssetObservation]:
