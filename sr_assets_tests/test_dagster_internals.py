@@ -325,7 +325,7 @@ def test_storage_deletes_old_events_without_a_run(instance: dg.DagsterInstance) 
 
 
 def used(module: str) -> Iterator[tuple[str, str]]:
-    """Yield the attributes that a module reads, each with its owner's text, and those that it names in `getattr`."""
+    """Yield the attributes that a module reads, directly or by `getattr`, each with its owner's text."""
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node.value), node.attr

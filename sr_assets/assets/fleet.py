@@ -123,8 +123,8 @@ def published_tables(
 ) -> Generator[dg.AssetMaterialization, None, bool]:
     """Yield the shared tables that the instance does not know as they are, as events of a site's run.
 
-    Yield also those that were last recorded an hour ago, and none before the first publication. Before the run has `ended`,
-    a table that was recorded in the last minute waits. Return whether none waits.
+    A table last recorded an hour ago is yielded too; before the first publication, none is. Before the run has `ended`, a
+    table that was recorded in the last minute waits. Return whether none waits.
     """
     published, known, now = table_versions(settings.home), _last_records(settings, instance), times.time()
     versions, waiting = {}, False

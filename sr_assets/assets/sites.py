@@ -51,8 +51,8 @@ _TABLES: Final = {
     Stage.ADVISORY_FEED: "global_availability",
 }
 _OTHER_HOME: Final = (
-    "the home {home} of this run is not the one that its sensor reads; let the launcher start runs on the sensor's host,"
-    " with this folder mounted (docs/dagster.md#what-it-needs)"
+    "the home {home} of this run is not its sensor's; start runs on the host of the sensor, with this folder mounted"
+    " (docs/dagster.md#what-it-needs)"
 )
 #: A run is recorded after this time even if it has not caught up.
 _FIRST_SECONDS: Final = 30.0

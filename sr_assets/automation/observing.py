@@ -72,18 +72,12 @@ class StreamInfoCache:
         Raises RunError if the cluster does not respond or the stream does not exist.
         """
         since = max(since, times.monotonic() - self._max_age_seconds)
-        return _sound(self._clusters[entry.source].read(entry, since))
+        return self._clusters[entry.source].read(entry, since)
 
     def recent(self, entry: Entry) -> StreamInfo:
         """Return the last info of an entry's source, even if the entry has read it; raises RunError as `stream_info` does."""
         since = times.monotonic() - self._max_age_seconds
-        return _sound(self._clusters[entry.source].read(entry, since, again=True))
-
-
-def _sound(info: StreamInfo | RunError) -> StreamInfo:
-    if isinstance(info, RunError):
-        raise info
-    return info
+        return self._clusters[entry.source].read(entry, since, again=True)
 
 
 class _Cluster:
@@ -96,14 +90,20 @@ class _Cluster:
         self._infos: dict[str, StreamInfo | RunError] = {}
         self._readers: set[str] = set()
 
-    def read(self, entry: Entry, since: float, *, again: bool = False) -> StreamInfo | RunError:
-        """Return the info of an entry's source, queried at `since` or later; `again`: the entry may have read it."""
+    def read(self, entry: Entry, since: float, *, again: bool = False) -> StreamInfo:
+        """Return the info of an entry's source, queried at `since` or later; `again`: the entry may have read it.
+
+        Raises RunError as `StreamInfoCache.stream_info` does.
+        """
         with self._guard:
             if not self._infos or self._queried_at < since or (entry.label in self._readers and not again):
                 self._queried_at, self._readers = times.monotonic(), set()
                 self._infos = self._query()
             self._readers.add(entry.label)
-            return self._infos[entry.stream]
+            info = self._infos[entry.stream]
+        if isinstance(info, RunError):
+            raise info
+        return info
 
     def _query(self) -> dict[str, StreamInfo | RunError]:
         try:

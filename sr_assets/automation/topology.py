@@ -10,7 +10,7 @@ from sr_assets.adapters.state.lock import SiteBusyError
 from sr_assets.adapters.state.status_file import SiteStatus, read_status
 from sr_assets.assets.specs import topology_key
 from sr_assets.assets.topology import evaluations, metadata
-from sr_assets.automation.sensors import ACTIVE_STATUSES, end_dead_runs, sensor_status
+from sr_assets.automation.sensors import active_runs, end_dead_runs, sensor_status
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.domain.topology.plan import Action
 from sr_assets.settings import Settings
@@ -57,9 +57,8 @@ def build_topology_sensor(settings: Settings) -> dg.SensorDefinition:
                     publish_evaluation(settings, seen, "topology_watch", _WAIT_SECONDS)
                     cursor["published_at"] = times.monotonic()
                 reason = _reason(settings, survey, read_status(folder))
-                active = dg.RunsFilter(job_name=settings.dagster.name(JOB), statuses=ACTIVE_STATUSES)
                 # A working run would hold the lock that this tick holds.
-                runs = [record.dagster_run for record in context.instance.get_run_records(active, limit=10)]
+                runs = active_runs(context.instance, job_name=settings.dagster.name(JOB))
                 alive, cursor["without_lock"] = end_dead_runs(
                     context.instance, runs, cursor.get("without_lock", {}), None
                 )

@@ -181,13 +181,10 @@ class DueWork:
 
     def end_own_dead_runs(self) -> None:
         """Report the runs of earlier processes as failed that were killed; call it once, inside the lock."""
-        import dagster as dg
+        from sr_assets.automation.sensors import active_runs
 
-        from sr_assets.automation.sensors import ACTIVE_STATUSES
-
-        filters = dg.RunsFilter(tags={_HOME_TAG: self._id}, statuses=ACTIVE_STATUSES)
-        for record in self._instance.get_run_records(filters):
-            report_failed(self._instance, record.dagster_run, "the process of the due work has ended")
+        for run in active_runs(self._instance, tags={_HOME_TAG: self._id}):
+            report_failed(self._instance, run, "the process of the due work has ended")
 
     def end_dead_site_runs(self) -> None:
         """Report the sites' runs as failed that have lost their process, as the sensors do."""

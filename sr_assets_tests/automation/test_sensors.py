@@ -144,7 +144,9 @@ def test_run_of_another_launcher_needs_the_home_of_its_sensor(
     (failure,) = result.get_step_failure_events()
     assert failure.step_failure_data.user_failure_data is not None
     line = str(failure.step_failure_data.user_failure_data.description)
-    assert line.startswith(f"the home {other.home} of this run is not the one that its sensor reads; let the launcher")
+    assert line.startswith(
+        f"the home {other.home} of this run is not its sensor's; start runs on the host of the sensor"
+    )
     assert not other.home.exists()
     with dg.DagsterInstance.local_temp(str(tmp_path)) as here:
         rig.publish(settings.streams[0].stream, [Sent()])

@@ -245,7 +245,7 @@ class TableSummary(NamedTuple):
 
 
 #: Every public table.
-PUBLIC: Final = (
+_PUBLIC: Final = (
     *(table for table in TABLES if table not in INTERNAL),
     "node_availability",
     "node_snapshots",
@@ -259,7 +259,7 @@ PUBLIC: Final = (
 )
 
 
-def summarize_tables(home: Path, first_rows: int = 0, tables: Iterable[str] = PUBLIC) -> dict[str, TableSummary]:
+def summarize_tables(home: Path, first_rows: int = 0, tables: Iterable[str] = _PUBLIC) -> dict[str, TableSummary]:
     """Return the number of rows of public tables, and a few of them; without a table that has an unreadable file."""
     summaries = {}
     with open_fleet(home) as connection:

@@ -98,10 +98,10 @@ class Files:
         file.chmod(self._mode)
         return Written(file.name, file.stat().st_size, rows)
 
-    def repeats(
+    def discard_repeated(
         self, written: Written, earlier: Mapping[str, int], later: Mapping[str, int], base: BaseFile | None
     ) -> bool:
-        """Return whether a small table's only earlier file has the same content, and delete the written one if so.
+        """Delete the written file of a small table if its only earlier file has the same content; return whether it has.
 
         Without a change of its rows, the table's view and data version then stay as they are.
         """
@@ -310,7 +310,7 @@ def _write_table(
                 delta.setdefault(name, {})[written.name] = written.size
             return
     written = files.write(name, table, f"{query} AND {table.shown}")
-    if written is not None and before is not None and files.repeats(written, *before.content(name)):
+    if written is not None and before is not None and files.discard_repeated(written, *before.content(name)):
         publication.keep(name, before)
     elif written is not None:
         publication.files[name] = {written.name: written.size}
