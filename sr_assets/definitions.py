@@ -29,7 +29,7 @@ from sr_assets.automation.jobs import (
 from sr_assets.automation.observing import share_stream_infos
 from sr_assets.automation.old_runs import build_retention
 from sr_assets.automation.run_processes import share_run_imports
-from sr_assets.automation.sensors import RunSlots, build_lag_sensor
+from sr_assets.automation.sensors import ConfigurationFile, RunSlots, build_lag_sensor
 from sr_assets.automation.topology import JOB, build_topology_sensor
 from sr_assets.dagster_internals import repository_of
 from sr_assets.resources import DataSources, FleetTables, FleetTablesIOManager, Platform, resource_keys, spark_resource
@@ -80,22 +80,22 @@ def build_platform(
     lake_jobs = [resolve_job(settings.dagster.name(LAKES), filling, lakes, own, {JOB_TAG: LAKES})] if lakes else []
     assets = [*(asset for assets, _ in sites for asset in assets), *shared]
     jobs = [*(job for _, job in sites), *topology_jobs, *hourly.values(), *lake_jobs]
-    nightly_job, nightly = build_retention(settings, assets, [job.name for job in jobs])
-    stream_infos, run_slots = share_stream_infos(settings), RunSlots(settings)
-    lag_sensors = [build_lag_sensor(settings, name, stream_infos, run_slots) for name in names]
+    nightly = [build_retention(settings, assets, [job.name for job in jobs])] if retention else []
+    shared_by_sensors = share_stream_infos(settings), RunSlots(settings), ConfigurationFile(settings)
+    lag_sensors = [build_lag_sensor(settings, name, *shared_by_sensors) for name in names]
     hourly_schedules = [
         build_daily_schedule(settings, stage, job, minute=7 + 10 * number)
         for number, (stage, job) in enumerate(hourly.items())
     ]
     return dg.Definitions(
         assets=assets,
-        jobs=[*jobs, *([nightly_job] if retention else [])],
+        jobs=[*jobs, *(job for job, _ in nightly)],
         sensors=[
             *([*lag_sensors, *([build_topology_sensor(settings)] if native else [])] if sensors else []),
             *([build_failure_sensor(settings)] if failure_sensor else []),
         ],
         schedules=[
-            *([nightly] if retention else []),
+            *(schedule for _, schedule in nightly),
             *([*hourly_schedules, *(build_lakes_schedule(settings, job) for job in lake_jobs)] if schedules else []),
         ],
         resources=provided,

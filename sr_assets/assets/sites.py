@@ -168,7 +168,6 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
     every site's assets, so each job, and each of its runs, would carry all sites.
     """
     specs, check_specs = _specs(settings, name)
-    declared = settings
 
     @dg.multi_asset(
         name=settings.dagster.name(f"{asset_name(name)}_site"),
@@ -178,18 +177,18 @@ def build_site_assets(settings: Settings, name: str) -> dg.AssetsDefinition:
         required_resource_keys=resource_keys(settings, "platform", "spark"),
     )
     def site_assets(context: dg.AssetExecutionContext) -> Iterator[Result]:
-        platform = platform_of(context, declared).current()
-        spark = spark_of(context, declared)
-        settings, run_id, mode = platform.settings, context.run.run_id, context.run.tags.get(MODE_TAG)
-        if (place := context.run.tags.get(HOME_TAG)) and place != place_of(settings.home):
-            raise _failure([_OTHER_HOME.format(home=settings.home)], {}, misconfigured=True)
+        platform = platform_of(context, settings).current()
+        spark = spark_of(context, settings)
+        present, run_id, mode = platform.settings, context.run.run_id, context.run.tags.get(MODE_TAG)
+        if (place := context.run.tags.get(HOME_TAG)) and place != place_of(present.home):
+            raise _failure([_OTHER_HOME.format(home=present.home)], {}, misconfigured=True)
         keys, checks = context.selected_asset_keys, context.selected_asset_check_keys
         run = RunRecord(context.instance, run_id, mode, spark, keys, checks)
-        if values := _dynamic_values(settings):
+        if values := _dynamic_values(present):
             # A run that fails early records no metadata.
             tag_run(context.instance, run_id, {DATA_TAG: json.dumps(values)})
-        limit, _ = run_limit(settings, context.instance)
-        host = HostRun(settings, run_id, limit, partial(_serve, platform, run), context.log)
+        limit, _ = run_limit(present, context.instance)
+        host = HostRun(present, run_id, limit, partial(_serve, platform, run), context.log)
         yield from _run_site(platform, name, run, host)
 
     return site_assets

@@ -9,6 +9,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import dagster as dg
@@ -24,10 +25,10 @@ from sr_assets.automation.decisions import Decision
 from sr_assets.automation.observing import StreamInfoCache, find_work
 from sr_assets.automation.source_observations import observe_sources
 from sr_assets.dagster_internals import is_launched_here, report_failed
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, SrAssetsError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.resources import HOME_TAG, LINGER, MODE_TAG
-from sr_assets.settings import Settings, asset_name
+from sr_assets.settings import Settings, asset_name, load_settings
 from sr_assets.stages.leadership import standby_line
 
 ACTIVE_STATUSES: Final = [dg.DagsterRunStatus[name] for name in ("QUEUED", "NOT_STARTED", "STARTING", "STARTED")]
@@ -97,6 +98,43 @@ class RunSlots:
         return jobs
 
 
+class ConfigurationFile:
+    """The configuration's file, which may change while this process has the definitions of its earlier content; thread-safe.
+
+    A run's process reads the file again, so a run of a removed site would fail in Dagster's own code.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = None if settings.loaded is None else settings.loaded.path
+        self._guard = threading.Lock()
+        self._looked_at, self._problem = self._look(), ""
+        self._sites = frozenset(settings.sites)
+
+    def problem(self, site: str) -> str | None:
+        """Return why a run of a site could not start, in one line."""
+        if self._path is None:
+            return None
+        with self._guard:
+            if (look := self._look()) != self._looked_at:
+                self._looked_at = look
+                try:
+                    self._sites, self._problem = frozenset(load_settings(self._path).sites), ""
+                except SrAssetsError as error:
+                    self._problem = str(error)
+            if self._problem:
+                return f"the configuration has changed, and a run could not load it: {self._problem}"
+            if site not in self._sites:
+                return f"site {site} is no longer in {self._path}; reload this code location"
+        return None
+
+    def _look(self) -> tuple[int, ...]:
+        try:
+            status = (self._path or Path()).stat()
+        except OSError:
+            return ()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 class _Polls:
     """The last poll of a sensor with a dynamic interval."""
 
@@ -113,11 +151,11 @@ class _Polls:
 
 
 def build_lag_sensor(
-    settings: Settings, site: str, stream_infos: StreamInfoCache, run_slots: RunSlots
+    settings: Settings, site: str, stream_infos: StreamInfoCache, run_slots: RunSlots, file: ConfigurationFile
 ) -> dg.SensorDefinition:
     """Return the sensor that requests a run of a site whenever it needs one.
 
-    The sensors of all sites share `stream_infos` and `run_slots`.
+    The sensors of all sites share `stream_infos`, `run_slots` and `file`.
     """
     is_dynamic = any(key[:1] == ("sensor",) for key in settings.dynamic_keys)
     polls = _Polls()
@@ -137,7 +175,7 @@ def build_lag_sensor(
         current = current_settings(settings)
         if is_dynamic and (wait_seconds := polls.wait_seconds(current)):
             return dg.SensorResult(skip_reason=f"next poll in {wait_seconds:.0f} s", cursor=context.cursor)
-        return _evaluate(context, current, site, stream_infos, run_slots)
+        return _evaluate(context, current, site, stream_infos, run_slots, file)
 
     return lag_sensor
 
@@ -148,6 +186,7 @@ def _evaluate(
     site: str,
     stream_infos: StreamInfoCache,
     run_slots: RunSlots,
+    file: ConfigurationFile,
 ) -> dg.SensorResult:
     """Request a run of a site if it needs one, or return why not; observe its sources."""
     if line := standby_line(settings, site):
@@ -160,7 +199,7 @@ def _evaluate(
     if owner or active:
         reason, skip = None, f"a run is active: {owner or active}"
     else:
-        reason, skip = _find_work(context, settings, site, stream_infos, run_slots)
+        reason, skip = _find_work(context, settings, site, stream_infos, run_slots, file)
     events, cursor["observed"] = observe_sources(settings, site, stream_infos, cursor.get("observed", {}))
     requests = [dg.RunRequest(tags=_tags(context.instance, settings, reason))] if reason else []
     return dg.SensorResult(
@@ -186,8 +225,11 @@ def _find_work(
     site: str,
     stream_infos: StreamInfoCache,
     run_slots: RunSlots,
+    file: ConfigurationFile,
 ) -> Decision:
     """Return why a site without an active run needs one and has a run slot, or why it gets none."""
+    if problem := file.problem(site):
+        return Decision(None, problem)
     try:
         reason, skip = find_work(settings, site, stream_infos)
     except RunError as error:

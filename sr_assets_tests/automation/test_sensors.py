@@ -17,7 +17,7 @@ from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.resources import HOME_TAG, MODE_TAG
-from sr_assets.settings import Settings
+from sr_assets.settings import Settings, load_settings
 from sr_assets.stages.leadership import Leadership
 from sr_assets.stages.tracking.node_state import NodeStage
 from sr_assets_tests.members import make_bucket, member
@@ -206,6 +206,40 @@ def test_sensor_observes_its_sources_while_a_run_is_active(rig: Rig, instance: d
 def test_sensor_reads_a_foreign_cursor(rig: Rig, instance: dg.DagsterInstance, cursor: str) -> None:
     rig.add(rig.make(), target_subject_prefix="c")
     assert reason(tick(rig.settings(), instance, cursor)) == "first run"
+
+
+def test_sensor_names_a_change_of_the_configuration_that_no_run_could_load(
+    rig: Rig, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """The code location has the definitions of the file's earlier content until it is reloaded."""
+    stream, file = rig.make(), tmp_path / "changing.yaml"
+    site = f"""
+        - {{name: {SITE}, stream: {stream}, source_url: {rig.source.url}, target_url: {rig.target.url}, target_subject_prefix: c}}
+        """
+    other = site.replace(SITE, "OTHER").replace(stream, "ELSEWHERE")
+
+    def write(*sites: str) -> None:
+        file.write_text(f"name: {SITE}\nstate_store: {tmp_path / 'home'}\nstreams:\n{''.join(sites)}")
+
+    write(site, other)
+    definitions = build(load_settings(file))
+    sensor = definitions.resolve_sensor_def(f"{SITE}_lag")
+
+    def outcome() -> str | None:
+        with dg.build_sensor_context(instance=instance, definitions=definitions) as context:
+            result = sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        return reason(result) or str(result.skip_reason and result.skip_reason.skip_message)
+
+    assert outcome() == "first run"
+    write(other)
+    assert outcome() == f"site {SITE} is no longer in {file}; reload this code location"
+    write(site, "    {")
+    assert "the configuration has changed, and a run could not load it: " in str(outcome())
+    file.unlink()
+    assert str(file) in str(outcome())
+    write(site)
+    assert outcome() == "first run"
 
 
 def test_next_run_restores_a_deleted_fleet_file(rig: Rig, instance: dg.DagsterInstance) -> None:
