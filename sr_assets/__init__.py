@@ -8,11 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sr_assets.api import data, read
+    from sr_assets.api import connect, data, read, tables
     from sr_assets.component import SrAssetsComponent, build_definitions
     from sr_assets.resources import fleet_tables_io_manager
 
-__all__ = ["SrAssetsComponent", "build_definitions", "data", "fleet_tables_io_manager", "read"]
+__all__ = [
+    "SrAssetsComponent",
+    "build_definitions",
+    "connect",
+    "data",
+    "fleet_tables_io_manager",
+    "read",
+    "tables",
+]
 
 
 def __dir__() -> list[str]:
@@ -20,7 +28,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("data", "read"):
+    if name in ("connect", "data", "read", "tables"):
         from sr_assets import api
 
         return getattr(api, name)

@@ -3,27 +3,59 @@
 Add a function for notebooks and scripts here.
 """
 
+from __future__ import annotations
+
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args, overload
+from typing import TYPE_CHECKING, Final, Literal, get_args, overload
 
 import duckdb
 import pandas as pd
 import pyarrow as pa
 
 from sr_assets.adapters.data import Source, source_named
-from sr_assets.adapters.published.fleet_reader import attach_fleet
-from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
+from sr_assets.adapters.published.catalog import ROWS, columns_of
+from sr_assets.adapters.published.fleet_reader import attach_fleet, refuse_unknown_table, unreadable
+from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.settings import load_settings, load_sources
+
+if TYPE_CHECKING:
+    import polars as pl
 
 #: Integers and booleans keep their type if values are missing.
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
 
 
 #: What `read` returns.
-Form = Literal["pandas", "arrow", "duckdb"]
+Form = Literal["pandas", "arrow", "polars", "duckdb"]
 _Folder = str | os.PathLike[str] | None
+_LINK: Final = re.compile(r"\[(.+?)\]\(.+?\)")
+
+
+def connect(config: _Folder = None, *, home: _Folder = None) -> duckdb.DuckDBPyConnection:
+    """Return a connection to the published tables, which cannot be changed, for use in `with`; times are in UTC.
+
+    Every query shows the last publication at the time of the call, until the end of the block. A cursor of the connection
+    begins without these settings: `USE fleet` there. `home` and `config` are those of `read`.
+
+    Raises RunError before the first publication.
+    """
+    return attach_fleet(home_of(home, config))
+
+
+def tables() -> pd.DataFrame:
+    """Return a row for each column of each published table: `table`, `row`, `column`, `type`, `description`.
+
+    `row` is what one row of the table is, `type` DuckDB's.
+    """
+    rows = [
+        (table, row, column, kind, _LINK.sub(r"\1", description))
+        for table, row in ROWS.items()
+        for column, kind, description in columns_of(table)
+    ]
+    return pd.DataFrame(rows, columns=["table", "row", "column", "type", "description"])
 
 
 @overload
@@ -59,6 +91,19 @@ def read(
     where: str | None = None,
     parameters: Sequence[object] = (),
     *,
+    as_: Literal["polars"],
+    home: _Folder = None,
+    config: _Folder = None,
+) -> pl.DataFrame: ...
+
+
+@overload
+def read(
+    table: str,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    parameters: Sequence[object] = (),
+    *,
     as_: Literal["duckdb"],
     home: _Folder = None,
     config: _Folder = None,
@@ -74,11 +119,11 @@ def read(
     *,
     home: _Folder = None,
     config: _Folder = None,
-) -> pd.DataFrame | pa.Table | duckdb.DuckDBPyRelation:
+) -> pd.DataFrame | pa.Table | pl.DataFrame | duckdb.DuckDBPyRelation:
     """Return a published table or view as of the last publication, or some `columns` and rows of it.
 
-    `where` is a condition in SQL with a `?` for each of `parameters`. `as_` is the form: a pandas DataFrame, an Arrow table, or
-    a DuckDB relation, which reads only what its query needs and shows this publication as long as it exists.
+    `where` is a condition in SQL with a `?` for each of `parameters`. `as_` is the form: a pandas DataFrame, an Arrow table, a
+    Polars DataFrame, or a DuckDB relation, which reads only what its query needs and shows this publication as long as it exists.
 
     `home` is the folder with `fleet.duckdb`; without it the configuration names it: the file `config`, else
     SR_ASSETS_CONFIG, else `conf/replication.yaml`. Times are UTC, integers and booleans nullable, JSON is text. Raises
@@ -86,7 +131,7 @@ def read(
     """
     if as_ not in get_args(Form):
         raise ConfigurationError(f"as_: {as_!r} is unknown; use one of: {', '.join(get_args(Form))}")
-    folder = Path(home) if home is not None else load_settings(None if config is None else Path(config)).home
+    folder = home_of(home, config)
     connection = attach_fleet(folder)
     try:
         relation = _select(connection, table, columns, where, parameters)
@@ -94,9 +139,26 @@ def read(
             return relation
         rows: pa.Table = relation.to_arrow_table()
     except duckdb.Error as error:
-        raise RunError(f"table {table} cannot be read: {_first_line(error)}") from None
+        raise unreadable(f"table {table}", error, folder) from None
     connection.close()
+    if as_ == "polars":
+        return _as_polars(rows)
     frame: pd.DataFrame = rows.to_pandas(types_mapper=_NULLABLE.get) if as_ == "pandas" else rows
+    return frame
+
+
+def home_of(home: _Folder, config: _Folder) -> Path:
+    """Return the home that is given or that the configuration names."""
+    return Path(home) if home is not None else load_settings(None if config is None else Path(config)).home
+
+
+def _as_polars(rows: pa.Table) -> pl.DataFrame:
+    try:
+        import polars as pl
+    except ModuleNotFoundError:
+        raise ConfigurationError("as_: polars is not installed; `pip install polars`, or use pandas or arrow") from None
+    frame = pl.from_arrow(rows)
+    assert isinstance(frame, pl.DataFrame)
     return frame
 
 
@@ -107,7 +169,7 @@ def _select(
     where: str | None,
     parameters: Sequence[object],
 ) -> duckdb.DuckDBPyRelation:
-    _refuse_unknown(table, connection)
+    refuse_unknown_table(table, connection)
     known = connection.table(table).columns
     for column in columns or ():
         if column not in known:
@@ -134,13 +196,3 @@ def data(source: str, *, config: str | os.PathLike[str] | None = None) -> Source
     MissingValueError for a missing key, unless it has a default. Raises ConfigurationError for an unknown source.
     """
     return source_named(load_sources(None if config is None else Path(config)).data, source)
-
-
-def _refuse_unknown(table: str, connection: duckdb.DuckDBPyConnection) -> None:
-    rows = connection.execute(
-        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' ORDER BY table_name"
-    ).fetchall()
-    names = [name for (name,) in rows]
-    if table not in names:
-        hint = did_you_mean(table, names)
-        raise ConfigurationError(f"no table {table!r} is published; {hint}the tables are: {', '.join(names)}")

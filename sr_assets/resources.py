@@ -4,6 +4,7 @@ The class of `spark` is in `spark_engine`, because it imports pyspark. This modu
 Dagster reads the annotations of a resource's class.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -103,9 +104,9 @@ class FleetTables(DuckDBResource):
 class FleetTablesIOManager(dg.IOManager):
     """Gives the published tables of a home to assets as inputs, in the form of the input's annotation.
 
-    The forms are a pandas DataFrame, which an input without annotation gets too, a `pyarrow.Table` and a
-    `duckdb.DuckDBPyRelation`. The metadata `columns` and `where` of an input are those of `sr_assets.read`. Of a daily table,
-    an asset gets the days that its partition maps to.
+    The forms are a pandas DataFrame, which an input without annotation gets too, a `pyarrow.Table`, a `polars.DataFrame`
+    and a `duckdb.DuckDBPyRelation`. The metadata `columns` and `where` of an input are those of `sr_assets.read`. Of a daily
+    table, an asset gets the days that its partition maps to.
     """
 
     def __init__(self, home: Path) -> None:
@@ -140,9 +141,12 @@ def _form_of(table: str, annotation: object) -> "Form":
         pa.Table: "arrow",
         duckdb.DuckDBPyRelation: "duckdb",
     }
+    if polars := sys.modules.get("polars"):
+        forms[polars.DataFrame] = "polars"
     if annotation not in forms:
         raise ConfigurationError(
-            f"the input {table} is annotated with {annotation}; use pandas.DataFrame, pyarrow.Table or duckdb.DuckDBPyRelation"
+            f"the input {table} is annotated with {annotation}; use pandas.DataFrame, pyarrow.Table,"
+            " polars.DataFrame or duckdb.DuckDBPyRelation"
         )
     return forms[annotation]
 

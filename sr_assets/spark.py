@@ -1,4 +1,4 @@
-"""The Spark format `jetstream` for any PySpark session: batch, streaming and write, without a configuration of this package."""
+"""For any PySpark session: the format `jetstream` (batch, streaming and write), and the published tables of a home."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def register(spark: SparkSession) -> None:
@@ -24,3 +24,22 @@ def register(spark: SparkSession) -> None:
         context.pythonExec = sys.executable
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(JetStreamDataSource)
+
+
+def read_table(
+    spark: SparkSession,
+    table: str,
+    config: str | os.PathLike[str] | None = None,
+    *,
+    home: str | os.PathLike[str] | None = None,
+) -> DataFrame:
+    """Return a published table or view as of the last publication, in a session whose executors see the files of the home.
+
+    Spark reads the Parquet files; only small tables pass this process: `snapshot_info`, `site_leaders`, `operator_actions`,
+    `heartbeats`, `hops` and `v_nodes_at_several_sites`. The files stay as long as the DataFrame exists, and ten minutes longer.
+    `config` and `home` are those of `sr_assets.read`, as are the errors. JSON is text.
+    """
+    from sr_assets.adapters.spark import fleet_tables
+    from sr_assets.api import home_of
+
+    return fleet_tables.read_table(spark, table, home_of(home, config))

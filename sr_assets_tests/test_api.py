@@ -1,4 +1,4 @@
-"""`sr_assets.read`: published tables as DataFrames of the published types."""
+"""The public functions on published tables: `read`, `connect`, `tables`."""
 
 import subprocess
 import sys
@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pandas as pd
+import polars as pl
 import pytest
 
 import sr_assets
@@ -70,6 +72,43 @@ def test_read_takes_columns_and_rows_in_several_forms(home: Path) -> None:
     assert relation.project("node").fetchall() == [("a",)]
 
 
+def test_read_returns_polars_with_the_same_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = sr_assets.read("last_seen_nodes", as_="polars", home=home)
+    assert frame.filter(pl.col("copied_bytes").is_null())["node"].to_list() == ["b"]
+    assert frame.schema["last_seen"] == pl.Datetime("us", "UTC")
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ConfigurationError, match=r"polars is not installed; `pip install polars`"):
+        sr_assets.read("last_seen_nodes", as_="polars", home=home)
+
+
+def test_connection_shows_one_publication_until_it_is_closed(home: Path) -> None:
+    with sr_assets.connect(home=home) as connection:
+        publish_nodes(home, node_row("c", "up", 0))
+        query = "SELECT count(*), (SELECT count(*) FROM node_availability) FROM last_seen_nodes"
+        assert connection.execute(query).fetchall() == [(2, 2)]
+        with sr_assets.connect(home=home) as later:
+            assert later.execute(query).fetchall() == [(3, 3)]
+        assert connection.execute(query).fetchall() == [(2, 2)]
+        assert connection.sql("SELECT max(last_seen)::VARCHAR FROM last_seen_nodes").fetchall() == [
+            ("2026-01-31 12:00:00+00",)
+        ]
+        with pytest.raises(duckdb.Error, match="read-only"):
+            connection.execute("DROP VIEW last_seen_nodes")
+    with pytest.raises(duckdb.Error, match="closed"):
+        connection.execute("SELECT 1")
+
+
+def test_tables_describes_each_column_that_can_be_read(home: Path) -> None:
+    described = sr_assets.tables()
+    with sr_assets.connect(home=home) as connection:
+        names = {name for (name,) in connection.execute("SHOW TABLES").fetchall()}
+        assert set(described["table"]) == names
+        for table, rows in described.groupby("table"):
+            assert rows["column"].to_list() == connection.table(str(table)).columns
+    assert not described["description"].str.contains(r"\]\(").any()
+    assert described.query("table == 'gaps'")["row"].unique().tolist() == ["hole in a source"]
+
+
 def test_relation_keeps_its_publication_and_hides_no_later_one(home: Path) -> None:
     before = sr_assets.read("last_seen_nodes", as_="duckdb", home=home)
     publish_nodes(home, node_row("c", "up", 0))
@@ -84,7 +123,7 @@ def test_relation_keeps_its_publication_and_hides_no_later_one(home: Path) -> No
         ({"where": "nod = 'a'"}, "table last_seen_nodes: where: Binder Error: "),
         ({"where": "node = ?"}, "table last_seen_nodes: where: "),
         ({"where": "true) UNION (SELECT 1"}, "table last_seen_nodes: where: "),
-        ({"as_": "numpy"}, "as_: 'numpy' is unknown; use one of: pandas, arrow, duckdb"),
+        ({"as_": "numpy"}, "as_: 'numpy' is unknown; use one of: pandas, arrow, polars, duckdb"),
     ),
 )
 def test_read_refuses_a_wrong_choice_in_one_line(home: Path, arguments: dict[str, Any], reason: str) -> None:

@@ -36,9 +36,9 @@ RINGS = (
 BUDGETS = {
     "domain": (42, 5_750),
     "settings": (22, 5_300),
-    "adapters": (105, 21_300),
+    "adapters": (107, 21_800),
     "stages": (54, 12_650),
-    "assets": (14, 2_650),
+    "assets": (13, 2_300),
     "automation": (11, 1_550),
     "operate": (27, 5_150),
     "embedded": (13, 2_600),

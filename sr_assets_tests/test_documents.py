@@ -24,8 +24,8 @@ import yaml
 
 from sr_assets import build_definitions
 from sr_assets.adapters.data import SourceReader
+from sr_assets.adapters.published.catalog import COLUMN_TYPES, columns_of
 from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
-from sr_assets.assets.table_columns import COLUMN_TYPES, table_schema
 from sr_assets.cli.base import cli
 from sr_assets.operate.webserver import anchor
 from sr_assets.settings import load_settings, mapping
@@ -236,7 +236,7 @@ def test_reference_lists_the_keys_of_the_settings(block: type[mapping.Block]) ->
 
 def column_table(table: str) -> str:
     """Return the reference of a table's columns as the document has it."""
-    rows = (f"| `{column.name}` | {column.type} | {column.description} |" for column in table_schema(table).columns)
+    rows = (f"| `{name}` | {kind} | {description} |" for name, kind, description in columns_of(table))
     return "\n".join(("| column | type | meaning |", "| --- | --- | --- |", *rows, ""))
 
 

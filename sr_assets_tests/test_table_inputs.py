@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 import duckdb
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -44,6 +45,10 @@ def nodes_of_pandas(last_seen_nodes: pd.DataFrame) -> object:
     return last_seen_nodes["node"].to_list()
 
 
+def nodes_of_polars(last_seen_nodes: pl.DataFrame) -> object:
+    return last_seen_nodes["node"].to_list()
+
+
 def nodes_of_arrow(last_seen_nodes: pa.Table) -> object:
     return last_seen_nodes["node"].to_pylist()
 
@@ -57,7 +62,7 @@ def nodes_of_anything(last_seen_nodes):  # type: ignore[no-untyped-def]  # noqa:
     return last_seen_nodes["node"].to_list()
 
 
-@pytest.mark.parametrize("read", (nodes_of_pandas, nodes_of_arrow, nodes_of_duckdb, nodes_of_anything))
+@pytest.mark.parametrize("read", (nodes_of_pandas, nodes_of_polars, nodes_of_arrow, nodes_of_duckdb, nodes_of_anything))
 def test_annotation_chooses_the_form_of_a_table(file: Path, read: Callable[..., object]) -> None:
     mine = dg.asset(name="mine", ins={"last_seen_nodes": dg.AssetIn(key=TABLE)})(read)
     assert value_of(mine, sr_assets.build_definitions(file, key_prefix="choria")) == ["web1", "web2"]

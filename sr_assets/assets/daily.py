@@ -15,6 +15,7 @@ import dagster as dg
 from sr_assets.adapters import times
 from sr_assets.adapters.published import availability as availability_queries
 from sr_assets.adapters.published import inventory as inventory_queries
+from sr_assets.adapters.published.catalog import ROWS
 from sr_assets.adapters.published.fleet_reader import Rows
 from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.published.status_queries import recent_nodes, site_outages
@@ -41,13 +42,12 @@ _VALUES_PER_PROPERTY: Final = 5
 class DailyAsset:
     """The asset of a daily table.
 
-    `row` is the subject of one row. `sources` returns the assets that the table is computed from. `checks` has each check's
-    description, and a function that counts the wrong rows of a day. `metadata` returns a chart
-    and a table for a run, from its last day. `lineage` has, by column, the tables and columns that it comes from.
+    `sources` returns the assets that the table is computed from. `checks` has each check's description, and a function that
+    counts the wrong rows of a day. `metadata` returns a chart and a table for a run, from its last day. `lineage` has, by
+    column, the tables and columns that it comes from.
     """
 
     stage: DailyStage
-    row: str
     sources: Callable[[Settings], list[dg.AssetKey]]
     checks: Mapping[str, tuple[str, Callable[[Path, Day], int]]]
     metadata: Callable[[Settings, date], dict[str, Any]]
@@ -109,7 +109,7 @@ def build_daily_asset(settings: Settings, daily: DailyAsset, *, may_use_spark: b
                 settings,
                 "fleet",
                 ["duckdb", "spark"] if may_use_spark else ["duckdb"],
-                f"Table {stage.table.name} of fleet.duckdb: one row per {daily.row}.",
+                f"Table {stage.table.name} of fleet.duckdb: one row per {ROWS[stage.table.name]}.",
                 f"rules.md#{stage.table.computed}-by-day",
                 {**column_metadata(stage.table.name), "dagster/column_lineage": _lineage(settings, daily)},
             ),
@@ -219,7 +219,6 @@ def _cell(value: object) -> str | float | int | bool | None:
 
 AVAILABILITY_ASSET: Final = DailyAsset(
     AVAILABILITY_STAGE,
-    "node and day on which it was known",
     _availability_sources,
     {
         "seconds_add_up": (
@@ -240,7 +239,6 @@ AVAILABILITY_ASSET: Final = DailyAsset(
 )
 INVENTORY_ASSET: Final = DailyAsset(
     INVENTORY_STAGE,
-    "day, stream, property and value",
     lambda settings: [
         table_key(settings, table) for table in ("node_snapshots", "node_availability", "node_advisories")
     ],

@@ -12,6 +12,7 @@ import dagster as dg
 
 from sr_assets.adapters import times
 from sr_assets.adapters.home import open_home
+from sr_assets.adapters.published.catalog import COLUMN_TYPES, ROWS
 from sr_assets.adapters.published.fleet_file import Run, republish, table_versions
 from sr_assets.adapters.published.fleet_reader import TableSummary, summarize_tables
 from sr_assets.assets.freshness import TABLE_REPEATED, table_freshness
@@ -28,46 +29,36 @@ from sr_assets.assets.specs import (
     table_io_manager,
     table_key,
 )
-from sr_assets.assets.table_columns import COLUMN_TYPES
 from sr_assets.domain.errors import SrAssetsError
 from sr_assets.resources import platform_of, resource_keys
 from sr_assets.settings import Settings
 from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import published_sites
 
-#: table → (the stage that produces its rows, the subject of one row)
-_TABLE_ROWS: Final = {
-    "last_seen_nodes": ("node_state", "tracked node that is not retired"),
-    "retired_nodes": ("node_state", "retired node"),
-    "node_availability": ("node_state", "node ever tracked"),
-    "node_advisories": ("node_advisories", "transition"),
-    "node_snapshots": ("node_snapshots", "node: its newest copied message"),
-    "replication": ("replica", "stream"),
-    "replication_partitions": ("replica", "partition of a stream"),
-    "gaps": ("replica", "hole in a source"),
-    "parked_messages": ("replica", "message that a target cannot take"),
-    "heartbeats": ("replica", "heartbeat subject and hop"),
-    "hops": ("replica", "hop of copied messages"),
-    "site_summary": ("node_state", "site and stream"),
-    "site_events": ("node_state", "outage event of a site"),
-    "node_events": ("node_state", "beginning or end of a node's flapping, or undone retirement"),
-    "snapshot_info": ("replica", "publication: only the last"),
-    "site_leaders": ("replica", "site"),
-    "operator_actions": ("replica", "command that changed something"),
+#: Table → the stage that produces its rows.
+_TABLE_STAGES: Final = {
+    "last_seen_nodes": "node_state",
+    "retired_nodes": "node_state",
+    "node_availability": "node_state",
+    "node_advisories": "node_advisories",
+    "node_snapshots": "node_snapshots",
+    "replication": "replica",
+    "replication_partitions": "replica",
+    "gaps": "replica",
+    "parked_messages": "replica",
+    "heartbeats": "replica",
+    "hops": "replica",
+    "site_summary": "node_state",
+    "site_events": "node_state",
+    "node_events": "node_state",
+    "snapshot_info": "replica",
+    "site_leaders": "replica",
+    "operator_actions": "replica",
 }
-#: Tables about native streams and all links, assets only if native streams are configured → the subject of one row
-_TOPOLOGY_ROWS: Final = {
-    "topology_streams": "stream of a configured cluster",
-    "topology_links": "mirror, source, replica or feed",
-    "topology_drift": "difference between a native stream and its configuration",
-}
-#: Global tables, assets only if a feed is configured → the subject of one row
-_GLOBAL_ROWS: Final = {
-    "global_availability": "node ever reported, at each site",
-    "global_advisories": "advisory of any site",
-    "global_summary": "site and stream, with the state of its heartbeat",
-    "global_rejects": "rejected message of a feed",
-}
+#: Tables about native streams and all links, assets only if native streams are configured.
+_TOPOLOGY_TABLES: Final = ("topology_streams", "topology_links", "topology_drift")
+#: Assets only if a feed is configured.
+_GLOBAL_TABLES: Final = ("global_availability", "global_advisories", "global_summary", "global_rejects")
 #: Dagster evaluates automation conditions every 30 s. `eager()` drops a change of a table in the evaluation that sees the
 #: asset's own run, which is at most two evaluations after the change that started it.
 _APART_SECONDS: Final = 60.0
@@ -81,17 +72,17 @@ def build_fleet_assets(settings: Settings, sites: Collection[str]) -> dg.AssetsD
     """Return the shared tables, which one run publishes together; they depend on the assets of these sites."""
     streams = [stream for stream in settings.streams if stream.name in sites]
     specs = {}
-    for table, (stage, row) in _TABLE_ROWS.items():
+    for table, stage in _TABLE_STAGES.items():
         producers = [stream for stream in streams if stage == "replica" or stream.tracked]
         sources = [stream_key(settings, stream, stage) for stream in producers]
-        specs[table] = _table_spec(settings, table, row, sources, table_freshness(settings, producers))
+        specs[table] = _table_spec(settings, table, sources, table_freshness(settings, producers))
     if settings.feeds:
         feeds = [feed for feed in settings.feeds if feed.name in sites]
         sources = [stream_key(settings, feed, "advisory_feed") for feed in feeds]
         freshness = table_freshness(settings, feeds)
-        specs |= {table: _table_spec(settings, table, row, sources, freshness) for table, row in _GLOBAL_ROWS.items()}
+        specs |= {table: _table_spec(settings, table, sources, freshness) for table in _GLOBAL_TABLES}
     if native := native_keys(settings):
-        specs |= {table: _table_spec(settings, table, row, native, None) for table, row in _TOPOLOGY_ROWS.items()}
+        specs |= {table: _table_spec(settings, table, native, None) for table in _TOPOLOGY_TABLES}
 
     @dg.multi_asset(
         name=settings.dagster.name("fleet_tables"),
@@ -128,7 +119,7 @@ def published_tables(
     """
     published, known, now = table_versions(settings.home), _last_records(settings, instance), times.time()
     versions, waiting = {}, False
-    for table in (*_TABLE_ROWS, *(_GLOBAL_ROWS if settings.feeds else ())):
+    for table in (*_TABLE_STAGES, *(_GLOBAL_TABLES if settings.feeds else ())):
         version, at = known.get(table, (None, -math.inf))
         age_seconds = now - at
         if table not in published or (version == published[table] and age_seconds < TABLE_REPEATED.total_seconds()):
@@ -150,7 +141,7 @@ def published_tables(
 
 def _last_records(settings: Settings, instance: dg.DagsterInstance) -> dict[str, tuple[str | None, float]]:
     """Return the last recorded version of each table, and when it was recorded (unix seconds)."""
-    keys = {table_key(settings, table): table for table in (*_TABLE_ROWS, *_GLOBAL_ROWS)}
+    keys = {table_key(settings, table): table for table in (*_TABLE_STAGES, *_GLOBAL_TABLES)}
     records = {}
     for record in instance.get_asset_records([*keys]):
         event = record.asset_entry.last_materialization
@@ -175,9 +166,9 @@ def _text(value: object) -> str:
 
 
 def _table_spec(
-    settings: Settings, table: str, row: str, deps: Sequence[dg.AssetKey], freshness: dg.FreshnessPolicy | None
+    settings: Settings, table: str, deps: Sequence[dg.AssetKey], freshness: dg.FreshnessPolicy | None
 ) -> dg.AssetSpec:
-    text, section = f"Table {table} of fleet.duckdb: one row per {row}.", "contract.md#tables-in-fleetduckdb"
+    text, section = f"Table {table} of fleet.duckdb: one row per {ROWS[table]}.", "contract.md#tables-in-fleetduckdb"
     return dg.AssetSpec(
         table_key(settings, table),
         deps=deps,

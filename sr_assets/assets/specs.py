@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from sr_assets.assets.table_columns import table_schema
+from sr_assets.adapters.published.catalog import columns_of
 from sr_assets.domain.foreign_text import markdown
 from sr_assets.settings import Entry, Settings, asset_name
 
@@ -118,7 +118,8 @@ def column_metadata(table: str) -> dict[str, Any]:
     A shared table has them in its spec. The assets of a site and native streams have them in each materialisation: in
     the specs of hundreds of sites they would make loading slow.
     """
-    return {"dagster/column_schema": table_schema(table)}
+    columns = [dg.TableColumn(name, kind, description) for name, kind, description in columns_of(table)]
+    return {"dagster/column_schema": dg.TableSchema(columns)}
 
 
 def has_source(settings: Settings, entry: Entry) -> bool:

@@ -5,8 +5,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from sr_assets.adapters.published.catalog import _OWN, _SHARED, COLUMN_TYPES, ROWS, columns_of
 from sr_assets.adapters.published.fleet_reader import open_fleet
-from sr_assets.assets.table_columns import _OWN, _SHARED, COLUMN_TYPES, table_schema
 from sr_assets.definitions import build
 from sr_assets.settings import load_settings
 from sr_assets_tests.published import publish_nodes
@@ -25,9 +25,13 @@ topology:
 
 @pytest.mark.parametrize("table", COLUMN_TYPES)
 def test_every_column_of_a_table_has_a_description(table: str) -> None:
-    for column in table_schema(table).columns:
-        assert column.description, column.name
-        assert column.description.endswith("."), column.description
+    for name, _, description in columns_of(table):
+        assert description, name
+        assert description.endswith("."), description
+
+
+def test_every_published_table_says_what_a_row_is() -> None:
+    assert ROWS.keys() == COLUMN_TYPES.keys() - {"messages", "lake"}
 
 
 def test_every_description_belongs_to_a_column() -> None:

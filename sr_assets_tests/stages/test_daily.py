@@ -15,18 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import duckdb
 import pytest
 
-from sr_assets.adapters.published import availability, daily_rows, inventory, site_publishing
+from sr_assets.adapters.published import availability, daily_rows, inventory
 from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY
-from sr_assets.adapters.published.fleet_file import Run, view_files
-from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.published.queries import unfinished_dates
-from sr_assets.adapters.published.site_publishing import publish_site
-from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.spark import daily_jobs
 from sr_assets.adapters.spark.jobs import try_links
 from sr_assets.adapters.spark.run_session import GivenEngine, HomeEngine, SparkConnection
 from sr_assets.adapters.state.operator_settings import add_windows
-from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.jobs import due_days
 from sr_assets.domain.days import Day, dates_between, day_of
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -51,6 +46,8 @@ from sr_assets_tests.histories import (
     publish,
     publish_centre,
     random_histories,
+    random_messages,
+    varied_home,
 )
 
 if TYPE_CHECKING:
@@ -282,59 +279,7 @@ def test_availability_days_begin_at_local_midnight(tmp_path: Path, spark: SparkC
 
 @pytest.fixture
 def varied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """A home with a name of many characters, and everything that daily tables are computed from.
-
-    Random nodes at sites and at a feed's site, a forgotten node, one with expired advisories, an undone retirement, blind spans,
-    maintenance windows, messages, rows that replace others, and days of a time zone.
-    """
-    # Each table has a base file.
-    monkeypatch.setattr(site_publishing, "LARGE", 1)
-    folder = tmp_path / "it's [a] hömé {1}"
-    folder.mkdir()
-    more = {"availability": "{timezone: America/New_York}", "inventory": r"{facts: [country, 'a\.b.0']}"}
-    settings = configured(folder, **more)
-    watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
-    histories = random_histories(5, 40, watermark_ns)
-    histories["undone"] = [Change(BEGIN_NS, "new", None), Change(BEGIN_NS + HOUR, "expire", "up")]
-    messages = random_messages(random.Random(5), histories, watermark_ns)
-    spans = [(BEGIN_NS + hours * HOUR, BEGIN_NS + (hours + 5) * HOUR + 1) for hours in (3, 30)]
-    publish_centre(settings.home, random_histories(6, 20, watermark_ns), watermark_ns)
-    with SiteState(settings.home / "sites" / "centre") as state:
-        with state.transaction():
-            change = f"REPLACE ({watermark_ns + DAY_NS} AS received_ns, event_ns + {HOUR} AS event_ns)"
-            state.connection.execute(
-                f"CREATE TEMP TABLE newer AS SELECT * {change} FROM global_nodes WHERE node < 'node2'"
-            )
-            state.connection.execute("DELETE FROM global_nodes WHERE node < 'node2'")
-            state.connection.execute("INSERT INTO global_nodes BY NAME FROM newer")
-            state.connection.execute("DELETE FROM global_history WHERE node = 'node1'")
-        streams = [PublishedStream("ADVISORIES", None, tracked=False)]
-        publish_site(settings.home, "centre", state, streams, sites=["centre"], run=Run(watermark_ns, "again"))
-    publish(settings.home, histories, watermark_ns, spans, messages, site="köln")
-    publish(settings.home, histories, watermark_ns, spans, messages)
-    with SiteState(settings.home / "sites" / SITE) as state:
-        with state.transaction():
-            state.outbox(STREAM).undo("undone", 2, BEGIN_NS + 2 * HOUR)
-            state.connection.execute("UPDATE nodes SET status = 'up', retired_at_ns = NULL WHERE node = 'undone'")
-            state.connection.execute("DELETE FROM nodes WHERE node = 'node7'")
-        streams = [PublishedStream(STREAM, "COPY", tracked=True)]
-        sites = [SITE, "köln", "centre"]
-        publish_site(settings.home, SITE, state, streams, sites=sites, run=Run(watermark_ns, "again"))
-        with state.transaction():
-            later = f"status_since_ns = {watermark_ns + HOUR}"
-            state.connection.execute(f"UPDATE nodes SET status = 'timeout', {later} WHERE node = 'node8'")
-            retired = f"status = 'retired', retired_at_ns = {watermark_ns + HOUR}, {later}"
-            state.connection.execute(f"UPDATE nodes SET {retired} WHERE node = 'node9'")
-        publish_site(settings.home, SITE, state, streams, sites=sites, run=Run(watermark_ns, "later"))
-    windows = [
-        Window("1", ("node1*",), BEGIN_NS + HOUR, BEGIN_NS + 3 * HOUR),
-        Window("2", (), cron="0 3 * * *", length_ns=2 * HOUR),
-    ]
-    add_windows(settings.home / "sites" / SITE, windows)
-    with open_fleet(settings.home) as connection:
-        for table in ("global_availability", "last_seen_nodes"):
-            assert all(view_files(connection, table)), "there are no rows that replace others"
-    return settings
+    return varied_home(tmp_path, monkeypatch)
 
 
 def daily_files(settings: Settings, stage: DailyStage) -> dict[date, tuple[str, list[Any], int]]:
@@ -416,28 +361,6 @@ def inventory_rows(home: Path) -> dict[tuple[date, str, str | None], tuple[int, 
     by_key = {row[:3]: row[3:8] for row in rows}
     assert len(by_key) == len(rows)
     return by_key
-
-
-def random_messages(chance: random.Random, histories: Histories, until_ns: int) -> list[Message]:
-    """Return messages of the nodes while they are up; some nodes send rarely, some change their values."""
-    messages = []
-    for node, changes in histories.items():
-        interval_ns = chance.choice([HOUR, HOUR, 30 * HOUR])
-        country = chance.choice(["uk", "fr", None])
-        for change, end in zip(changes, [*(later.at_ns for later in changes[1:]), until_ns + HOUR], strict=True):
-            at_ns = change.at_ns
-            while AFTER[change.event] == "up" and at_ns < end:
-                version = chance.choice(["0.30.2", "0.31.0"])
-                content = {
-                    "classes": chance.sample(["web", "db", "base"], chance.randrange(4)),
-                    "agents": [{"name": "rpcutil", "version": version}, {"name": "puppet"}],
-                    "build_info": {"version": version},
-                    "facts": {"country": country, "os": {"family": chance.choice(["Debian", "RedHat"])}, "a.b": [7]},
-                }
-                messages.append(Message(node, at_ns, content))
-                at_ns += chance.randrange(1, 2 * interval_ns)
-    chance.shuffle(messages)
-    return messages
 
 
 def values_of(content: Any) -> set[tuple[str, str | None]]:

@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 
 from sr_assets.adapters import times
 from sr_assets.adapters.private import make_shared_folder, share_as_folder
-from sr_assets.adapters.published.tables import literal
+from sr_assets.adapters.published.tables import in_home
 from sr_assets.domain.errors import cannot_write
 
 logger = logging.getLogger(__name__)
 
 NAME: Final = "operator_actions"
 FOLDER: Final = "actions"
-COLUMNS: Final = {
+_WRITTEN: Final = {
     "at": "TIMESTAMPTZ",
     "user": "VARCHAR",
     "host": "VARCHAR",
@@ -25,6 +25,9 @@ COLUMNS: Final = {
     "subject": "VARCHAR",
     "detail": "VARCHAR",
 }
+#: Names that need no quotes in SQL → the written ones that do.
+_ALIASES: Final = {"occurred_at": "at", "operator": "user"}
+COLUMNS: Final = {**_WRITTEN, **{name: _WRITTEN[written] for name, written in _ALIASES.items()}}
 
 
 class Origin(NamedTuple):
@@ -63,9 +66,10 @@ def record_action(
 
 def actions_query(home: Path) -> str:
     """Return the query of the table's view, which shows an action as soon as its line is written."""
-    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in COLUMNS.items())
-    file = literal(str(_file(home)))
-    return f"SELECT * FROM read_json({file}, format = 'newline_delimited', columns = {{{columns}}})"
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _WRITTEN.items())
+    aliases = ", ".join(f'"{written}" AS {name}' for name, written in _ALIASES.items())
+    file = f"{in_home(str(home))} || '/{_file(home).relative_to(home)}'"
+    return f"SELECT *, {aliases} FROM read_json({file}, format = 'newline_delimited', columns = {{{columns}}})"
 
 
 def version(home: Path) -> str:

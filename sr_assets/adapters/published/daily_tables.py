@@ -13,7 +13,7 @@ from typing import Final
 import duckdb
 
 from sr_assets.adapters.private import make_shared_folder
-from sr_assets.adapters.published.tables import kinds_of, literal
+from sr_assets.adapters.published.tables import kinds_of, literal, pattern_in_home
 from sr_assets.domain.errors import RunError, cannot_write
 
 #: The beginning of the name of the file without rows, so that the view's pattern always matches one.
@@ -65,7 +65,7 @@ class DailyTable:
         if not empty.exists():
             make_shared_folder(empty.parent)
             self._write(connection, empty, self._no_rows, mode)
-        pattern = literal(f"{glob.escape(str(home))}/{self.folder}/*.parquet")
+        pattern = pattern_in_home(str(home), f"{self.folder}/*.parquet")
         # Files of an earlier build lack the newest columns. DuckDB reads every file for their names.
         by_name = str((home / self.folder / f"{_EMPTY}.parquet").exists()).lower()
         columns = ", ".join(self.kinds)

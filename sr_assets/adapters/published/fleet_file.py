@@ -41,6 +41,7 @@ from sr_assets.adapters.published.publication import (
     Publication,
     publication_folder,
     read_publication,
+    site_folder,
     site_folders,
 )
 from sr_assets.adapters.published.tables import (
@@ -59,6 +60,7 @@ from sr_assets.adapters.published.tables import (
     at,
     history_query,
     literal,
+    parquet,
     refuse_other_schema,
     snapshots_query,
 )
@@ -98,30 +100,30 @@ def fleet_views(
     `connection` writes a missing file that a view needs, with permissions `mode`.
     """
     # Strings: with a thousand sites, Path objects would take most of the time.
-    folders = [(str(publication_folder(home, publication.site)), publication) for publication in publications]
+    path, folders = str(home), [(site_folder(publication.site), publication) for publication in publications]
     # A site that has not run since an upgrade has files of other columns.
     uniform, tables = all(publication.columns == COLUMNS for publication in publications), {}
     for name, table in (TABLES | TOPOLOGY_TABLES).items():
         rows = [f"{folder}/{file}" for folder, publication in folders for file in publication.files.get(name, ())]
         later = [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())]
-        tables[name] = _table_query(table, rows, later, uniform=uniform)
+        tables[name] = _table_query(path, table, rows, later, uniform=uniform)
     yield from (View(name, query) for name, query in tables.items() if name not in INTERNAL)
-    listed = sorted({f"{home}/{file}" for publication in publications for file in publication.history})
+    listed = sorted({file for publication in publications for file in publication.history})
     # A missing Parquet file hides its own rows, not the whole publication.
-    history = _literals(file for file in listed if Path(file).exists())
+    history = [file for file in listed if Path(path, file).exists()]
     latest = tables["latest_snapshots"]
-    yield View("node_snapshots", snapshots_query(history, literal(f"{home}/"), latest) if history else NO_SNAPSHOTS)
+    yield View("node_snapshots", snapshots_query(path, history, latest) if history else NO_SNAPSHOTS)
     # DuckDB refuses a pattern without a match.
     any_file = next(home.glob(HISTORY), None)
-    yield View("node_snapshot_history", history_query(str(home), tables["history_files"]) if any_file else NO_HISTORY)
+    yield View("node_snapshot_history", history_query(path, tables["history_files"]) if any_file else NO_HISTORY)
     yield from (View(table.name, table.view(connection, home, mode)) for table in DAILY_TABLES)
     yield View(actions.NAME, actions.actions_query(home))
     for name, query in VIEWS.items():
         yield View(name, query.format(**{table: f"({rows})" for table, rows in tables.items()}))
 
 
-def _table_query(table: Table, rows: Sequence[str], later: Sequence[str], *, uniform: bool) -> str:
-    """Return the query over the files of a table, where rows in the files `later` replace others of the same key.
+def _table_query(home: str, table: Table, rows: Sequence[str], later: Sequence[str], *, uniform: bool) -> str:
+    """Return the query over the files of a table in a home, where rows in the files `later` replace others of the same key.
 
     Columns that a file lacks are NULL; `uniform` files have all.
     """
@@ -130,10 +132,10 @@ def _table_query(table: Table, rows: Sequence[str], later: Sequence[str], *, uni
     nothing = f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
     if not rows:
         return nothing
-    before, after = _parquet(rows), _parquet(later)
+    before, after = parquet(home, rows), parquet(home, later)
     if not uniform:
         before, after = (
-            f"({nothing} UNION ALL BY NAME SELECT * FROM {_parquet(files, 'union_by_name = true')})"
+            f"({nothing} UNION ALL BY NAME SELECT * FROM {parquet(home, files, 'union_by_name = true')})"
             for files in (rows, later)
         )
     if not later:
@@ -148,7 +150,7 @@ def _table_query(table: Table, rows: Sequence[str], later: Sequence[str], *, uni
 def view_files(connection: duckdb.DuckDBPyConnection, view: str) -> tuple[list[str], list[str]]:
     """Return the files of a table's view in the opened `fleet.duckdb`, and those whose rows replace others by `row_key`.
 
-    For `node_snapshot_history` they are the files of `history_files`.
+    They are relative to the home. For `node_snapshot_history` they are the files of `history_files`.
     """
     query = "SELECT sql FROM duckdb_views() WHERE view_name = $view AND NOT internal"
     ((sql,),) = connection.execute(query, {"view": view}).fetchall()
@@ -156,23 +158,19 @@ def view_files(connection: duckdb.DuckDBPyConnection, view: str) -> tuple[list[s
     return (lists[0] if lists else []), (lists[1] if len(lists) > 1 else [])
 
 
-def history_files(connection: duckdb.DuckDBPyConnection, home: Path, first: date, last: date) -> list[str]:
-    """Return the existing files of `node_snapshot_history` with rows of some UTC dates."""
+def history_files(
+    connection: duckdb.DuckDBPyConnection, home: Path, days: tuple[date, date] | None = None
+) -> list[str]:
+    """Return the existing files of `node_snapshot_history`, relative to the home; `days` are the first and last UTC date."""
     lists, _ = view_files(connection, "node_snapshot_history")
     if not lists:
         return []
-    rows = connection.execute(f"SELECT DISTINCT file FROM {_parquet(lists)} ORDER BY file").fetchall()
-    dates = {f"date={when}" for when in dates_between(first, last)}
-    files = [f"{home}/{file}" for (file,) in rows if dates.intersection(file.split("/"))]
-    return [file for file in files if Path(file).exists()]
-
-
-def _parquet(files: Iterable[str], *options: str) -> str:
-    return f"read_parquet({', '.join([f'[{_literals(files)}]', 'hive_partitioning = false', *options])})"
-
-
-def _literals(files: Iterable[str]) -> str:
-    return ", ".join(map(literal, files))
+    rows = connection.execute(f"SELECT DISTINCT file FROM {parquet(str(home), lists)} ORDER BY file").fetchall()
+    files = [file for (file,) in rows if (home / file).exists()]
+    if days is None:
+        return files
+    dates = {f"date={when}" for when in dates_between(*days)}
+    return [file for file in files if dates.intersection(file.split("/"))]
 
 
 class Leader(NamedTuple):
@@ -263,7 +261,7 @@ def _publish(
     draft.chmod(mode)
     tokens = {publication.site: publication.token for publication in publications}
     opened = retain_open_files(home, manifest, number)
-    made = Manifest(str(home.resolve()), number, identity(draft), tokens, opened, parts)
+    made = Manifest(str(home.resolve()), number, identity(draft), tokens, opened, parts, relative=True)
     # Write the manifest first: after a crash the old file's readers are still known.
     write_manifest(home, made)
     reach(Point.PUBLISHING_TABLES)
@@ -310,7 +308,7 @@ def table_versions(home: Path) -> dict[str, str]:
 
 
 def follow_move(home: Path) -> None:
-    """Rewrite the views of a home that was moved, so that they name its files at the new path.
+    """Rewrite the views of an earlier version, which name files of a home that was moved since by absolute paths.
 
     Raises RunError or OSError if that fails, and DuckDB's error if the file is not a published one.
     """

@@ -19,10 +19,13 @@ import duckdb
 
 from sr_assets.adapters import times
 from sr_assets.adapters.published import actions
+from sr_assets.adapters.published.catalog import ROWS
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES, names
 from sr_assets.adapters.published.fleet_file import follow_move
+from sr_assets.adapters.published.manifest import read_manifest
 from sr_assets.adapters.published.publication import FOLDER
 from sr_assets.adapters.published.tables import (
+    HOME_VARIABLE,
     INTERNAL,
     STORAGE_VERSION,
     TABLES,
@@ -31,7 +34,7 @@ from sr_assets.adapters.published.tables import (
     literal,
     refuse_other_schema,
 )
-from sr_assets.domain.errors import ConfigurationError, RunError
+from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +85,24 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
             refuse_other_schema(connection, "fleet", file)
         except duckdb.Error as error:
             raise _refusal(file, error) from None
-        _set_up(connection)
+        _set_up(connection, home)
         if confined:
             _confine(connection, home.resolve())
         try:
             yield connection
         except duckdb.Error as error:
-            remedy = "; the site's next run writes it again" if isinstance(error, duckdb.IOException) else ""
-            raise RunError(f"{file} cannot be read: {_first_line(error)}{remedy}") from error
+            raise unreadable(str(file), error, home) from error
+
+
+def unreadable(table: str, error: duckdb.Error, home: Path) -> RunError:
+    """Return the error, in one line, of a file or table in a home that DuckDB cannot read."""
+    remedy = ""
+    if isinstance(error, duckdb.IOException):
+        is_copy = read_manifest(home).home != str(home.resolve())
+        remedy = (
+            "; copy the home again, or use `sr-assets export`" if is_copy else "; the site's next run writes it again"
+        )
+    return RunError(f"{table} cannot be read: {_first_line(error)}{remedy}")
 
 
 def attach_fleet(home: Path) -> duckdb.DuckDBPyConnection:
@@ -104,14 +117,26 @@ def attach_fleet(home: Path) -> duckdb.DuckDBPyConnection:
     try:
         connection.execute(f"ATTACH {literal(str(file.resolve()))} AS fleet (READ_ONLY)")
         connection.execute("USE fleet")
-        _set_up(connection)
+        _set_up(connection, home)
     except duckdb.Error as error:
         connection.close()
         raise _refusal(file, error) from None
     return connection
 
 
-def _set_up(connection: duckdb.DuckDBPyConnection) -> None:
+def refuse_unknown_table(table: str, connection: duckdb.DuckDBPyConnection) -> None:
+    """Raise ConfigurationError, with the nearest name, for a table that is not published."""
+    rows = connection.execute(
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' ORDER BY table_name"
+    ).fetchall()
+    names = [name for (name,) in rows]
+    if table not in names:
+        hint = did_you_mean(table, names)
+        raise ConfigurationError(f"no table {table!r} is published; {hint}the tables are: {', '.join(names)}")
+
+
+def _set_up(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
+    connection.execute(f"SET VARIABLE {HOME_VARIABLE} = {literal(str(home.resolve()))}")
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # DuckDB draws the bar on stdout, among the rows
 
@@ -244,22 +269,11 @@ class TableSummary(NamedTuple):
     first_rows: list[dict[str, Any]]
 
 
-#: Every public table.
-_PUBLIC: Final = (
-    *(table for table in TABLES if table not in INTERNAL),
-    "node_availability",
-    "node_snapshots",
-    "snapshot_info",
-    "site_leaders",
-    "heartbeats",
-    "hops",
-    *names(),
-    actions.NAME,
-    *TOPOLOGY_TABLES,
-)
+#: The tables whose rows are counted: the others can be large, or have the rows of one of these.
+_COUNTED: Final = tuple(table for table in ROWS if table not in ("node_snapshot_history", "v_nodes_at_several_sites"))
 
 
-def summarize_tables(home: Path, first_rows: int = 0, tables: Iterable[str] = _PUBLIC) -> dict[str, TableSummary]:
+def summarize_tables(home: Path, first_rows: int = 0, tables: Iterable[str] = _COUNTED) -> dict[str, TableSummary]:
     """Return the number of rows of public tables, and a few of them; without a table that has an unreadable file."""
     summaries = {}
     with open_fleet(home) as connection:

@@ -43,7 +43,8 @@ class Manifest:
     """Content of `fleet.json`: the file's identity, the home in its views, and the publications that they show.
 
     Each `fleet.duckdb` has a number, higher than all before. `opened` are the files that may be open, including the
-    current one. `parts` has a checksum for each view of the file and for `site_leaders`, by name.
+    current one. `parts` has a checksum for each view of the file and for `site_leaders`, by name. The files of an
+    earlier version are not `relative`: their views have no `sr_assets_home`.
     """
 
     home: str = ""
@@ -52,6 +53,7 @@ class Manifest:
     sites: dict[str, str] = field(default_factory=dict)
     opened: list[Opened] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)
+    relative: bool = False
 
     @property
     def numbers(self) -> list[int]:
@@ -96,8 +98,10 @@ def shows(home: Path, site: str, token: str, manifest: Manifest | None = None) -
 
 
 def was_moved(home: Path, manifest: Manifest) -> bool:
-    """Return whether the views name files in another folder than this home; an alias of the home is the same folder."""
-    return bool(manifest.home) and not (Path(manifest.home).exists() and Path(manifest.home).samefile(home))
+    """Return whether the views name files in another folder by absolute paths; an alias of the home is the same folder."""
+    if not manifest.home or manifest.relative:
+        return False
+    return not (Path(manifest.home).exists() and Path(manifest.home).samefile(home))
 
 
 def is_published(home: Path, site: str) -> bool:

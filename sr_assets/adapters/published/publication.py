@@ -91,9 +91,14 @@ class Publication:
         }
 
 
+def site_folder(site: str) -> str:
+    """Return the folder of a site's published files, relative to the home."""
+    return f"{FOLDER}/name={quote(site, safe='')}"
+
+
 def publication_folder(home: Path, site: str) -> Path:
     """Return the folder of a site's published files."""
-    return home / FOLDER / f"name={quote(site, safe='')}"
+    return home / site_folder(site)
 
 
 def site_folders(home: Path) -> Iterator[tuple[str, Path]]:

@@ -6,7 +6,6 @@ column `feed` is `name/stream` of the feed, and `name` is the site that an advis
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -72,6 +71,8 @@ VIEWS: Final[dict[str, str]] = {
 }
 #: The pattern of the files of the Parquet history in a home.
 HISTORY: Final = "snapshots/*/*/*/[0-9]*.parquet"
+#: The variable of DuckDB with the path of the home, for a reader of a moved, copied or mounted one.
+HOME_VARIABLE: Final = "sr_assets_home"
 
 
 class Growth(NamedTuple):
@@ -139,6 +140,23 @@ def of_streams(column: str, streams: Iterable[str]) -> str:
 def at(column: str) -> str:
     """Return the SQL that converts a column of unix nanoseconds to TIMESTAMPTZ."""
     return f"make_timestamptz({column} // 1000)"
+
+
+def in_home(home: str) -> str:
+    """Return the SQL of the path of a home for a reader: the variable `sr_assets_home`, else the path of the writer."""
+    return f"coalesce(getvariable({literal(HOME_VARIABLE)}), {literal(home)})"
+
+
+def pattern_in_home(home: str, pattern: str) -> str:
+    """Return the SQL of a pattern of files in a home, whose path may contain the pattern's special characters."""
+    return f"regexp_replace({in_home(home)}, '([*?[])', '[\\1]', 'g') || {literal(f'/{pattern}')}"
+
+
+def parquet(home: str, files: Iterable[str], *options: str) -> str:
+    """Return the SQL that reads Parquet files of a home."""
+    listed = ", ".join(map(literal, files))
+    paths = f"list_transform([{listed}], lambda file: {in_home(home)} || '/' || file)"
+    return f"read_parquet({', '.join([paths, 'hive_partitioning = false', *options])})"
 
 
 def literal(text: str) -> str:
@@ -495,6 +513,8 @@ SNAPSHOT_COLUMNS: Final = Table(
     "",
     "snapshots",
 ).kinds
+HISTORY_COLUMNS: Final = {**SNAPSHOT_COLUMNS, "date": "DATE"}
+SEVERAL_SITES_COLUMNS: Final = {"node": "VARCHAR", "sites": "BIGINT", "names": "VARCHAR[]", "last_seen": "TIMESTAMPTZ"}
 #: `node_snapshots` without any file.
 NO_SNAPSHOTS: Final = (
     f"SELECT {', '.join(f'NULL::{kind} AS {name}' for name, kind in SNAPSHOT_COLUMNS.items())} WHERE false"
@@ -512,18 +532,15 @@ def refuse_other_schema(connection: duckdb.DuckDBPyConnection, catalog: str, fil
         raise OtherSchemaError(file, versions[0][0] if versions else None)
 
 
-def snapshots_query(files: str, home: str, latest: str) -> str:
-    """Return the query of `node_snapshots`.
-
-    `files` are the elements of an SQL list of Parquet files, `home` is a literal, and `latest` the query of
-    `latest_snapshots`.
-    """
+def snapshots_query(home: str, files: Iterable[str], latest: str) -> str:
+    """Return the query of `node_snapshots` over Parquet files of a home; `latest` is the query of `latest_snapshots`."""
     return f"""
         SELECT latest.name, latest.stream, latest.node, stored.sequence, stored.stored_at, stored.subject,
             stored.payload_bytes, stored.payload::JSON AS payload, stored.payload_raw, stored.metadata::JSON AS metadata
         FROM ({latest}) AS latest
-        JOIN read_parquet([{files}], filename = true, hive_partitioning = false) AS stored
-            ON stored.filename = {home} || latest.file AND stored.sequence = latest.sequence AND stored.node = latest.node
+        JOIN {parquet(home, files, "filename = true")} AS stored
+            ON stored.filename = {in_home(home)} || '/' || latest.file AND stored.sequence = latest.sequence
+                AND stored.node = latest.node
         """
 
 
@@ -533,10 +550,11 @@ def history_query(home: str, files: str) -> str:
     A pattern finds the files: each publication would have to write a list of a year's files of a thousand sites. DuckDB
     does not open files of other dates than a query needs.
     """
-    pattern = literal(f"{glob.escape(home)}/{HISTORY}")
     return f"""
         SELECT name, stream, node, sequence, stored_at, subject, payload_bytes, payload::JSON AS payload, payload_raw,
             metadata::JSON AS metadata, date::DATE AS date
-        FROM read_parquet({pattern}, filename = true, hive_partitioning = true, hive_types_autocast = false) AS stored
-        WHERE stored.filename IN (SELECT {literal(f"{home}/")} || file FROM ({files}))
+        FROM read_parquet(
+            {pattern_in_home(home, HISTORY)}, filename = true, hive_partitioning = true, hive_types_autocast = false
+        ) AS stored
+        WHERE stored.filename IN (SELECT {in_home(home)} || '/' || file FROM ({files}))
         """

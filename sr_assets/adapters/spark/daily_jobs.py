@@ -8,22 +8,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.private import make_shared_folder
+from sr_assets.adapters.published.catalog import COLUMN_TYPES
 from sr_assets.adapters.published.daily_rows import PORTION_ROWS, DailyRows, InventoryRows, NodesWork
 from sr_assets.adapters.published.daily_tables import DailyTable
-from sr_assets.adapters.published.fleet_file import history_files, view_files
+from sr_assets.adapters.published.fleet_file import history_files
 from sr_assets.adapters.published.node_histories import INPUTS
 from sr_assets.adapters.published.tables import TABLES, VIEWS
+from sr_assets.adapters.spark.fleet_tables import escaped, frame_of, read_files, read_history, schema_of
 from sr_assets.adapters.spark.jobs import try_links
 from sr_assets.adapters.spark.tasks import in_groups
 from sr_assets.domain.days import date_at
@@ -33,18 +34,11 @@ if TYPE_CHECKING:
     import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
-_TYPES: Final = {
-    "BIGINT": "long",
-    "BOOLEAN": "boolean",
-    "DATE": "date",
-    "DOUBLE": "double",
-    "TIMESTAMPTZ": "timestamp_ltz",
-    "VARCHAR": "string",
+_MESSAGE: Final = {
+    name: kind
+    for name, kind in COLUMN_TYPES["node_snapshot_history"].items()
+    if name in ("node", "sequence", "stored_at", "payload", "metadata", "name", "stream", "date")
 }
-_ROW_KEY: Final = "row_key decimal(20, 0)"
-_MESSAGE: Final = "node string, sequence long, stored_at timestamp_ltz, payload string, metadata string"
-# Spark decodes a folder's percent-encoded bytes as Latin-1.
-_FOLDER_NAME: Final = "decode(encode({0}, 'ISO-8859-1'), 'UTF-8') AS {0}"
 #: Each node's newest message of each day, and its newest one before the first day.
 _NEWEST: Final = """
     SELECT newest.* FROM (
@@ -65,7 +59,7 @@ def lacks_home(session: SparkSession, home: Path, cores: int) -> str | None:
             if error is not None:
                 return f"executor on {executor}: {error}"
         try:
-            row = session.read.text(_escaped(f"{folder}/nonce")).head()
+            row = session.read.text(escaped(f"{folder}/nonce")).head()
         except Exception as error:  # noqa: BLE001  Spark's, of several kinds
             return str(error).splitlines()[0]
     return None if row and row[0] == nonce else "Spark's server has other files there"
@@ -82,7 +76,7 @@ def write_in_spark(
     frames = [frame.selectExpr(f"{number} AS source", *columns) for number, (frame, columns) in enumerate(sources)]
     united = functools.reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
     buckets = f"pmod(hash(node), {_bucket_count(connection, rows)}) AS bucket"
-    computed = in_groups(united.selectExpr("*", buckets), "bucket", NodesWork(rows, _schema(rows.kinds)))
+    computed = in_groups(united.selectExpr("*", buckets), "bucket", NodesWork(rows, schema_of(rows.kinds)))
     table, folder = rows.table, draft / "rows"
     # The column `date` remains in the files, which DuckDB reads without the names of folders.
     by_day = session.sql(rows.total, rows=computed).selectExpr("*", "date AS day")
@@ -104,63 +98,23 @@ def _sources(
     reported = not all(rows.streams["own"].to_pylist())
     for name, columns in rows.inputs.items():
         if name.startswith("global_") and not reported:
-            yield _read(session, [], _schema(TABLES[name].kinds)), columns
-        elif name in TABLES:
-            yield _published(session, connection, name), columns
-        elif name in VIEWS:
-            known, retired = (_published(session, connection, part) for part in ("last_seen_nodes", "retired_nodes"))
-            yield session.sql(VIEWS[name], last_seen_nodes=known, retired_nodes=retired), columns
+            yield read_files(session, home, [], schema_of(TABLES[name].kinds)), columns
+        elif name in TABLES or name in VIEWS:
+            yield frame_of(session, connection, home, name), columns
         else:
             assert isinstance(rows, InventoryRows)
             yield _newest_messages(session, connection, home, rows), columns
-
-
-def _published(session: SparkSession, connection: duckdb.DuckDBPyConnection, name: str) -> DataFrame:
-    """Return the rows of a published table, as its view in `fleet.duckdb` shows them."""
-    files, replacing = view_files(connection, name)
-    schema = _schema(TABLES[name].kinds)
-    if not replacing:
-        return _read(session, files, schema)
-    later = _read(session, replacing, f"{schema}, {_ROW_KEY}")
-    earlier = _read(session, files, f"{schema}, {_ROW_KEY}").join(later, "row_key", "left_anti")
-    return earlier.unionByName(later.where(TABLES[name].shown))
 
 
 def _newest_messages(
     session: SparkSession, connection: duckdb.DuckDBPyConnection, home: Path, rows: InventoryRows
 ) -> DataFrame:
     days, oldest_ns = rows.days, rows.oldest_ns(rows.days)
-    files = history_files(connection, home, date_at(oldest_ns), date_at(days[-1].next_ns - 1))
-    schema = f"{_MESSAGE}, name string, stream string, date date"
-    messages = _read(session, files, schema, basePath=f"file:{home}/snapshots")
-    if files:
-        messages = messages.selectExpr(
-            "node",
-            "sequence",
-            "stored_at",
-            "payload",
-            "metadata",
-            "date",
-            *map(_FOLDER_NAME.format, ("name", "stream")),
-        )
+    files = history_files(connection, home, (date_at(oldest_ns), date_at(days[-1].next_ns - 1)))
+    messages = read_history(session, home, files, _MESSAGE)
     bounds = {"oldest_us": oldest_ns // 1000, "next_us": days[-1].next_ns // 1000}
     firsts = ", ".join(f"{day.first_ns // 1000}L" for day in days)
     return session.sql(_NEWEST.format(**bounds, firsts=firsts), messages=messages)
-
-
-def _read(session: SparkSession, files: Sequence[str], schema: str, **options: str) -> DataFrame:
-    if not files:
-        return session.createDataFrame([], schema)
-    return session.read.schema(schema).options(**options).parquet(*map(_escaped, files))
-
-
-def _escaped(file: str) -> str:
-    """Return a file's name for Spark, which takes patterns."""
-    return "file:" + re.sub(r"([\\*?\[\]{}])", r"\\\1", file)
-
-
-def _schema(kinds: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {_TYPES[kind.strip()]}" for name, kind in kinds.items())
 
 
 def _bucket_count(connection: duckdb.DuckDBPyConnection, rows: DailyRows) -> int:

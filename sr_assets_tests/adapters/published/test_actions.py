@@ -14,7 +14,7 @@ from sr_assets.adapters.published.actions import Origin, actions_query, record_a
 
 def rows(home: Path) -> list[tuple[object, ...]]:
     with duckdb.connect() as connection:
-        query = f'SELECT * EXCLUDE ("at") FROM ({actions_query(home)}) ORDER BY subject'
+        query = f'SELECT * EXCLUDE ("at", occurred_at, operator) FROM ({actions_query(home)}) ORDER BY subject'
         return connection.execute(query).fetchall()
 
 

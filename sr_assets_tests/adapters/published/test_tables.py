@@ -1,5 +1,6 @@
 """The published tables: complete, atomically replaced, and confined for a user's SQL."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.published import site_publishing
+from sr_assets.adapters.published.actions import record_action
 from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import count_rows, export_fleet, open_fleet, read_rows
 from sr_assets.adapters.published.history import snapshot_rows
@@ -98,10 +100,36 @@ def test_moved_home_shows_its_tables_at_the_new_path(tmp_path: Path) -> None:
     assert is_published(old, SITE)
     old.rename(new)
     assert not is_published(new, SITE)
-    with open_fleet(new) as fleet:
-        assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 7)]
-        assert fleet.execute("SELECT run_id FROM snapshot_info").fetchall() == [("run",)]
+    for confined in (False, True):
+        with open_fleet(new, confined=confined) as fleet:
+            assert fleet.execute("SELECT node, sequence FROM node_snapshots").fetchall() == [("web1", 7)]
+            assert fleet.execute("SELECT run_id FROM snapshot_info").fetchall() == [("run",)]
+    publish_nodes(new)
     assert is_published(new, SITE)
+
+
+def test_copied_home_shows_its_own_rows_while_the_original_changes(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "it's a [copy]"
+    publish_nodes(old)
+    publish_message(old, "web1")
+    record_action(old, "pause", "S")
+    shutil.copytree(old, new)
+    before = {file: file.read_bytes() for file in new.rglob("*") if file.is_file()}
+    record_action(old, "resume", "S")
+    shutil.rmtree(old / "snapshots")
+    expected = [("web1", 7, "pause")]
+    query = "SELECT node, sequence, (SELECT string_agg(action) FROM operator_actions) FROM node_snapshot_history"
+    with open_fleet(new) as fleet:
+        assert fleet.execute(query).fetchall() == expected
+    # Any program sees it by the variable; without it, it would see the original.
+    with duckdb.connect(str(new / "fleet.duckdb"), read_only=True) as connection:
+        connection.execute("SET VARIABLE sr_assets_home = ?", [str(new)])
+        assert connection.execute(query).fetchall() == expected
+    assert {file: file.read_bytes() for file in new.rglob("*") if file.is_file()} == before, "a reader has written"
+    for file in (new / "snapshots").rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(RunError, match="copy the home again, or use `sr-assets export`"), open_fleet(new) as fleet:
+        fleet.execute("SELECT * FROM node_snapshot_history").fetchall()
 
 
 def test_publication_is_consistent_while_copying_commits(

@@ -1,17 +1,20 @@
-"""The columns of every table that is an asset: their types as DuckDB declares them, and their descriptions."""
+"""The catalog of the published tables: what a row is, and the columns with their types and descriptions.
 
-from collections.abc import Mapping
+Also of the messages that are assets. Describe a new table or column here.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Final
-
-import dagster as dg
 
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
 from sr_assets.adapters.published.fleet_file import LEADERS_COLUMNS
 from sr_assets.adapters.published.tables import (
+    HISTORY_COLUMNS,
     HOP_COLUMNS,
     INTERNAL,
     NODE_COLUMNS,
+    SEVERAL_SITES_COLUMNS,
     SNAPSHOT_COLUMNS,
     SNAPSHOT_INFO,
     TABLES,
@@ -24,6 +27,8 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     **{table.name: table.kinds for table in DAILY_TABLES},
     "node_availability": NODE_COLUMNS,
     "node_snapshots": SNAPSHOT_COLUMNS,
+    "node_snapshot_history": HISTORY_COLUMNS,
+    "v_nodes_at_several_sites": SEVERAL_SITES_COLUMNS,
     **HOP_COLUMNS,
     "snapshot_info": kinds_of(SNAPSHOT_INFO),
     "site_leaders": kinds_of(LEADERS_COLUMNS),
@@ -43,6 +48,38 @@ _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "sender": "VARCHAR",
         "date": "DATE",
     },
+}
+#: Table → what one row is, of each table in `fleet.duckdb`.
+ROWS: Final[Mapping[str, str]] = {
+    "last_seen_nodes": "tracked node that is not retired",
+    "retired_nodes": "retired node",
+    "node_availability": "node ever tracked",
+    "availability_daily": "node and day on which it was known",
+    "inventory_daily": "day, stream, property and value",
+    "node_advisories": "transition",
+    "node_events": "beginning or end of a node's flapping, or undone retirement",
+    "node_snapshots": "node: its newest copied message",
+    "node_snapshot_history": "copied message of a node",
+    "replication": "stream",
+    "replication_partitions": "partition of a stream",
+    "gaps": "hole in a source",
+    "blind_spans": "time in which lost messages hide whether nodes reported",
+    "parked_messages": "message that a target cannot take",
+    "heartbeats": "heartbeat subject and hop",
+    "hops": "hop of copied messages",
+    "site_summary": "site and stream",
+    "site_events": "outage event of a site",
+    "site_leaders": "site",
+    "snapshot_info": "publication: only the last",
+    "operator_actions": "command that changed something",
+    "global_availability": "node ever reported, at each site",
+    "global_advisories": "advisory of any site",
+    "global_summary": "site and stream, with the state of its heartbeat",
+    "global_rejects": "rejected message of a feed",
+    "v_nodes_at_several_sites": "node that reports at more than one site",
+    "topology_streams": "stream of a configured cluster",
+    "topology_links": "mirror, source, replica or feed",
+    "topology_drift": "difference between a native stream and its configuration",
 }
 #: Table → column → type. `messages` is a replica or a native stream, `lake` the files of a stream's lake.
 COLUMN_TYPES: Final = {table: {name: kind.strip() for name, kind in types.items()} for table, types in _TYPES.items()}
@@ -222,13 +259,17 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
         "event_id": "Id of the event.",
     },
     "operator_actions": {
-        "at": "Time of the action.",
-        "user": "User of the operating system who ran the command.",
+        "at": "Time of the action; SQL reserves the word.",
+        "user": "User of the operating system who ran the command; SQL reserves the word.",
         "host": "Host of the command.",
         "action": "Words of the command, such as `pause` or `topology apply`.",
         "subject": "Stream as `name/stream`, site, native stream, node, or `source/key`.",
         "detail": "Result or options; empty if there is nothing to add.",
+        "occurred_at": "The same as `at`.",
+        "operator": "The same as `user`.",
     },
+    "v_nodes_at_several_sites": {"sites": "Number of sites.", "names": "Names of the sites."},
+    "node_snapshot_history": {"date": "Day of `stored_at`, in UTC."},
     "global_availability": {"name": "Site of the node; NULL if the advisory has none."},
     "global_advisories": {
         "event": "`new`, `timeout`, `recover`, `expire`, or `unretired`, which is not an advisory.",
@@ -317,8 +358,8 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def table_schema(table: str) -> dg.TableSchema:
-    """Return the columns of a table with their types and descriptions."""
+def columns_of(table: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the type and the description of each column of a table."""
     descriptions = {**_SHARED, **_OWN.get(table, {})}
-    columns = [dg.TableColumn(name, kind, descriptions[name]) for name, kind in COLUMN_TYPES[table].items()]
-    return dg.TableSchema(columns)
+    for name, kind in COLUMN_TYPES[table].items():
+        yield name, kind, descriptions[name]
