@@ -1,16 +1,16 @@
 """Commands on the published tables: `export`, `query`, and `availability`, the uptime and outages of nodes, sites or days."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sr_assets.adapters import times
-from sr_assets.cli.base import FILE, SECONDS, cli, configured, echo, form_option
+from sr_assets.cli.base import SECONDS, TIME, cli, configured, echo, form_option
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
     from sr_assets.adapters.published.availability import By
+    from sr_assets.adapters.published.export import Form
     from sr_assets.settings import Settings
 
 #: The columns that a narrow window keeps, by kind of row.
@@ -19,13 +19,30 @@ _FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
 
 
 @cli.command()
-@click.argument("file", type=FILE)
+@click.argument("target")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("duckdb", "parquet", "csv")),
+    default="duckdb",
+    show_default=True,
+    help="One new DuckDB file, or files in a folder.",
+)
+@click.option("--tables", metavar="A,B", help="Only these tables (default: all except node_snapshot_history).")
+@click.option("--since", type=TIME, metavar="T", help="Only rows since this time, of tables whose rows have one.")
 @configured
-def export(settings: "Settings", file: Path) -> None:
-    """Write a self-contained copy of the published tables as a DuckDB file."""
-    from sr_assets.adapters.published.fleet_reader import export_fleet
+def export(settings: "Settings", target: str, form: "Form", tables: str | None, since: int | None) -> None:
+    """Write a copy of the published tables that needs no other file.
 
-    export_fleet(settings.home, file)
+    Parquet and CSV files go to a folder, or to an object store such as s3://bucket/folder. Files whose rows have not changed
+    since the last export are not written again.
+    """
+    from sr_assets.adapters.published.export import export_tables
+
+    names = [name.strip() for name in tables.split(",")] if tables is not None else ()
+    done = export_tables(settings.home, target, form, names, since)
+    if form != "duckdb":
+        echo(f"{target}: {done.tables} tables, {done.written} files written, {done.unchanged} unchanged")
 
 
 @cli.command()

@@ -13,11 +13,12 @@ import stat
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import duckdb
+import orjson
 
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.home import OtherSchemaError
@@ -76,6 +77,8 @@ LEADERS_TABLE: Final = "site_leaders"
 LEADERS_COLUMNS: Final = (
     "name VARCHAR, role VARCHAR, leader VARCHAR, leader_host VARCHAR, since TIMESTAMPTZ, checkpoint_at TIMESTAMPTZ"
 )
+#: The file that names the Parquet files of each table.
+TABLES_FILE: Final = "tables.json"
 _MIXED: Final = "mixed"
 _MOVE_SECONDS: Final = 5.0
 
@@ -92,21 +95,55 @@ class View(NamedTuple):
     query: str
 
 
+class TableFiles(NamedTuple):
+    """The files of a table, relative to the home: `rows`, and `later` ones, whose rows replace others of the same key."""
+
+    rows: list[str]
+    later: list[str]
+
+
+def _table_files(publications: Sequence[Publication]) -> dict[str, TableFiles]:
+    # Strings: with a thousand sites, Path objects would take most of the time.
+    folders = [(site_folder(publication.site), publication) for publication in publications]
+    return {
+        name: TableFiles(
+            [f"{folder}/{file}" for folder, publication in folders for file in publication.files.get(name, ())],
+            [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())],
+        )
+        for name in TABLES | TOPOLOGY_TABLES
+    }
+
+
+def _write_tables_file(home: Path, files: Mapping[str, TableFiles], as_of_ns: int, mode: int) -> None:
+    """Replace the list of the files of each table, for readers of Parquet other than DuckDB."""
+    listed: dict[str, dict[str, object]] = {}
+    for name, (rows, later) in files.items():
+        listed[name] = {"files": rows}
+        if later:
+            listed[name] |= {"newer_files": later, "key": "row_key", "shown": (TABLES | TOPOLOGY_TABLES)[name].shown}
+    as_of = datetime.fromtimestamp(as_of_ns / 1e9, UTC).isoformat()
+    content = orjson.dumps({"version": 1, "format": "parquet", "as_of": as_of, "tables": listed}).decode()
+    write_private(home / TABLES_FILE, content, mode, durable=False)
+
+
 def fleet_views(
-    connection: duckdb.DuckDBPyConnection, home: Path, publications: Sequence[Publication], mode: int
+    connection: duckdb.DuckDBPyConnection,
+    home: Path,
+    publications: Sequence[Publication],
+    files: Mapping[str, TableFiles],
+    mode: int,
 ) -> Iterator[View]:
-    """Yield each view: the tables over the sites' files, and the views derived from them.
+    """Yield each view: the tables over the sites' `files`, and the views derived from them.
 
     `connection` writes a missing file that a view needs, with permissions `mode`.
     """
-    # Strings: with a thousand sites, Path objects would take most of the time.
-    path, folders = str(home), [(site_folder(publication.site), publication) for publication in publications]
+    path = str(home)
     # A site that has not run since an upgrade has files of other columns.
-    uniform, tables = all(publication.columns == COLUMNS for publication in publications), {}
-    for name, table in (TABLES | TOPOLOGY_TABLES).items():
-        rows = [f"{folder}/{file}" for folder, publication in folders for file in publication.files.get(name, ())]
-        later = [f"{folder}/{file}" for folder, publication in folders for file in publication.later.get(name, ())]
-        tables[name] = _table_query(path, table, rows, later, uniform=uniform)
+    uniform = all(publication.columns == COLUMNS for publication in publications)
+    tables = {
+        name: _table_query(path, table, *files[name], uniform=uniform)
+        for name, table in (TABLES | TOPOLOGY_TABLES).items()
+    }
     yield from (View(name, query) for name, query in tables.items() if name not in INTERNAL)
     listed = sorted({file for publication in publications for file in publication.history})
     # A missing Parquet file hides its own rows, not the whole publication.
@@ -250,14 +287,15 @@ def _publish(
     publications = _read_publications(home, sites)
     # A lost manifest must not lower the number.
     number = max((manifest.number, *(publication.since for publication in publications))) + 1
+    files = _table_files(publications)
     known = manifest.parts if _is_reusable(home, manifest) else {}
     try:
-        parts = _write_draft(connection, draft, home.resolve(), publications, sites, run, mode, known)
+        parts = _write_draft(connection, draft, home.resolve(), publications, files, sites, run, mode, known)
     except (duckdb.Error, RunError):
         if not known:
             raise
         # The last file may be damaged.
-        parts = _write_draft(connection, draft, home.resolve(), publications, sites, run, mode, {})
+        parts = _write_draft(connection, draft, home.resolve(), publications, files, sites, run, mode, {})
     draft.chmod(mode)
     tokens = {publication.site: publication.token for publication in publications}
     opened = retain_open_files(home, manifest, number)
@@ -266,6 +304,7 @@ def _publish(
     write_manifest(home, made)
     reach(Point.PUBLISHING_TABLES)
     draft.replace(file)
+    _write_tables_file(home, files, run.as_of_ns, mode)
     # A log of a reader who wrote into the replaced file.
     _wal(file).unlink(missing_ok=True)
     _remove_gone(home, sites, made)
@@ -379,6 +418,7 @@ def _write_draft(
     draft: Path,
     home: Path,
     publications: Sequence[Publication],
+    files: Mapping[str, TableFiles],
     sites: Sequence[str],
     run: Run,
     mode: int,
@@ -390,7 +430,7 @@ def _write_draft(
     """
     for leftover in (draft, _wal(draft)):
         leftover.unlink(missing_ok=True)
-    views, leaders = list(fleet_views(connection, home, publications, mode)), read_leaders(home, sites)
+    views, leaders = list(fleet_views(connection, home, publications, files, mode)), read_leaders(home, sites)
     parts = {view.name: _checksum(view) for view in views} | {LEADERS_TABLE: _checksum(leaders)}
     if known.keys() == parts.keys():
         shutil.copyfile(home / "fleet.duckdb", draft)

@@ -20,17 +20,12 @@ import duckdb
 from sr_assets.adapters import times
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.catalog import ROWS
-from sr_assets.adapters.published.daily_tables import DAILY_TABLES, names
+from sr_assets.adapters.published.daily_tables import DAILY_TABLES
 from sr_assets.adapters.published.fleet_file import follow_move
 from sr_assets.adapters.published.manifest import read_manifest
 from sr_assets.adapters.published.publication import FOLDER
 from sr_assets.adapters.published.tables import (
     HOME_VARIABLE,
-    INTERNAL,
-    STORAGE_VERSION,
-    TABLES,
-    TOPOLOGY_TABLES,
-    VIEWS,
     literal,
     refuse_other_schema,
 )
@@ -58,7 +53,7 @@ def _refusal(file: Path, error: duckdb.Error) -> RunError:
     if holder := re.search(r"Conflicting lock is held in (.+? \(PID [0-9]+\))", str(error)):
         remedy = "end it, use `duckdb -readonly` instead, or wait for the next run, which writes a new file"
         return RunError(f"{file} cannot be opened: {holder[1]} has it open for writing; {remedy}")
-    return RunError(f"{file} cannot be opened: {_first_line(error)}; delete it and the next run writes it again")
+    return RunError(f"{file} cannot be opened: {first_line(error)}; delete it and the next run writes it again")
 
 
 @contextlib.contextmanager
@@ -102,7 +97,7 @@ def unreadable(table: str, error: duckdb.Error, home: Path) -> RunError:
         remedy = (
             "; copy the home again, or use `sr-assets export`" if is_copy else "; the site's next run writes it again"
         )
-    return RunError(f"{table} cannot be read: {_first_line(error)}{remedy}")
+    return RunError(f"{table} cannot be read: {first_line(error)}{remedy}")
 
 
 def attach_fleet(home: Path) -> duckdb.DuckDBPyConnection:
@@ -219,47 +214,7 @@ def _one_line_errors() -> Iterator[None]:
     except duckdb.OutOfMemoryException:
         raise OutOfMemoryError from None
     except duckdb.Error as error:
-        raise ConfigurationError(_first_line(error)) from None
-
-
-def export_fleet(home: Path, file: Path) -> None:
-    """Write a self-contained copy with every table, and the views as tables.
-
-    Raises RunError if `file` exists or cannot be written; no partial file remains.
-    """
-    if file.exists():
-        raise RunError(f"{file} already exists; choose another file")
-    draft = file.with_name(f".{file.name}.new")
-    draft.unlink(missing_ok=True)
-    try:
-        with open_fleet(home) as connection:
-            try:
-                _copy_tables(connection, draft)
-            except duckdb.Error as error:
-                raise RunError(f"{file} cannot be written: {_first_line(error)}") from None
-        draft.replace(file)
-    except OSError as error:
-        raise RunError(f"{file} cannot be written: {_first_line(error)}") from None
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _copy_tables(connection: duckdb.DuckDBPyConnection, draft: Path) -> None:
-    connection.execute(
-        f"ATTACH {literal(str(draft.resolve()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
-    )
-    tables = (
-        *(TABLES.keys() - INTERNAL),
-        *TOPOLOGY_TABLES,
-        *names(),
-        actions.NAME,
-        "snapshot_info",
-        "site_leaders",
-        "node_snapshots",
-    )
-    for table in (*tables, *VIEWS):
-        connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}")
-    connection.execute("DETACH exported")
+        raise ConfigurationError(first_line(error)) from None
 
 
 class TableSummary(NamedTuple):
@@ -281,7 +236,7 @@ def summarize_tables(home: Path, first_rows: int = 0, tables: Iterable[str] = _C
             try:
                 summaries[table] = _summarize(connection, table, first_rows)
             except duckdb.Error as error:
-                logger.warning("the table %s cannot be read: %s", table, _first_line(error))
+                logger.warning("the table %s cannot be read: %s", table, first_line(error))
     return summaries
 
 
@@ -311,7 +266,8 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(distinct)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0]
 
 

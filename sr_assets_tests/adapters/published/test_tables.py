@@ -13,12 +13,12 @@ from pyarrow import parquet
 from sr_assets.adapters.published import site_publishing
 from sr_assets.adapters.published.actions import record_action
 from sr_assets.adapters.published.fleet_file import Run
-from sr_assets.adapters.published.fleet_reader import count_rows, export_fleet, open_fleet, read_rows
+from sr_assets.adapters.published.fleet_reader import count_rows, open_fleet, read_rows
 from sr_assets.adapters.published.history import snapshot_rows
 from sr_assets.adapters.published.manifest import is_published
 from sr_assets.adapters.published.site_publishing import publish_site
 from sr_assets.adapters.published.stream_status import PublishedStream
-from sr_assets.adapters.published.tables import GLOBAL_VIEWS, INTERNAL, TABLES, Table
+from sr_assets.adapters.published.tables import TABLES, Table
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -283,17 +283,3 @@ def test_open_fleet_names_the_remedy_when_nothing_is_readable(tmp_path: Path) ->
     (tmp_path / "fleet.duckdb").write_bytes(b"x" * 5000)
     with pytest.raises(RunError, match="delete it"), open_fleet(tmp_path):
         pass
-
-
-def test_export_is_one_self_contained_file(tmp_path: Path, state: SiteState) -> None:
-    publish(tmp_path, state)
-    export_fleet(tmp_path, tmp_path / "copy.duckdb")
-    with duckdb.connect(str(tmp_path / "copy.duckdb"), read_only=True) as copy:
-        tables = {row[0] for row in copy.execute("SHOW TABLES").fetchall()}
-        assert tables == CONTRACT.keys() | GLOBAL_VIEWS.keys()
-        assert copy.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchall() == [(0,)]
-    with pytest.raises(RunError, match="exists"):
-        export_fleet(tmp_path, tmp_path / "copy.duckdb")
-    with pytest.raises(RunError, match="cannot be written"):
-        export_fleet(tmp_path, tmp_path / "no" / "copy.duckdb")
-    assert TABLES.keys() - INTERNAL < CONTRACT.keys()
