@@ -6,10 +6,9 @@ Add a function for notebooks and scripts here.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args, overload
+from typing import TYPE_CHECKING, Literal, get_args, overload
 
 import duckdb
 import pandas as pd
@@ -31,7 +30,6 @@ _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(
 #: What `read` returns.
 Form = Literal["pandas", "arrow", "polars", "duckdb"]
 _Folder = str | os.PathLike[str] | None
-_LINK: Final = re.compile(r"\[(.+?)\]\(.+?\)")
 
 
 def connect(config: _Folder = None, *, home: _Folder = None) -> duckdb.DuckDBPyConnection:
@@ -50,11 +48,7 @@ def tables() -> pd.DataFrame:
 
     `row` is what one row of the table is, `type` DuckDB's.
     """
-    rows = [
-        (table, row, column, kind, _LINK.sub(r"\1", description))
-        for table, row in ROWS.items()
-        for column, kind, description in columns_of(table)
-    ]
+    rows = [(table, row, *column) for table, row in ROWS.items() for column in columns_of(table, links=False)]
     return pd.DataFrame(rows, columns=["table", "row", "column", "type", "description"])
 
 

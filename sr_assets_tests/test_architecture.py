@@ -35,15 +35,15 @@ RINGS = (
 # The most files and lines of each ring's folder, so that growth is a decision: raise a number only in a commit that says why.
 BUDGETS = {
     "domain": (42, 5_750),
-    "settings": (22, 5_300),
-    "adapters": (107, 21_800),
+    "settings": (23, 5_400),
+    "adapters": (108, 22_050),
     "stages": (54, 12_650),
     "assets": (13, 2_300),
     "automation": (11, 1_550),
     "operate": (27, 5_150),
     "embedded": (13, 2_600),
     "measure": (8, 1_400),
-    "cli": (25, 3_800),
+    "cli": (26, 3_950),
 }
 # Rooms in which a module's name is what users type: a block of the configuration, a command, an asset.
 NAMED_BY_USERS = {"settings", "cli", "assets", "automation"}

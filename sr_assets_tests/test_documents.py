@@ -11,6 +11,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -25,6 +26,7 @@ import yaml
 from sr_assets import build_definitions
 from sr_assets.adapters.data import SourceReader
 from sr_assets.adapters.published.catalog import COLUMN_TYPES, columns_of
+from sr_assets.adapters.published.daily_tables import AVAILABILITY
 from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
 from sr_assets.cli.base import cli
 from sr_assets.operate.webserver import anchor
@@ -100,8 +102,10 @@ def test_every_block_has_a_known_kind() -> None:
         "yaml",
         "yaml component",
         "yaml dagster",
+        "yaml dbt",
         "yaml fragment",
         "sql",
+        "sql dbt",
         "console",
         "python",
         "python asset",
@@ -110,6 +114,8 @@ def test_every_block_has_a_known_kind() -> None:
         "python inputs",
         "python condition",
         "python spark",
+        "python tables",
+        "python analysis",
         "python lake",
         "mermaid",
         "text",
@@ -312,6 +318,35 @@ def test_script_runs(
     configure(tmp_path, home, monkeypatch)
     exec(compile(block.text, str(block), "exec"), {})
     assert re.search("web2|timeout", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("block", blocks("python analysis"), ids=str)
+def test_analysis_is_the_example_and_draws_a_chart(
+    block: Block, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert block.text == (ROOT / "examples" / "availability" / "analysis.py").read_text()
+    columns = {
+        "name": "'london'",
+        "node": "'web2'",
+        "up_seconds": "86000.0",
+        "timeout_seconds": "400.0",
+        "final": "true",
+    }
+    zeros = dict.fromkeys(("retired_seconds", "outages"), "0")
+    dates = [date(2026, 1, 30), date(2026, 1, 31)]
+    values = ", ".join(
+        f"{(columns | zeros).get(name, 'NULL')} AS {name}" for name in AVAILABILITY.kinds if name != "date"
+    )
+    rows = " UNION ALL ".join(f"SELECT DATE '{day}' AS date, {values}" for day in dates)
+    copy = shutil.copytree(home, tmp_path / "home")
+    with duckdb.connect() as connection:
+        AVAILABILITY.write_days(connection, copy, rows, dates, 0o600)
+    configure(tmp_path, copy, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    exec(compile(block.text, str(block), "exec"), {})
+    assert re.search(r"london +web2 +0 +0\.22", capsys.readouterr().out)
+    assert "<svg" in (tmp_path / "availability.svg").read_text()
 
 
 @pytest.mark.parametrize("block", blocks("python data"), ids=str)

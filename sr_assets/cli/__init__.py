@@ -14,6 +14,7 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     permissions,
     replaying,
     report,
+    schema,
     spark,
     streams,
     tables,

@@ -111,7 +111,7 @@ class Key(NamedTuple):
     @property
     def is_structured(self) -> bool:
         """Whether a value is a list or a mapping."""
-        return any(get_origin(option) in (tuple, list, dict) or _is_block(option) for option in self._options())
+        return any(get_origin(option) in (tuple, list, dict) or is_block(option) for option in self._options())
 
     @property
     def holds_secret(self) -> bool:
@@ -123,10 +123,10 @@ class Key(NamedTuple):
         )
 
     def _options(self) -> Iterator[Any]:
-        return (option for option in _flat(self.annotation) if not isinstance(option, Value))
+        return (option for option in alternatives(self.annotation) if not isinstance(option, Value))
 
     def _inside(self, option: Any, part: str | int) -> "Key | None":
-        if _is_block(option):
+        if is_block(option):
             name = option.keys().get(part)
             return None if name is None else _key_of(option.model_fields[name], self)
         arguments = get_args(option)
@@ -142,31 +142,49 @@ class Key(NamedTuple):
 
 def _key_of(field: FieldInfo, outer: Key) -> Key:
     annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-    readers = [part for part in _flat(annotation) if isinstance(part, Value)]
+    readers = [part for part in alternatives(annotation) if isinstance(part, Value)]
     secret = outer.secret or not field.repr or any(reader.func is read_secret for reader in readers)
     extra = field.json_schema_extra
     local = secret or outer.local or (isinstance(extra, dict) and bool(extra.get("local")))
-    local = local or any(_is_block(option) and option.is_local for option in _flat(annotation))
+    local = local or any(is_block(option) and option.is_local for option in alternatives(annotation))
     return Key(annotation, local or any(re.search(r"URL|^path$", reader.type) for reader in readers), secret)
 
 
-def _flat(annotation: Any) -> Iterator[Any]:
+def alternatives(annotation: Any) -> Iterator[Any]:
     """Yield the alternatives of an annotation, and the readers of its values."""
     arguments = get_args(annotation)
     if get_origin(annotation) in (tuple, list, dict) or not arguments:
         yield annotation
         return
     for argument in arguments:
-        yield from _flat(argument)
+        yield from alternatives(argument)
 
 
 def _blocks(annotation: Any) -> Iterator[type[Block]]:
     """Yield the blocks of a type, also those in its lists and mappings."""
-    if _is_block(annotation):
+    if is_block(annotation):
         yield annotation
     for argument in get_args(annotation):
         yield from _blocks(argument)
 
 
-def _is_block(annotation: Any) -> bool:
+def is_block(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Block)
+
+
+def blocks_by_path(whole: type[Block]) -> Iterator[tuple[str, type[Block]]]:
+    """Yield a block and each block inside it, each once, with the path of its key; `[]` follows the key of a list."""
+    seen = set[type[Block]]()
+
+    def inside(block: type[Block], path: str) -> Iterator[tuple[str, type[Block]]]:
+        if block in seen:
+            return
+        seen.add(block)
+        yield path, block
+        for key, name in block.keys().items():
+            field = block.model_fields[name]
+            listed = any(get_origin(option) in (tuple, list) for option in alternatives(field.annotation))
+            for inner in _blocks(field.annotation):
+                yield from inside(inner, f"{path}.{key}".lstrip(".") + ("[]" if listed else ""))
+
+    yield from inside(whole, "")

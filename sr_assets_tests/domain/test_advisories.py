@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sr_assets.domain.advisories import EventIds, encode, encode_v1, event_id, is_late, seconds
 from sr_assets.domain.tracking.rules import Event, Status, Transition
 from sr_assets_tests.domain.advisory_schemas import V1, V2, problems
+from sr_assets_tests.event_schema import unknown_or_wrong
 
 S = 1_000_000_000
 T0 = 1_647_351_430 * S
@@ -101,9 +102,11 @@ def test_seconds_rounds_to_the_millisecond() -> None:
 
 @pytest.mark.parametrize("transition", (TIMEOUT, RECOVER, RETURN))
 def test_advisories_match_the_published_schemas(transition: Transition) -> None:
-    assert problems(body(transition), V2) == []
+    assert problems(body(transition), V2) + unknown_or_wrong(body(transition)) == []
     v1 = encode_v1(transition, name="east", sender="web1", inspect_field="sender")
     assert problems(v1, V1) == (["event: 'new' is not allowed"] if transition is RETURN else [])
+    assert bool(unknown_or_wrong(v1)) == (transition is RETURN)
+    assert unknown_or_wrong(body(transition).replace(b'"stream":', b'"streams":'))
     assert problems(v1.replace(b'"age":', b'"age":"x","old":'), V1)[0].startswith("age: 'x'")
 
 

@@ -3,6 +3,7 @@
 Also of the messages that are assets. Describe a new table or column here.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -22,6 +23,7 @@ from sr_assets.adapters.published.tables import (
     kinds_of,
 )
 
+_LINK: Final = re.compile(r"\[(.+?)\]\(.+?\)")
 _TYPES: Final[Mapping[str, Mapping[str, str]]] = {
     **{name: table.kinds for name, table in (TABLES | TOPOLOGY_TABLES).items() if name not in INTERNAL},
     **{table.name: table.kinds for table in DAILY_TABLES},
@@ -358,8 +360,8 @@ _OWN: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def columns_of(table: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the type and the description of each column of a table."""
+def columns_of(table: str, *, links: bool = True) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the type and the description of each column of a table, with or without links to the documents."""
     descriptions = {**_SHARED, **_OWN.get(table, {})}
     for name, kind in COLUMN_TYPES[table].items():
-        yield name, kind, descriptions[name]
+        yield name, kind, descriptions[name] if links else _LINK.sub(r"\1", descriptions[name])

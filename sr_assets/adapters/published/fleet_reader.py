@@ -133,7 +133,9 @@ def refuse_unknown_table(table: str, connection: duckdb.DuckDBPyConnection) -> N
 def _set_up(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
     connection.execute(f"SET VARIABLE {HOME_VARIABLE} = {literal(str(home.resolve()))}")
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET enable_progress_bar = false")  # DuckDB draws the bar on stdout, among the rows
+    # A notebook without ipywidgets refuses every change of the bar.
+    with contextlib.suppress(duckdb.InvalidInputException):
+        connection.execute("SET enable_progress_bar = false")  # DuckDB draws the bar on stdout, among the rows
 
 
 def _confine(connection: duckdb.DuckDBPyConnection, home: Path) -> None:

@@ -128,9 +128,9 @@ def test_export_refuses_in_one_line(home: Path, tmp_path: Path) -> None:
         export_tables(home, str(tmp_path / "copies"), "parquet", ["last_seen"])
     with pytest.raises(ConfigurationError, match="a DuckDB file is local"):
         export_tables(home, "s3://bucket/folder", "duckdb")
-    with pytest.raises(ConfigurationError, match="contains a login") as error:
+    with pytest.raises(ConfigurationError, match="contains a login") as refused:
         export_tables(home, "s3://key:hidden@bucket/folder", "parquet")
-    assert "hidden" not in str(error.value)
+    assert "hidden" not in str(refused.value)
     export_tables(home, str(tmp_path / "csv"), "csv")
     with pytest.raises(ConfigurationError, match="is not of an export as parquet"):
         export_tables(home, str(tmp_path / "csv"), "parquet")

@@ -2,6 +2,9 @@
 
 import gc
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -21,6 +24,7 @@ from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.settings import SparkSettings
 from sr_assets.spark import read_table
 from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE
+from sr_assets_tests.adapters.spark.scripts import clean_environment
 from sr_assets_tests.histories import FIRST, varied_home
 from sr_assets_tests.published import node_row, publish_nodes
 
@@ -128,6 +132,18 @@ def test_files_of_a_dataframe_stay_until_ten_minutes_after_it_is_gone(
     republish("c")
     with pytest.raises(Exception, match=r"FILE_NOT_EXIST|does not exist"):
         derived.collect()
+
+
+@pytest.mark.process
+def test_documented_example_runs_in_a_session_of_its_own(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
+    (example,) = re.findall(r"```python tables\n(.*?)```", text, re.DOTALL)
+    publish_nodes(tmp_path, node_row("a", "up", 0))
+    file = tmp_path / "replication.yaml"
+    file.write_text(f"name: X\nstate_store: {tmp_path}\nstreams: [{{stream: REG, source_url: a:1, target_url: b:1}}]\n")
+    environ = {**clean_environment(tmp_path), "SR_ASSETS_CONFIG": str(file)}
+    done = subprocess.run([sys.executable, "-c", example], env=environ, capture_output=True, text=True, check=True)
+    assert "|up|1|" in done.stdout.replace(" ", "")
 
 
 def test_read_table_refuses_in_one_line(tmp_path: Path, spark: SparkSession) -> None:

@@ -18,6 +18,7 @@ from sr_assets.domain.advisories import observer_alive
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.node_advisories import HeartbeatStage, heartbeat_grace_ns
+from sr_assets_tests.event_schema import unknown_or_wrong
 from sr_assets_tests.rig import SITE, Rig, Sent
 
 BASE = 1_700_000_000
@@ -261,6 +262,8 @@ def test_site_sends_one_heartbeat_per_period_to_its_centre(rig: Rig) -> None:
     rig.drain()
     rig.drain()
     (heartbeat,) = (json.loads(message.payload) for message in rig.stored(observers))
+    published = [message.payload for stream in (observers, listened) for message in rig.stored(stream)]
+    assert [problem for payload in published for problem in unknown_or_wrong(payload)] == []
     subjects = {message.subject for message in rig.stored(observers)}
     assert subjects == {f"sr_assets.observer_alive.{SITE}.{SITE}.{source}"}
     content = [heartbeat[key] for key in ("event", "position", "lag_messages", "nodes")]

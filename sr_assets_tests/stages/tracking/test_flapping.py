@@ -27,6 +27,7 @@ from sr_assets.stages.tracking.announcing import decide_announcements
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_advisories import advisory_body
 from sr_assets_tests.announcing import BEGIN_NS, SECOND, at, configured, fold, history, outbox, site_events
+from sr_assets_tests.event_schema import unknown_or_wrong
 from sr_assets_tests.examples import one_in
 from sr_assets_tests.naive_rules import Report, announced_with_flapping
 from sr_assets_tests.rig import SITE, Rig
@@ -221,6 +222,7 @@ def test_flapping_node_sends_two_events_and_its_last_silence(rig: Rig) -> None:
         rig.travel(hours=2)
     rig.travel(hours=6)
     rig.drain()
+    assert [problem for message in rig.stored(advisories) for problem in unknown_or_wrong(message.payload)] == []
     bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
     sent = sorted((body for body in bodies if body["event"] != "observer_alive"), key=lambda body: body["event_time"])
     assert [(body["event"], body.get("transitions")) for body in sent] == [

@@ -21,6 +21,7 @@ from sr_assets.operate.notify.delivery import Sent, pending
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets_tests.announcing import POLICY, SECOND, configured, fold, history, outbox, site_events
+from sr_assets_tests.event_schema import unknown_or_wrong
 from sr_assets_tests.examples import one_in
 from sr_assets_tests.naive_rules import NaiveGuard, announced_by_guard
 from sr_assets_tests.rig import SITE, Rig, wait_until
@@ -191,6 +192,7 @@ def test_dark_site_sends_one_event_and_only_lost_nodes(rig: Rig) -> None:
     notices = [event.text.split(" (")[0] for event in pending(configuration, configuration.notify[0], progress)]
     assert notices.count(f"{SITE}/{stream} reports again: 2 of 5 nodes are silent") == 1
     assert "web0 is silent after 3600 s" in notices
+    assert [problem for message in rig.stored(advisories) for problem in unknown_or_wrong(message.payload)] == []
     bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
     web0 = [body for body in bodies if body.get("value") == "web0"]
     assert [body["event"] for body in web0] == ["new", "timeout"]
