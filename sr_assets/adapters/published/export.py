@@ -24,9 +24,9 @@ from pyarrow import fs
 from sr_assets.adapters.published.catalog import COLUMN_TYPES, ROWS
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
 from sr_assets.adapters.published.fleet_file import TABLES_FILE, history_files, table_versions
-from sr_assets.adapters.published.fleet_reader import first_line, open_fleet
+from sr_assets.adapters.published.fleet_reader import first_line, open_fleet, unknown_table
 from sr_assets.adapters.published.tables import STORAGE_VERSION, literal, parquet
-from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
+from sr_assets.domain.errors import ConfigurationError, RunError
 
 Form = Literal["parquet", "csv", "duckdb"]
 #: Table → the column of the time of a row. The other tables are the present, which is copied whole.
@@ -75,8 +75,7 @@ def export_tables(
     """
     for table in tables:
         if table not in ROWS:
-            hint, known = did_you_mean(table, ROWS), ", ".join(ROWS)
-            raise ConfigurationError(f"no table {table!r} is published; {hint}the tables are: {known}")
+            raise unknown_table(table, ROWS)
     chosen = list(dict.fromkeys(tables)) or [table for table in ROWS if table != _LARGE]
     since = None if since_ns is None else datetime.fromtimestamp(since_ns / 1e9, UTC)
     # Versions of an earlier publication are harmless: the next export copies such a table again.

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +119,12 @@ def attach_fleet(home: Path) -> duckdb.DuckDBPyConnection:
     return connection
 
 
+def unknown_table(table: str, names: Collection[str]) -> ConfigurationError:
+    """Return the error of a table that is not one of the published ones."""
+    hint = did_you_mean(table, names)
+    return ConfigurationError(f"no table {table!r} is published; {hint}the tables are: {', '.join(names)}")
+
+
 def refuse_unknown_table(table: str, connection: duckdb.DuckDBPyConnection) -> None:
     """Raise ConfigurationError, with the nearest name, for a table that is not published."""
     rows = connection.execute(
@@ -126,8 +132,7 @@ def refuse_unknown_table(table: str, connection: duckdb.DuckDBPyConnection) -> N
     ).fetchall()
     names = [name for (name,) in rows]
     if table not in names:
-        hint = did_you_mean(table, names)
-        raise ConfigurationError(f"no table {table!r} is published; {hint}the tables are: {', '.join(names)}")
+        raise unknown_table(table, names)
 
 
 def _set_up(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
