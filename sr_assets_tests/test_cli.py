@@ -37,7 +37,7 @@ from sr_assets.adapters.published.stream_status import PublishedStream
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.status_file import SiteStatus, StreamStatus, write_status
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.cli.base import echo
+from sr_assets.cli.base import SECTIONS, cli, echo
 from sr_assets.cli.render import json_line
 from sr_assets.cli.warnings import _in_clear_text
 from sr_assets.domain.durations import duration
@@ -299,7 +299,7 @@ def test_group_without_arguments_prints_its_help(command: Command, group: tuple[
     code, output, errors = command(*group)
     assert (code, errors) == (0, "")
     assert output.startswith("Usage: ")
-    assert "\nCommands:\n" in output
+    assert re.search(r"^(Commands|Nodes):$", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -434,9 +434,22 @@ def test_node_shows_state_history_and_metadata(published: Path, command: Command
 
 def test_unknown_node_fails_with_similar_names(published: Path, command: Command) -> None:
     code, output, errors = command("node", "web1.exmaple.net")
-    assert (code, output) == (1, "")
+    assert (code, output) == (3, "")
     assert errors.startswith("error: node 'web1.exmaple.net' is unknown; did you mean 'web1.example.net'")
     assert command("node", "zzz")[2] == "error: node 'zzz' is unknown\n"
+
+
+def test_nodes_fails_if_no_node_matches_and_a_script_wants_that(published: Path, command: Command) -> None:
+    for form in ("table", "csv"):
+        assert command("nodes", "--like", "zzz*", "-o", form)[0] == 0
+        assert command("nodes", "--like", "zzz*", "-o", form, "--fail-empty")[0] == 3
+        assert command("nodes", "--fail-empty", "-o", form)[0] == 0
+
+
+def test_help_lists_every_command_once_with_a_whole_sentence(command: Command) -> None:
+    listed = [name for names in SECTIONS.values() for name in names.split()]
+    assert sorted(listed) == sorted(cli.commands)
+    assert "..." not in command("--help")[1].partition("Options:")[2]
 
 
 def test_node_without_parquet_file_is_shown_without_metadata(published: Path, command: Command) -> None:

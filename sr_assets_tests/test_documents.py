@@ -227,6 +227,14 @@ def test_reference_has_every_command_with_its_options(name: str, command: click.
     assert not missing
 
 
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*each, id=each[0]) for each in all_commands()])
+def test_help_of_every_command_ends_with_an_example_that_parses(name: str, command: click.Command) -> None:
+    example = str(command.epilog).removeprefix("Example: sr-assets ")
+    assert example.startswith(name)
+    if name != "login":  # it asks for a password
+        parse(shlex.split(example))
+
+
 def configuration_blocks(base: type[mapping.Block] = mapping.Block) -> Iterator[type[mapping.Block]]:
     """Yield every block of the configuration, without the bases that only others extend."""
     for subclass in base.__subclasses__():

@@ -29,7 +29,7 @@ _FOLLOW_SECONDS = 0.5
 _FIRST = ("node", "event", "event_time", "name")
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets advisories --event timeout --since 1h")
 @click.option("--since", type=SECONDS, help="Only transitions within this time before the table's watermark.")
 @click.option("--node", help="Only this node.")
 @click.option("--event", type=click.Choice(("new", "timeout", "recover", "expire")), help="Only this event.")

@@ -1,6 +1,6 @@
 """Code that several commands share: the group, exit codes, settings, options for formats and durations.
 
-Exit codes: 0, 1 (a run, a server or a lookup failed), 2 (configuration or usage), 130 (interrupted).
+Exit codes: 0, 1 (a run or a server failed), 2 (configuration or usage), 3 (nothing matches), 130 (interrupted).
 """
 
 import logging
@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from sr_assets.adapters.logs import configure_logging, escape_warnings, print_error
 from sr_assets.cli.render import FORMATS, Format
-from sr_assets.domain.errors import ConfigurationError, SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, NothingMatchesError, SrAssetsError
 from sr_assets.domain.foreign_text import visible
 from sr_assets.operate.processes import INTERRUPTED, end_process
 
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Exit code of a lookup that matches nothing.
+NOTHING_MATCHES: Final = 3
+#: The sections of `--help`, with their commands in order.
+SECTIONS: Final = {
+    "Run": "up run check demo permissions topology spark enroll import login",
+    "Watch": "lag summary report advisories availability status-page metrics",
+    "Nodes": "nodes node retire unretire maintenance",
+    "Streams": "pause resume recover retry-parked replay",
+    "Sites and hosts": "members checkpoint restore step-down forget",
+    "Tables and data": "query export schema data",
+    "Measure": "measure compare emulate",
+}
 #: The path of a file, which need not exist.
 FILE = click.Path(path_type=Path, dir_okay=False)
 stream_option = click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
@@ -81,9 +93,11 @@ def table_or_json(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _forms(forms: Sequence[Format]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option(
-            "--format", "form", type=click.Choice(forms), default="table", show_default=True, help="Output format."
-        )
+        # `-o` of `compare` is its report.
+        own = {name for option in getattr(command, "__click_params__", ()) for name in option.opts}
+        names = ("--format", "form") if "-o" in own else ("-o", "--format", "form")
+
+        @click.option(*names, type=click.Choice(forms), default="table", show_default=True, help="Output format.")
         @click.option("--wide", is_flag=True, help="Show every column, even if a row needs several lines.")
         @wraps(command)
         def with_form(*arguments: Any, form: Format, wide: bool, **options: Any) -> Any:
@@ -118,6 +132,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         return fail(error.format_message(), error.exit_code)
     except ConfigurationError as error:
         return fail(str(error), 2)
+    except NothingMatchesError as error:
+        return fail(str(error), NOTHING_MATCHES)
     except SrAssetsError as error:
         return fail(str(error), 1)
     except click.Abort:
@@ -198,6 +214,16 @@ class _Commands(click.Group):
         super().add_command(cmd, name)
         if self._config not in cmd.params:
             cmd.params.append(self._config)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by section; those of a group inside have none."""
+        if ctx.parent is not None:
+            super().format_commands(ctx, formatter)
+            return
+        for section, names in SECTIONS.items():
+            with formatter.section(section):
+                rows = [(name, self.commands[name].get_short_help_str(limit=200)) for name in names.split()]
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -25,7 +25,7 @@ def data() -> None:
     """Read and change the values of the sources in the block `data`."""
 
 
-@data.command("get")
+@data.command("get", epilog="Example: sr-assets data get ops/cadence --history")
 @click.argument("label", metavar="SOURCE/KEY")
 @click.option("--history", is_flag=True, help="List the revisions that the bucket keeps, oldest first.")
 @_reveal_option
@@ -41,7 +41,7 @@ def get(label: str, history: bool, reveal: bool, form: Format) -> None:
         _show(label, source.history(key), form, secret, reveal=reveal)
 
 
-@data.command("list")
+@data.command("list", epilog="Example: sr-assets data list ops")
 @click.argument("label", metavar="SOURCE[/PREFIX]")
 @_reveal_option
 @form_option
@@ -63,7 +63,7 @@ def list_keys(label: str, reveal: bool, form: Format) -> None:
     show(("key", "value"), rows, form)
 
 
-@data.command("watch")
+@data.command("watch", epilog="Example: sr-assets data watch ops/cadence")
 @click.argument("label", metavar="SOURCE/KEY")
 @_reveal_option
 def watch(label: str, reveal: bool) -> None:
@@ -76,7 +76,7 @@ def watch(label: str, reveal: bool) -> None:
             sys.stdout.flush()
 
 
-@data.command("put")
+@data.command("put", epilog="Example: sr-assets data put ops/cadence 2m --yes")
 @click.argument("label", metavar="SOURCE/KEY")
 @click.argument("value")
 @_yes_option
@@ -95,7 +95,7 @@ def put(label: str, value: str, yes: bool) -> None:
     echo(f"{label}: {new}")
 
 
-@data.command("delete")
+@data.command("delete", epilog="Example: sr-assets data delete ops/cadence --yes")
 @click.argument("label", metavar="SOURCE/KEY")
 @_yes_option
 def delete(label: str, yes: bool) -> None:

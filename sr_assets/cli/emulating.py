@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LARGE_NODES = 100
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets emulate --url nats://localhost:4222 --nodes 1000")
 @click.option(
     "--url", required=True, help="The server, in the syntax of source_url: nats://[user:${PASSWORD}@]host:port."
 )

@@ -31,7 +31,7 @@ def _fingerprint(_context: click.Context, _parameter: click.Parameter, value: st
     return plain or None
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets enroll web1.example.net --dir ssl")
 @click.argument("identity", callback=_identity)
 @click.option(
     "--dir",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sr_assets.settings.legacy import Imported
 
 
-@cli.command("import")
+@cli.command("import", epilog="Example: sr-assets import stream-replicator.yaml")
 @click.argument("file", type=FILE)
 @click.option(
     "-o",

@@ -21,7 +21,7 @@ def maintenance() -> None:
     """Hold back the announcements of planned work."""
 
 
-@maintenance.command()
+@maintenance.command(epilog="Example: sr-assets maintenance add --match 'web*' --for 2h --reason 'new switches'")
 @click.option("--match", "globs", multiple=True, metavar="M", help="Glob of nodes; may be repeated.")
 @click.option("--class", "classes", multiple=True, metavar="C", help="Class of nodes; may be repeated.")
 @click.option("--site", metavar="S", help="Glob of sites (default: every site).")
@@ -60,7 +60,7 @@ def add(
     echo(window_id)
 
 
-@maintenance.command("list")
+@maintenance.command("list", epilog="Example: sr-assets maintenance list")
 @form_option
 @configured
 def list_windows(settings: "Settings", form: Format) -> None:
@@ -73,7 +73,7 @@ def list_windows(settings: "Settings", form: Format) -> None:
     show(columns, rows, form, first=("id", "state", "match", "site", "reason"))
 
 
-@maintenance.command()
+@maintenance.command(epilog="Example: sr-assets maintenance end 3f1c")
 @click.argument("window_id", metavar="ID")
 @configured
 def end(settings: "Settings", window_id: str) -> None:

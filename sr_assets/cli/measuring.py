@@ -31,7 +31,7 @@ class _Numbers(click.ParamType["tuple[int, ...]"]):
         return tuple(map(int, parts))
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets measure pipeline --nodes 1000 --out before")
 @click.argument("suite", type=click.Choice(["pipeline", "silence", "catch-up", "rpc"]))
 @click.option("--nodes", type=_Numbers(), required=True, help="Numbers of nodes; one set of tests each.")
 @click.option("--out", type=_RESULTS, required=True, help="New directory of the result files.")
@@ -154,11 +154,11 @@ def _fleet(suite: str, nodes: tuple[int, ...], options: "dict[str, Any]") -> "tu
     return about, work
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets compare before after")
 @click.argument("first", type=_RESULTS)
 @click.argument("second", type=_RESULTS)
-@click.option("-o", "file", type=FILE, help="Write a report with both, side by side.")
 @form_option
+@click.option("-o", "file", type=FILE, help="Write a report with both, side by side.")
 def compare(first: Path, second: Path, file: Path | None, form: Format) -> None:
     """Compare two result directories of `measure`, test by test."""
     from sr_assets.adapters.extras import require_extra

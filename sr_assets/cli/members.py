@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _STEP_DOWN_SECONDS = 30.0
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets members")
 @form_option
 @configured
 def members(settings: "Settings", form: Format) -> int:
@@ -59,7 +59,7 @@ def _position(positions: dict[str, int]) -> int | str | None:
     return described_positions(positions, " ") or None
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets checkpoint --site london")
 @click.option("--site", metavar="S", help="Only this site (default: every site).")
 @click.option("-o", "file", type=click.Path(path_type=Path), help="Write into this file instead of the store.")
 @configured
@@ -75,7 +75,7 @@ def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int
     return 0
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets restore --site london")
 @click.option("--site", metavar="S", help="Only this site (default: every site).")
 @click.option("--unsigned", is_flag=True, help="Also a checkpoint without the signature of checkpoint.key.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
@@ -106,7 +106,7 @@ def _sites(settings: "Settings", site: str | None) -> list[str]:
     return [site] if site else list(settings.sites)
 
 
-@cli.command("step-down")
+@cli.command("step-down", epilog="Example: sr-assets step-down")
 @click.option("--site", metavar="S", help="Only this site (default: every site that this member leads).")
 @configured
 def step_down(settings: "Settings", site: str | None) -> int:

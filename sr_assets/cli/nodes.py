@@ -1,5 +1,6 @@
 """Commands about nodes: `nodes`, `node`, `retire`, `unretire`, and `summary`, which counts them by site."""
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -7,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sr_assets.adapters.logs import configure_logging, print_error, print_warning
-from sr_assets.cli.base import SECONDS, cli, configured, echo, need_feeds, table_or_json
+from sr_assets.cli.base import NOTHING_MATCHES, SECONDS, cli, configured, echo, need_feeds, table_or_json
 from sr_assets.cli.render import Format, age_text, print_document, print_json, print_note, show
 from sr_assets.cli.warnings import note_age
 from sr_assets.cli.watching import watchable
-from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
+from sr_assets.domain.errors import ConfigurationError, NothingMatchesError, did_you_mean
 
 if TYPE_CHECKING:
     from sr_assets.adapters.published.fleet_reader import Rows
@@ -64,46 +65,58 @@ def print_summary(rows: "Rows", form: Format) -> None:
         print_note("unwatched: never sent a heartbeat; node states may be stale without notice")
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets nodes --status timeout --like 'web*'")
 @click.option("--site", help="Only this site.")
 @click.option("--stream", help="Only this stream (or name/stream).")
 @click.option("--status", type=click.Choice(("up", "timeout", "retired")), help="Only nodes with this status.")
 @click.option("--silent-for", type=SECONDS, help="Only nodes silent for at least this long.")
 @click.option("--like", metavar="PATTERN", help="Only nodes whose name matches a pattern such as 'web*'.")
 @click.option("--global", "everywhere", is_flag=True, help="Show the nodes of all sites in the feeds.")
+@click.option("--fail-empty", is_flag=True, help="Exit with 3 if no node matches.")
 @watchable
 def nodes(
-    settings: "Settings", site: str | None, stream: str | None, everywhere: bool, form: Format, **narrowed: Any
-) -> None:
+    settings: "Settings",
+    site: str | None,
+    stream: str | None,
+    everywhere: bool,
+    fail_empty: bool,
+    form: Format,
+    **narrowed: Any,
+) -> int:
     """List nodes, with ages relative to the table's watermark."""
     from sr_assets.adapters.published import queries
     from sr_assets.stages.tracking.windows import maintenance_of
 
     if everywhere:
-        _show_global(settings, form, site=site, stream=stream, **narrowed)
-        return
-    with queries.nodes(settings.home, labels=_labels(settings, site, stream), **narrowed) as (columns, rows):
-        maintained = maintenance_of(settings, columns)
-        show((*columns, "maintenance"), ((*row, maintained(row)) for row in rows), form, first=_FIRST)
-    if form in ("table", "wide"):
-        note_age(settings)
+        listed = _show_global(settings, form, site=site, stream=stream, **narrowed)
+    else:
+        with queries.nodes(settings.home, labels=_labels(settings, site, stream), **narrowed) as (columns, rows):
+            maintained, counted = maintenance_of(settings, columns), itertools.count()
+            marked = ((*row, maintained(row)) for row, _ in zip(rows, counted, strict=False))
+            show((*columns, "maintenance"), marked, form, first=_FIRST)
+        listed = next(counted)
+        if form in ("table", "wide"):
+            note_age(settings)
+    return NOTHING_MATCHES if fail_empty and not listed else 0
 
 
-def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> None:
-    """Print the nodes of all sites, with ages relative to the feed's clock."""
+def _show_global(settings: "Settings", form: Format, **narrowed: Any) -> int:
+    """Print the nodes of all sites, with ages relative to the feed's clock; return how many were printed, at least."""
     from sr_assets.adapters.published import queries
 
     need_feeds(settings, "--global")
     if form in ("json", "csv"):
+        counted = itertools.count()
         with queries.global_nodes(settings.home, **narrowed) as (columns, rows):
-            show(columns, rows, form)
-        return
+            show(columns, (row for row, _ in zip(rows, counted, strict=False)), form)
+        return next(counted)
     with queries.global_nodes(settings.home, **narrowed, limit=MOST_SHOWN + 1) as (columns, rows):
         shown = list(rows)
     show(columns, shown[:MOST_SHOWN], form, first=_FIRST)
     note_age(settings)
     if len(shown) > MOST_SHOWN:
         echo(f"only the first {MOST_SHOWN} nodes are shown; add filters, or use --format json or csv for all", err=True)
+    return len(shown)
 
 
 def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[str] | None:
@@ -117,7 +130,7 @@ def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[
     return [entry.label for entry in entries if site in (None, entry.name)]
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets node web1.example.net")
 @click.argument("name")
 @table_or_json
 @configured
@@ -134,7 +147,7 @@ def node(settings: "Settings", name: str, form: Format) -> None:
     global_states = queries.global_node_states(home, name)
     if not states.values and not global_states.values:
         similar = " or ".join(map(repr, queries.similar_nodes(home, name)))
-        raise RunError(f"node {name!r} is unknown{f'; did you mean {similar}?' if similar else ''}")
+        raise NothingMatchesError(f"node {name!r} is unknown{f'; did you mean {similar}?' if similar else ''}")
     history, global_history = queries.node_history(home, name), queries.global_node_history(home, name)
     messages = _newest_messages(settings, name)
     if form == "json":
@@ -179,7 +192,7 @@ def _with_history(states: "Rows", history: "Rows", shared: int) -> Iterator[dict
         yield dict(zip(states.columns, state, strict=True)) | {"history": transitions}
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets retire web1.example.net --reason sold")
 @click.argument("name", metavar="NODE")
 @_site_option
 @click.option("--reason", metavar="R", default="", help="The reason, recorded in operator_actions.")
@@ -192,7 +205,7 @@ def retire(settings: "Settings", name: str, site: str | None, reason: str) -> in
     return _act(settings, "retire", name, site, reason)
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets unretire web1.example.net")
 @click.argument("name", metavar="NODE")
 @_site_option
 @configured
@@ -213,7 +226,7 @@ def _act(settings: "Settings", action: "Action", node: str, site: str | None, re
     return int(not any(answer.done for answer in answers))
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets summary --watch")
 @watchable
 def summary(settings: "Settings", form: Format) -> None:
     """List every site in the feeds: its nodes, its rates, the age of its newest heartbeat.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
 
-@cli.command("status-page")
+@cli.command("status-page", epilog="Example: sr-assets status-page /var/www/html/fleet.html")
 @click.argument("file", type=FILE)
 @configured
 def status_page(settings: "Settings", file: Path) -> None:
@@ -25,7 +25,7 @@ def status_page(settings: "Settings", file: Path) -> None:
     echo(f"written: {file}")
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets metrics --once")
 @click.option("--once", is_flag=True, help="Print the metrics and exit.")
 @configured
 def metrics(settings: "Settings", once: bool) -> None:

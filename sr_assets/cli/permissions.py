@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from sr_assets.stages.connection_users import User
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets permissions --check")
 @click.option("--stream", "name", metavar="NAME", help="Only the permissions for this stream (or name/stream).")
 @click.option(
+    "-o",
     "--format",
     "form",
     type=click.Choice(("nats", "json", "nsc")),

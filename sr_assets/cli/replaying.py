@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DIFFERENCE = ("node", "event", "event_time", "sequence", "only_in", "reason")
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets replay --stream NODES --warn-duration 30m")
 @stream_option
 @click.option("--since", type=TIME, metavar="T", help="Begin at this time (default: the earliest possible one).")
 @click.option("--until", type=TIME, metavar="T", help="End before this time (default: the end of the record).")

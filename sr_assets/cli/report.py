@@ -56,7 +56,7 @@ _FIRST: Final = ("stream", "kind", "origin_stream", "active_seconds", "lag_messa
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets report london/NODES")
 @click.argument("stream", required=False)
 @click.option("--cluster", metavar="C", help="Show only this cluster, by its name in the report.")
 @click.option("--leaders", is_flag=True, help="Add the number of streams that each server leads.")

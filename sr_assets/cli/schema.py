@@ -13,11 +13,12 @@ Described = Literal["config", "tables", "events"]
 SchemaForm = Literal["json", "dbt", "sql", "markdown"]
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets schema tables --format dbt")
 @click.argument(
     "described", metavar="[config|tables|events]", type=click.Choice(("config", "tables", "events")), default="tables"
 )
 @click.option(
+    "-o",
     "--format",
     "form",
     type=click.Choice(("json", "dbt", "sql", "markdown")),

@@ -16,7 +16,7 @@ def spark() -> None:
     """Start, show or stop the warm Spark engine of this home."""
 
 
-@spark.command("start")
+@spark.command("start", epilog="Example: sr-assets spark start")
 @configured
 def spark_start(settings: "Settings") -> None:
     """Start the engine, so that the first run need not wait for it."""
@@ -30,7 +30,7 @@ def spark_start(settings: "Settings") -> None:
     echo(f"running: pid {engine.pid}, port {engine.port}")
 
 
-@spark.command("status")
+@spark.command("status", epilog="Example: sr-assets spark status")
 @configured
 def spark_status(settings: "Settings") -> int:
     """Show whether the engine runs; exit code 1 if it does not."""
@@ -45,7 +45,7 @@ def spark_status(settings: "Settings") -> int:
     return 0 if engine else 1
 
 
-@spark.command("stop")
+@spark.command("stop", epilog="Example: sr-assets spark stop")
 @configured
 def spark_stop(settings: "Settings") -> None:
     """Stop the engine; the next run starts a new one."""

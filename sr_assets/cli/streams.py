@@ -21,7 +21,7 @@ _NEWEST = 1_000
 _NO_COPY = "a feed makes no copies, so it cannot be paused"
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets check --connect")
 @click.option("--connect", is_flag=True, help="Test every connection and permission without changing anything.")
 @click.option("--explain", metavar="KEY", help="Show the value of a key, such as inspect_duration, and its origin.")
 @form_option
@@ -132,7 +132,7 @@ def _start(start: "Start") -> str:
     return start.kind if start.kind in ("all", "end") else f"{start.kind} {start.value}"
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets lag --watch 5s")
 @watchable
 def lag(settings: "Settings", form: Format) -> int:
     """Query the servers for the current lag of every stream.
@@ -174,7 +174,7 @@ def _paused_labels(settings: "Settings") -> frozenset[str]:
     )
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets pause --stream NODES")
 @stream_option
 @configured
 def pause(settings: "Settings", name: str) -> None:
@@ -191,7 +191,7 @@ def pause(settings: "Settings", name: str) -> None:
     echo(f"{stream.label}: {'paused' if changed else 'already paused'}; {effect}")
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets resume --stream NODES")
 @stream_option
 @configured
 def resume(settings: "Settings", name: str) -> None:

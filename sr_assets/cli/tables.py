@@ -18,9 +18,10 @@ _KEYS: "dict[By, tuple[str, ...]]" = {"node": ("node", "name"), "site": ("name",
 _FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets export /srv/fleet --format parquet")
 @click.argument("target")
 @click.option(
+    "-o",
     "--format",
     "form",
     type=click.Choice(("duckdb", "parquet", "csv")),
@@ -45,7 +46,7 @@ def export(settings: "Settings", target: str, form: "Form", tables: str | None, 
         echo(f"{target}: {done.tables} tables, {done.written} files written, {done.unchanged} unchanged")
 
 
-@cli.command()
+@cli.command(epilog='Example: sr-assets query "SELECT status, count(*) FROM last_seen_nodes GROUP BY status"')
 @click.argument("sql")
 @click.option("--timeout", type=SECONDS, default="60s", show_default=True, help="End a query that takes longer.")
 @form_option
@@ -62,7 +63,7 @@ def query(settings: "Settings", sql: str, timeout: float, form: Format) -> None:
         show(columns, rows, form)
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets availability --by site --since 30d")
 @click.option("--site", help="Only this site.")
 @click.option("--node", help="Only this node.")
 @click.option("--since", type=SECONDS, default="30d", show_default=True, help="Period up to now, in whole days.")

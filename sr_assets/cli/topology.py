@@ -28,7 +28,7 @@ def topology() -> None:
     """Manage the native mirrors and sources of the block `topology`."""
 
 
-@topology.command("plan")
+@topology.command("plan", epilog="Example: sr-assets topology plan")
 @click.option(
     "--recreate",
     multiple=True,
@@ -54,7 +54,7 @@ def plan_command(settings: Settings, recreate: tuple[str, ...], form: Format) ->
     return int(bool(plan.problems))
 
 
-@topology.command("apply")
+@topology.command("apply", epilog="Example: sr-assets topology apply")
 @click.option(
     "--recreate",
     multiple=True,
@@ -79,7 +79,7 @@ def apply_command(settings: Settings, recreate: tuple[str, ...], form: Format) -
         return _execute(settings, survey, make_plan(settings, survey.refresh(), recreate), form, "topology apply")
 
 
-@topology.command("adopt")
+@topology.command("adopt", epilog="Example: sr-assets topology adopt --stream NODES")
 @click.option(
     "--stream",
     "names",

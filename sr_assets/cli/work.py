@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sr_assets.settings import Settings
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets demo --no-ui --for 60")
 @click.option(
     "--sites",
     type=click.IntRange(1, 20),
@@ -57,7 +57,7 @@ def demo(
     )
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets up --port 3000")
 @ui_port_option
 @click.option("--read-only", is_flag=True, help="Make the UI read-only.")
 @click.option(
@@ -105,7 +105,7 @@ def up(
     return serve(settings, None if no_ui else Ui(port, read_only, auth_file, host, trust_proxy, public_hosts))
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets run --once")
 @click.option(
     "--stream", "names", multiple=True, metavar="NAME", help="Run only this stream (or name/stream); repeatable."
 )
@@ -142,7 +142,7 @@ def _outlive_rotation(settings: "Settings") -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets recover --stream NODES")
 @stream_option
 @click.option(
     "--force",
@@ -168,7 +168,7 @@ def recover(settings: "Settings", name: str, force: bool) -> None:
         echo(line)
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets login ann")
 @click.argument("user")
 @click.password_option(help="The password; asked for if it is missing.")
 def login(user: str, password: str) -> None:
@@ -180,7 +180,7 @@ def login(user: str, password: str) -> None:
     echo(hashed_login(user, password))
 
 
-@cli.command("retry-parked")
+@cli.command("retry-parked", epilog="Example: sr-assets retry-parked --stream NODES")
 @stream_option
 @configured
 def retry_parked(settings: "Settings", name: str) -> int:
@@ -203,7 +203,7 @@ def retry_parked(settings: "Settings", name: str) -> int:
     return run_sites(settings, [stream], once=True)
 
 
-@cli.command()
+@cli.command(epilog="Example: sr-assets forget --site london --stream NODES")
 @click.option("--site", required=True, metavar="S", help="The site: an entry's name, or a name that a feed reports.")
 @click.option("--stream", metavar="S", help="Delete only this stream of the site.")
 @click.option("--replicator", metavar="R", help="The replicator, if feeds report several sites of that name.")

@@ -20,6 +20,10 @@ class RunError(SrAssetsError):
     """A stream could not continue; committed work stays, and the next run retries. The command line exits with 1."""
 
 
+class NothingMatchesError(RunError):
+    """A lookup matches nothing. The command line exits with 3."""
+
+
 class TransientError(RunError):
     """A RunError that may be temporary, such as a lost connection: a run retries within its budget."""
 
