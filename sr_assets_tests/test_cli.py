@@ -24,6 +24,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from click.shell_completion import BashComplete
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -450,6 +451,24 @@ def test_help_lists_every_command_once_with_a_whole_sentence(command: Command) -
     listed = [name for names in SECTIONS.values() for name in names.split()]
     assert sorted(listed) == sorted(cli.commands)
     assert "..." not in command("--help")[1].partition("Options:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    (
+        (["pause", "--stream"], "R", ["REG"]),
+        (["pause", "--stream"], "lon", ["london/REG"]),
+        (["nodes", "--site"], "", ["london", "paris"]),
+        (["node"], "web1", ["web1.example.net"]),
+        (["export", "x", "--tables"], "gaps,retired", ["gaps,retired_nodes"]),
+        (["--config", "none.yaml", "nodes", "--site"], "", []),
+    ),
+)
+def test_shell_completes_the_names_of_this_installation(
+    published: Path, words: list[str], incomplete: str, expected: list[str]
+) -> None:
+    shell = BashComplete(cli, {}, "sr-assets", "_SR_ASSETS_COMPLETE")
+    assert [item.value for item in shell.get_completions(words, incomplete)] == expected
 
 
 def test_node_without_parquet_file_is_shown_without_metadata(published: Path, command: Command) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from sr_assets.adapters.logs import configure_logging, escape_warnings, print_error
+from sr_assets.cli.completing import complete_stream
 from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, NothingMatchesError, SrAssetsError
 from sr_assets.domain.foreign_text import visible
@@ -38,7 +39,14 @@ SECTIONS: Final = {
 }
 #: The path of a file, which need not exist.
 FILE = click.Path(path_type=Path, dir_okay=False)
-stream_option = click.option("--stream", "name", required=True, metavar="NAME", help="The stream (or name/stream).")
+stream_option = click.option(
+    "--stream",
+    "name",
+    required=True,
+    metavar="NAME",
+    shell_complete=complete_stream,
+    help="The stream (or name/stream).",
+)
 ui_port_option = click.option(
     "--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the UI."
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sr_assets.cli.base import FILE, SECONDS, cli, echo, form_option
+from sr_assets.cli.completing import complete_stream
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ class _Numbers(click.ParamType["tuple[int, ...]"]):
     help="Typical size of a message (7000), or size of a reply (100).",
 )
 @click.option(
-    "--stream", "name", metavar="NAME", help="The stream (or name/stream) to measure (default: the first one)."
+    "--stream",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_stream,
+    help="The stream (or name/stream) to measure (default: the first one).",
 )
 @click.option(
     "--subject",

@@ -9,6 +9,7 @@ import click
 from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_error
 from sr_assets.cli.base import cli, configured, echo, form_option, note_action
+from sr_assets.cli.completing import complete_site
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
 
@@ -60,7 +61,7 @@ def _position(positions: dict[str, int]) -> int | str | None:
 
 
 @cli.command(epilog="Example: sr-assets checkpoint --site london")
-@click.option("--site", metavar="S", help="Only this site (default: every site).")
+@click.option("--site", metavar="S", shell_complete=complete_site, help="Only this site (default: every site).")
 @click.option("-o", "file", type=click.Path(path_type=Path), help="Write into this file instead of the store.")
 @configured
 def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int:
@@ -76,7 +77,7 @@ def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int
 
 
 @cli.command(epilog="Example: sr-assets restore --site london")
-@click.option("--site", metavar="S", help="Only this site (default: every site).")
+@click.option("--site", metavar="S", shell_complete=complete_site, help="Only this site (default: every site).")
 @click.option("--unsigned", is_flag=True, help="Also a checkpoint without the signature of checkpoint.key.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @configured
@@ -107,7 +108,12 @@ def _sites(settings: "Settings", site: str | None) -> list[str]:
 
 
 @cli.command("step-down", epilog="Example: sr-assets step-down")
-@click.option("--site", metavar="S", help="Only this site (default: every site that this member leads).")
+@click.option(
+    "--site",
+    metavar="S",
+    shell_complete=complete_site,
+    help="Only this site (default: every site that this member leads).",
+)
 @configured
 def step_down(settings: "Settings", site: str | None) -> int:
     """Give up the leadership, and do not campaign for two TTLs.

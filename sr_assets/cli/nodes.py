@@ -9,6 +9,7 @@ import click
 
 from sr_assets.adapters.logs import configure_logging, print_error, print_warning
 from sr_assets.cli.base import NOTHING_MATCHES, SECONDS, cli, configured, echo, need_feeds, table_or_json
+from sr_assets.cli.completing import complete_node, complete_site, complete_stream
 from sr_assets.cli.render import Format, age_text, print_document, print_json, print_note, show
 from sr_assets.cli.warnings import note_age
 from sr_assets.cli.watching import watchable
@@ -28,7 +29,9 @@ _HISTORY: Final = ("event", "event_time", "name", "age_seconds")
 MOST_SHOWN = 100
 #: The columns that a narrow window keeps.
 _FIRST = ("node", "status", "age_seconds", "name")
-_site_option = click.option("--site", metavar="S", help="The site, if several sites know the node.")
+_site_option = click.option(
+    "--site", metavar="S", shell_complete=complete_site, help="The site, if several sites know the node."
+)
 
 
 def print_node(tables: Iterable[tuple[str, "Rows"]], messages: "Rows", form: Format) -> None:
@@ -66,8 +69,8 @@ def print_summary(rows: "Rows", form: Format) -> None:
 
 
 @cli.command(epilog="Example: sr-assets nodes --status timeout --like 'web*'")
-@click.option("--site", help="Only this site.")
-@click.option("--stream", help="Only this stream (or name/stream).")
+@click.option("--site", shell_complete=complete_site, help="Only this site.")
+@click.option("--stream", shell_complete=complete_stream, help="Only this stream (or name/stream).")
 @click.option("--status", type=click.Choice(("up", "timeout", "retired")), help="Only nodes with this status.")
 @click.option("--silent-for", type=SECONDS, help="Only nodes silent for at least this long.")
 @click.option("--like", metavar="PATTERN", help="Only nodes whose name matches a pattern such as 'web*'.")
@@ -131,7 +134,7 @@ def _labels(settings: "Settings", site: str | None, stream: str | None) -> list[
 
 
 @cli.command(epilog="Example: sr-assets node web1.example.net")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_node)
 @table_or_json
 @configured
 def node(settings: "Settings", name: str, form: Format) -> None:
@@ -193,7 +196,7 @@ def _with_history(states: "Rows", history: "Rows", shared: int) -> Iterator[dict
 
 
 @cli.command(epilog="Example: sr-assets retire web1.example.net --reason sold")
-@click.argument("name", metavar="NODE")
+@click.argument("name", metavar="NODE", shell_complete=complete_node)
 @_site_option
 @click.option("--reason", metavar="R", default="", help="The reason, recorded in operator_actions.")
 @configured
@@ -206,7 +209,7 @@ def retire(settings: "Settings", name: str, site: str | None, reason: str) -> in
 
 
 @cli.command(epilog="Example: sr-assets unretire web1.example.net")
-@click.argument("name", metavar="NODE")
+@click.argument("name", metavar="NODE", shell_complete=complete_node)
 @_site_option
 @configured
 def unretire(settings: "Settings", name: str, site: str | None) -> int:

@@ -7,6 +7,7 @@ import click
 
 from sr_assets.adapters.logs import print_error, print_warning
 from sr_assets.cli.base import cli, configured, echo, echo_document
+from sr_assets.cli.completing import complete_stream
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 
 
 @cli.command(epilog="Example: sr-assets permissions --check")
-@click.option("--stream", "name", metavar="NAME", help="Only the permissions for this stream (or name/stream).")
+@click.option(
+    "--stream",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_stream,
+    help="Only the permissions for this stream (or name/stream).",
+)
 @click.option(
     "-o",
     "--format",

@@ -12,6 +12,7 @@ import click
 
 from sr_assets.adapters.logs import print_error
 from sr_assets.cli.base import FILE, cli
+from sr_assets.cli.completing import complete_stream
 from sr_assets.cli.render import Format, print_document, show
 from sr_assets.cli.watching import watchable
 from sr_assets.domain.errors import ConfigurationError, RunError
@@ -57,7 +58,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @cli.command(epilog="Example: sr-assets report london/NODES")
-@click.argument("stream", required=False)
+@click.argument("stream", required=False, shell_complete=complete_stream)
 @click.option("--cluster", metavar="C", help="Show only this cluster, by its name in the report.")
 @click.option("--leaders", is_flag=True, help="Add the number of streams that each server leads.")
 @click.option("--raw", is_flag=True, help="Print bytes and seconds as plain numbers.")

@@ -6,6 +6,7 @@ import click
 
 from sr_assets.adapters import times
 from sr_assets.cli.base import SECONDS, TIME, cli, configured, echo, form_option
+from sr_assets.cli.completing import complete_site, complete_tables
 from sr_assets.cli.render import Format, show
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ _FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
     show_default=True,
     help="One new DuckDB file, or files in a folder.",
 )
-@click.option("--tables", metavar="A,B", help="Only these tables (default: all except node_snapshot_history).")
+@click.option(
+    "--tables",
+    metavar="A,B",
+    shell_complete=complete_tables,
+    help="Only these tables (default: all except node_snapshot_history).",
+)
 @click.option("--since", type=TIME, metavar="T", help="Only rows since this time, of tables whose rows have one.")
 @configured
 def export(settings: "Settings", target: str, form: "Form", tables: str | None, since: int | None) -> None:
@@ -64,7 +70,7 @@ def query(settings: "Settings", sql: str, timeout: float, form: Format) -> None:
 
 
 @cli.command(epilog="Example: sr-assets availability --by site --since 30d")
-@click.option("--site", help="Only this site.")
+@click.option("--site", shell_complete=complete_site, help="Only this site.")
 @click.option("--node", help="Only this node.")
 @click.option("--since", type=SECONDS, default="30d", show_default=True, help="Period up to now, in whole days.")
 @click.option(

@@ -20,6 +20,7 @@ from sr_assets.cli.base import (
     stream_option,
     ui_port_option,
 )
+from sr_assets.cli.completing import complete_stream
 from sr_assets.cli.warnings import warn, warn_of_configuration, warn_of_home
 
 if TYPE_CHECKING:
@@ -107,7 +108,12 @@ def up(
 
 @cli.command(epilog="Example: sr-assets run --once")
 @click.option(
-    "--stream", "names", multiple=True, metavar="NAME", help="Run only this stream (or name/stream); repeatable."
+    "--stream",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_stream,
+    help="Run only this stream (or name/stream); repeatable.",
 )
 @click.option("--once", is_flag=True, help="Process the current messages of the sources, publish and end (default).")
 @click.option("--follow", is_flag=True, help="Continue until Ctrl-C.")
