@@ -6,12 +6,14 @@ expire in the home stay in the copy.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -86,7 +88,9 @@ def export_tables(
                 _write_duckdb(connection, target, chosen, since)
                 return Exported(len(chosen), 1, 0)
             parts = {table: list(_parts(connection, home, table, form, since, versions)) for table in chosen}
-            return _write_files(connection, _Target(target), form, parts)
+            store = _Target(target)
+            with store.locked():
+                return _write_files(connection, store, form, parts)
         except (OSError, duckdb.Error, pa.ArrowException) as error:
             if isinstance(error, duckdb.IOException) and f"{home.resolve()}/" in str(error):
                 raise
@@ -102,8 +106,7 @@ def _write_duckdb(
         raise ConfigurationError(f"{target}: a DuckDB file is local; use `--format parquet`, or a path")
     if file.exists():
         raise RunError(f"{file} already exists; choose another file")
-    draft = file.with_name(f".{file.name}.new")
-    draft.unlink(missing_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         attach = (
             f"ATTACH {literal(str(draft.absolute()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
@@ -121,11 +124,12 @@ def _write_files(
     connection: duckdb.DuckDBPyConnection, target: _Target, form: Form, parts: Mapping[str, Sequence[_Part]]
 ) -> Exported:
     known, written, unchanged = target.read_versions(form), 0, 0
+    existing = target.existing(part.name for files in parts.values() for part in files)
     options = "FORMAT csv, HEADER" if form == "csv" else "FORMAT parquet, COMPRESSION zstd"
     for table, files in parts.items():
         copied = known[table]
         for part in files:
-            if copied.get(part.name) == part.version and target.has(part.name):
+            if copied.get(part.name) == part.version and part.name in existing:
                 unchanged += 1
                 continue
             target.put(part.name, partial(_copy, connection, part.query, options))
@@ -177,9 +181,25 @@ class _Target:
                 pass
         raise ConfigurationError(f"{file} is not of an export as {form}; choose another folder")
 
-    def has(self, name: str) -> bool:
-        """Return whether a file exists."""
-        return bool(self._store.get_file_info(f"{self._folder}/{name}").type is fs.FileType.File)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one export at a time write into a folder of this host."""
+        if not isinstance(self._store, fs.LocalFileSystem):
+            yield
+            return
+        self._store.create_dir(self._folder)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def existing(self, names: Iterable[str]) -> set[str]:
+        """Return the names of files that exist."""
+        paths = {f"{self._folder}/{name}": name for name in names}
+        infos = self._store.get_file_info(list(paths))
+        return {paths[info.path] for info in infos if info.type is fs.FileType.File}
 
     def put(self, name: str, write: Callable[[str], object]) -> None:
         """Replace a file by the one that `write` makes at a path of this host."""
@@ -243,7 +263,8 @@ def _days(
             empty = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMN_TYPES[table].items())
             read = parquet(str(home.resolve()), files[day])
             rows = f"(SELECT {empty} WHERE false UNION ALL BY NAME SELECT * FROM {read})"
-        yield day, (f"{zlib.crc32(repr(seen).encode()):08x}", rows)
+        if seen:
+            yield day, (f"{zlib.crc32(repr(seen).encode()):08x}", rows)
 
 
 def _select(table: str, rows: str, condition: str = "") -> str:

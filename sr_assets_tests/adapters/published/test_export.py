@@ -1,7 +1,9 @@
 """`export`: copies of the tables that need no other file, written again only where rows have changed."""
 
+import fcntl
 import json
 import os
+import re
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from sr_assets.adapters.published.export import Exported, export_tables
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets_tests.published import NOW_NS, node_row, publish_message, publish_nodes
+from sr_assets_tests.rig import in_background, wait_until
 
 DAYS = [date(2026, 1, 30), date(2026, 1, 31)]
 HISTORY = "node_snapshot_history"
@@ -80,25 +83,38 @@ def test_parquet_has_each_table_with_its_rows_for_any_reader(home: Path, tmp_pat
 def test_only_files_whose_rows_have_changed_are_written_again(home: Path, tmp_path: Path) -> None:
     target = tmp_path / "copies"
 
-    def export(*tables: str) -> Exported:
+    def copy(*tables: str) -> Exported:
         return export_tables(home, str(target), "parquet", tables)
 
     names = ("last_seen_nodes", "retired_nodes", "availability_daily", "operator_actions", HISTORY)
-    assert export(*names) == Exported(5, 6, 0)
-    assert export(*names) == Exported(5, 0, 6)
+    assert copy(*names) == Exported(5, 6, 0)
+    assert copy(*names) == Exported(5, 0, 6)
     record_action(home, "resume", "london/REG")
     publish_nodes(home, node_row("web3", "up", 0), sequence=9)
-    assert export(*names) == Exported(5, 2, 4)
+    assert copy(*names) == Exported(5, 2, 4)
     assert pl.read_parquet(target / "last_seen_nodes" / "rows.parquet")["node"].sort().to_list() == ["web1", "web3"]
     write_days(home, DAYS[1:])
     os.utime(home / "availability" / f"{DAYS[1]}.parquet", ns=(NOW_NS, NOW_NS))
-    assert export("availability_daily") == Exported(1, 1, 1)
+    assert copy("availability_daily") == Exported(1, 1, 1)
     # A day that expires stays in the copy; a deleted copy is written again.
     (home / "availability" / f"{DAYS[0]}.parquet").unlink()
     (target / "retired_nodes" / "rows.parquet").unlink()
-    assert export(*names) == Exported(5, 1, 4)
+    assert copy(*names) == Exported(5, 1, 4)
     listed = json.loads((target / "tables.json").read_text())["tables"]
     assert len(listed["availability_daily"]["files"]) == len(DAYS)
+
+
+def test_exports_into_one_folder_take_turns(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copies"
+    target.mkdir()
+    another = os.open(target, os.O_RDONLY)
+    fcntl.flock(another, fcntl.LOCK_EX)
+    waiting = re.compile(rf"-> FLOCK .*:{target.stat().st_ino} ")
+    with in_background(lambda: export_tables(home, str(target), "parquet", ["gaps"])):
+        wait_until(lambda: bool(waiting.search(Path("/proc/locks").read_text())), "the export to wait for its turn")
+        assert not list(target.iterdir())
+        os.close(another)
+    assert (target / "tables.json").exists()
 
 
 def test_since_selects_rows_and_days(home: Path, tmp_path: Path) -> None:
