@@ -2,6 +2,8 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# The package with what the demo needs; and with the tools of its developers too.
+INSTALLED := .venv/installed
 READY := .venv/ready
 # Most tests wait for servers and Spark, so three processes keep two cores busy. Tests of one file share servers.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
@@ -9,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # The tests of `make check`.
 GATE := not long and not nightly
 
-demo: $(READY) ## run two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
+demo: $(INSTALLED) ## run two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
 	$(BIN)/sr-assets demo $(ARGS)
 
 test-fast: $(READY) ## run the tests that start no server, no Spark and no other process; ARGS='-k settings'
@@ -92,11 +94,15 @@ types: $(READY) ## run mypy --strict on package, benchmark and tests
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile
 
-$(READY): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found: install one, or set PYTHON=/path/to/python3"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ui,embedded,charts,postgres]' --group dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ui,embedded,charts]'
+	@touch $@
+
+$(READY): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[postgres]' --group dev
 	@touch $@
 
 .venv/release: $(READY)
