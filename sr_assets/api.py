@@ -6,17 +6,24 @@ Add a function for notebooks and scripts here.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, overload
 
 import duckdb
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from sr_assets.adapters.data import Source, source_named
 from sr_assets.adapters.published.catalog import ROWS, columns_of
-from sr_assets.adapters.published.fleet_reader import attach_fleet, refuse_unknown_table, unreadable
+from sr_assets.adapters.published.fleet_reader import (
+    attach_fleet,
+    first_line,
+    refuse_incomplete_history,
+    refuse_unknown_table,
+    unreadable,
+)
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
 from sr_assets.settings import load_settings, load_sources
 
@@ -35,8 +42,9 @@ _Folder = str | os.PathLike[str] | None
 def connect(config: _Folder = None, *, home: _Folder = None) -> duckdb.DuckDBPyConnection:
     """Return a connection to the published tables, which cannot be changed, for use in `with`; times are in UTC.
 
-    Every query shows the last publication at the time of the call, until the end of the block. A cursor of the connection
-    begins without these settings: `USE fleet` there. `home` and `config` are those of `read`.
+    Every query shows the last publication at the time of the call, until the end of the block; `operator_actions` and the
+    daily tables show new rows too. A cursor of the connection begins without these settings. `home` and `config` are those
+    of `read`.
 
     Raises RunError before the first publication.
     """
@@ -55,9 +63,9 @@ def tables() -> pd.DataFrame:
 @overload
 def read(
     table: str,
-    columns: Sequence[str] | None = None,
+    columns: Iterable[str] | None = None,
     where: str | None = None,
-    parameters: Sequence[object] = (),
+    parameters: Sequence[object] | Mapping[str, object] = (),
     as_: Literal["pandas"] = "pandas",
     *,
     home: _Folder = None,
@@ -68,9 +76,9 @@ def read(
 @overload
 def read(
     table: str,
-    columns: Sequence[str] | None = None,
+    columns: Iterable[str] | None = None,
     where: str | None = None,
-    parameters: Sequence[object] = (),
+    parameters: Sequence[object] | Mapping[str, object] = (),
     *,
     as_: Literal["arrow"],
     home: _Folder = None,
@@ -81,9 +89,9 @@ def read(
 @overload
 def read(
     table: str,
-    columns: Sequence[str] | None = None,
+    columns: Iterable[str] | None = None,
     where: str | None = None,
-    parameters: Sequence[object] = (),
+    parameters: Sequence[object] | Mapping[str, object] = (),
     *,
     as_: Literal["polars"],
     home: _Folder = None,
@@ -94,9 +102,9 @@ def read(
 @overload
 def read(
     table: str,
-    columns: Sequence[str] | None = None,
+    columns: Iterable[str] | None = None,
     where: str | None = None,
-    parameters: Sequence[object] = (),
+    parameters: Sequence[object] | Mapping[str, object] = (),
     *,
     as_: Literal["duckdb"],
     home: _Folder = None,
@@ -106,9 +114,9 @@ def read(
 
 def read(
     table: str,
-    columns: Sequence[str] | None = None,
+    columns: Iterable[str] | None = None,
     where: str | None = None,
-    parameters: Sequence[object] = (),
+    parameters: Sequence[object] | Mapping[str, object] = (),
     as_: Form = "pandas",
     *,
     home: _Folder = None,
@@ -116,8 +124,9 @@ def read(
 ) -> pd.DataFrame | pa.Table | pl.DataFrame | duckdb.DuckDBPyRelation:
     """Return a published table or view as of the last publication, or some `columns` and rows of it.
 
-    `where` is a condition in SQL with a `?` for each of `parameters`. `as_` is the form: a pandas DataFrame, an Arrow table, a
-    Polars DataFrame, or a DuckDB relation, which reads only what its query needs and shows this publication as long as it exists.
+    `where` is a condition in SQL with a `?` for each of `parameters`, or `$name` for a mapping. `as_` is the form: a pandas
+    DataFrame, an Arrow table, a Polars DataFrame, or a DuckDB relation, which reads only what its query needs and shows this
+    publication as long as it exists.
 
     `home` is the folder with `fleet.duckdb`; without it the configuration names it: the file `config`, else
     SR_ASSETS_CONFIG, else `conf/replication.yaml`. Times are UTC, integers and booleans nullable, JSON is text. Raises
@@ -129,9 +138,14 @@ def read(
     connection = attach_fleet(folder)
     try:
         relation = _select(connection, table, columns, where, parameters)
+        if table == "node_snapshot_history":
+            refuse_incomplete_history(connection, folder)
         if as_ == "duckdb":
             return relation
         rows: pa.Table = relation.to_arrow_table()
+    except (duckdb.DataError, duckdb.ProgrammingError) as error:
+        # A condition that meets a value that it cannot compare.
+        raise ConfigurationError(f"table {table}: where: {first_line(error)}") from None
     except duckdb.Error as error:
         raise unreadable(f"table {table}", error, folder) from None
     connection.close()
@@ -159,28 +173,44 @@ def _as_polars(rows: pa.Table) -> pl.DataFrame:
 def _select(
     connection: duckdb.DuckDBPyConnection,
     table: str,
-    columns: Sequence[str] | None,
+    columns: Iterable[str] | None,
     where: str | None,
-    parameters: Sequence[object],
+    parameters: Sequence[object] | Mapping[str, object],
 ) -> duckdb.DuckDBPyRelation:
     refuse_unknown_table(table, connection)
     known = connection.table(table).columns
-    for column in columns or ():
+    wanted = known if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    for column in wanted:
         if column not in known:
-            hint = did_you_mean(column, known)
+            hint = did_you_mean(str(column), known)
             raise ConfigurationError(
                 f"table {table} has no column {column!r}; {hint}the columns are: {', '.join(known)}"
             )
-    chosen = ", ".join(f'"{column}"' for column in columns or known)
+    chosen = ", ".join(f'"{column}"' for column in wanted or known)
+    given = _given(parameters)
+    if where is None or not where.strip():
+        if given:
+            raise ConfigurationError(f"table {table}: parameters belong to a condition; pass it as `where`")
+        return connection.sql(f'SELECT {chosen} FROM "{table}"')
     try:
-        condition = f" WHERE ({where}\n)" if where else ""
-        return connection.sql(f'SELECT {chosen} FROM "{table}"{condition}', params=list(parameters) or None)
+        return connection.sql(f'SELECT {chosen} FROM "{table}" WHERE ({where}\n)', params=given or None)
+    except duckdb.IOException:
+        raise
     except duckdb.Error as error:
-        raise ConfigurationError(f"table {table}: where: {_first_line(error)}") from None
+        raise ConfigurationError(f"table {table}: where: {first_line(error)}") from None
 
 
-def _first_line(error: duckdb.Error) -> str:
-    return str(error).strip().partition("\n")[0]
+def _given(parameters: Sequence[object] | Mapping[str, object] | None) -> list[object] | dict[str, object]:
+    """Return parameters for DuckDB, which knows no scalars of numpy."""
+    if isinstance(parameters, Mapping):
+        return {name: _plain(value) for name, value in parameters.items()}
+    if isinstance(parameters, str) or not isinstance(parameters or (), Iterable):
+        raise ConfigurationError(f"parameters: {parameters!r} is not a list; pass one value for each `?`")
+    return [_plain(value) for value in parameters or ()]
+
+
+def _plain(value: object) -> object:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def data(source: str, *, config: str | os.PathLike[str] | None = None) -> Source:

@@ -36,8 +36,8 @@ def read_table(
     """Return a published table or view as of the last publication, in a session whose executors see the files of the home.
 
     Spark reads the Parquet files; only small tables pass this process: `snapshot_info`, `site_leaders`, `operator_actions`,
-    `heartbeats`, `hops` and `v_nodes_at_several_sites`. The files stay as long as the DataFrame exists, and ten minutes longer.
-    `config` and `home` are those of `sr_assets.read`, as are the errors. JSON is text.
+    `heartbeats`, `hops` and `v_nodes_at_several_sites`. The files stay as long as the DataFrame exists, and at least ten
+    minutes longer. `config`, `home` and the errors are those of `sr_assets.read`. JSON is text.
     """
     from sr_assets.adapters.spark import fleet_tables
     from sr_assets.api import home_of

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
@@ -109,6 +110,21 @@ def test_tables_describes_each_column_that_can_be_read(home: Path) -> None:
     assert described.query("table == 'gaps'")["row"].unique().tolist() == ["hole in a source"]
 
 
+@pytest.mark.parametrize(
+    ("where", "parameters"),
+    (
+        ("copied_bytes = ?", [np.int64(900)]),
+        ("node = $node", {"node": "a"}),
+        ("node = 'a'", None),
+        ("node = ?", (name for name in "a")),
+    ),
+)
+def test_read_takes_what_analysts_have_at_hand(home: Path, where: str, parameters: Any) -> None:
+    columns = (name for name in ("node",))
+    assert sr_assets.read("last_seen_nodes", columns, where, parameters, home=home)["node"].to_list() == ["a"]
+    assert sr_assets.read("last_seen_nodes", "node", " ", home=home).columns.to_list() == ["node"]
+
+
 def test_relation_keeps_its_publication_and_hides_no_later_one(home: Path) -> None:
     before = sr_assets.read("last_seen_nodes", as_="duckdb", home=home)
     publish_nodes(home, node_row("c", "up", 0))
@@ -124,6 +140,13 @@ def test_relation_keeps_its_publication_and_hides_no_later_one(home: Path) -> No
         ({"where": "node = ?"}, "table last_seen_nodes: where: "),
         ({"where": "true) UNION (SELECT 1"}, "table last_seen_nodes: where: "),
         ({"as_": "numpy"}, "as_: 'numpy' is unknown; use one of: pandas, arrow, polars, duckdb"),
+        ({"columns": [1]}, "table last_seen_nodes has no column 1; the columns are: name, "),
+        ({"columns": "NODES"}, "table last_seen_nodes has no column 'NODES'; did you mean 'node'?"),
+        ({"where": "node::int = 1"}, "table last_seen_nodes: where: Conversion Error: "),
+        ({"where": "node"}, "table last_seen_nodes: where: "),
+        ({"where": " ", "parameters": ["a"]}, "table last_seen_nodes: parameters belong to a condition"),
+        ({"where": "node = ?", "parameters": 5}, "parameters: 5 is not a list; pass one value for each `?`"),
+        ({"where": "node = ?", "parameters": "a"}, "parameters: 'a' is not a list"),
     ),
 )
 def test_read_refuses_a_wrong_choice_in_one_line(home: Path, arguments: dict[str, Any], reason: str) -> None:

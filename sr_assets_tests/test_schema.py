@@ -60,6 +60,8 @@ def test_documented_configurations_are_valid(block: Block) -> None:
     (
         ({"name": "X", "sensor": {"intervall": "1m"}}, "$.sensor"),
         ({"name": "X", "log_format": "xml"}, "$.log_format"),
+        ({"name": "X", "concurrency": 0}, "$.concurrency"),
+        ({"name": "X", "metrics": {"port": 70000}}, "$.metrics"),
         ({"name": "X", "streams": [{**STREAM, "on_poison": "parc"}]}, "$.streams"),
         ({"name": "X", "streams": [{"stream": "S"}]}, "$.streams"),
         ({"streams": [STREAM]}, "$"),
@@ -67,6 +69,19 @@ def test_documented_configurations_are_valid(block: Block) -> None:
 )
 def test_mistakes_in_keys_and_choices_are_found(keys: dict[str, Any], path: str) -> None:
     assert problems(keys) == [path]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    (
+        {"loglevel": "INFO", "log_format": "Json"},
+        {"loglevel": "${LEVEL}", "concurrency": "${COUNT}", "linger": 0},
+        {"run_budget": {"data": "ops/budget", "default": "5m"}},
+        {"streams": [{**STREAM, "on_poison": "PARK", "target": {"storage": "File"}, "tls": None}]},
+    ),
+)
+def test_unusual_spellings_are_valid(keys: dict[str, Any]) -> None:
+    assert problems({"name": "X", "streams": [STREAM]} | keys) == []
 
 
 def test_tables_are_the_same_in_every_form() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from sr_assets.adapters import times
 from sr_assets.adapters.logs import configure_logging, escape_warnings, print_error
 from sr_assets.cli.completing import complete_stream
 from sr_assets.cli.render import FORMATS, Format
@@ -86,7 +87,22 @@ class _Time(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-SECONDS, TIME = _Seconds(), _Time()
+class _Since(click.ParamType[int]):
+    """A time as in the configuration, or a duration before now."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return unix ns."""
+        from sr_assets.settings import parse_duration
+
+        try:
+            return times.time_ns() - parse_duration(str(value))
+        except ConfigurationError:
+            return TIME.convert(value, param, ctx)
+
+
+SECONDS, TIME, SINCE = _Seconds(), _Time(), _Since()
 
 
 def form_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -87,7 +87,7 @@ def _json_type(field: dict[str, Any]) -> str:
 def _tables(form: SchemaForm) -> str:
     from sr_assets.adapters.published.catalog import ROWS, columns_of
 
-    tables = {table: (row, list(columns_of(table, links=form == "markdown"))) for table, row in ROWS.items()}
+    tables = {table: (row, list(columns_of(table, links=False))) for table, row in ROWS.items()}
     if form == "sql":
         return "\n".join(line for table, (row, columns) in tables.items() for line in _ddl(table, row, columns))
     if form == "markdown":

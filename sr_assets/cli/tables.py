@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sr_assets.adapters import times
-from sr_assets.cli.base import SECONDS, TIME, cli, configured, echo, form_option
+from sr_assets.cli.base import SECONDS, SINCE, cli, configured, echo, form_option
 from sr_assets.cli.completing import complete_site, complete_tables
 from sr_assets.cli.render import Format, show
 
@@ -36,7 +36,7 @@ _FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
     shell_complete=complete_tables,
     help="Only these tables (default: all except node_snapshot_history).",
 )
-@click.option("--since", type=TIME, metavar="T", help="Only rows since this time, of tables whose rows have one.")
+@click.option("--since", type=SINCE, metavar="T", help="Only rows since a time, or since a duration ago, such as 30d.")
 @configured
 def export(settings: "Settings", target: str, form: "Form", tables: str | None, since: int | None) -> None:
     """Write a copy of the published tables that needs no other file.

@@ -52,5 +52,6 @@ def cannot_write(path: object, error: OSError) -> str:
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return a question about the most similar candidate, with a trailing space, or "" if none is similar."""
-    similar = difflib.get_close_matches(name, list(candidates), n=1)
-    return f"did you mean {similar[0]!r}? " if similar else ""
+    named = {candidate.casefold(): candidate for candidate in candidates}
+    similar = difflib.get_close_matches(name.casefold(), list(named), n=1)
+    return f"did you mean {named[similar[0]]!r}? " if similar else ""

@@ -3,6 +3,7 @@
 It knows keys in lower case only. The platform checks more: the form of each value, and contradictions between keys.
 """
 
+import re
 from typing import Any, Final, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -88,7 +89,12 @@ def _shapes(annotation: Any, kind: str | None, blocks: dict[str, Any]) -> list[d
         return shapes
     scalars = [option for option in options if not isinstance(option, Value) and option is not type(None)]
     if all(isinstance(option, str) for option in scalars):
-        return [{"enum": scalars}]
+        # In any case, or from the environment.
+        letters = "|".join("".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in text) for text in scalars)
+        return [{"enum": scalars}, {"type": "string", "pattern": rf"^({letters})$|\$\{{"}]
+    if limits := re.match(r"number, (-?\d+) (?:or more|to (\d+))", kind):
+        most = {} if limits[2] is None else {"maximum": int(limits[2])}
+        return [{"type": "integer", "minimum": int(limits[1]), **most}, {"type": "string"}]
     return [{"type": next((types for name, types in _SCALARS.items() if kind.startswith(name)), _TEXT)}]
 
 

@@ -71,7 +71,9 @@ def shown(value: object) -> str:
 def read_span(value: object) -> int:
     """Read a duration, which may be zero, in nanoseconds."""
     allowed = "use a number and a unit (ms s m h d w M y) such as 90s, 12m, 1.5d, 1M, or a sum such as 1h30m"
-    text = value.strip() if isinstance(value, str) else ""
+    text = value.strip() if isinstance(value, str) else "0" if value == 0 and value is not False else ""
+    if text == "0":
+        return 0
     parts = _DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{shown(value)} is not a duration: {allowed}")

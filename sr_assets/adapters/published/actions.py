@@ -69,7 +69,9 @@ def actions_query(home: Path) -> str:
     columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _WRITTEN.items())
     aliases = ", ".join(f'"{written}" AS {name}' for name, written in _ALIASES.items())
     file = f"{in_home(str(home))} || '/{_file(home).relative_to(home)}'"
-    return f"SELECT *, {aliases} FROM read_json({file}, format = 'newline_delimited', columns = {{{columns}}})"
+    # A copy, or a full disk, may end in half a line, which is NULL here.
+    options = "format = 'newline_delimited', hive_partitioning = false, ignore_errors = true"
+    return f'SELECT *, {aliases} FROM read_json({file}, {options}, columns = {{{columns}}}) WHERE "at" IS NOT NULL'
 
 
 def version(home: Path) -> str:

@@ -26,7 +26,7 @@ from pyarrow import fs
 from sr_assets.adapters.published.catalog import COLUMN_TYPES, ROWS
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
 from sr_assets.adapters.published.fleet_file import TABLES_FILE, history_files, table_versions
-from sr_assets.adapters.published.fleet_reader import first_line, open_fleet, unknown_table
+from sr_assets.adapters.published.fleet_reader import first_line, open_fleet, refuse_incomplete_history, unknown_table
 from sr_assets.adapters.published.tables import STORAGE_VERSION, literal, parquet
 from sr_assets.domain.errors import ConfigurationError, RunError
 
@@ -47,6 +47,10 @@ TIMES: Final[Mapping[str, str]] = {
 _DAILY: Final = {table.name: table for table in DAILY_TABLES}
 #: The history of all messages is copied only if it is named.
 _LARGE: Final = "node_snapshot_history"
+#: What a killed export leaves, as patterns in its folder.
+_DRAFTS: Final = (f".{TABLES_FILE}.new", ".*.csv.new", "*/.rows.parquet.new", "*/date=*/.rows.parquet.new")
+#: The version of a file that is being written.
+_UNKNOWN: Final = ""
 
 
 class Exported(NamedTuple):
@@ -75,6 +79,8 @@ def export_tables(
 
     Raises ConfigurationError for an unknown table, and RunError if the target cannot be written.
     """
+    if not target:
+        raise ConfigurationError("the target is empty; name a folder, a URL, or a file")
     for table in tables:
         if table not in ROWS:
             raise unknown_table(table, ROWS)
@@ -83,6 +89,8 @@ def export_tables(
     # Versions of an earlier publication are harmless: the next export copies such a table again.
     versions = table_versions(home)
     with open_fleet(home) as connection:
+        if _LARGE in chosen:
+            refuse_incomplete_history(connection, home)
         try:
             if form == "duckdb":
                 _write_duckdb(connection, target, chosen, since)
@@ -117,34 +125,41 @@ def _write_duckdb(
         connection.execute("DETACH exported")
         draft.replace(file)
     finally:
-        draft.unlink(missing_ok=True)
+        for partial_file in (draft, draft.with_name(f"{draft.name}.wal")):
+            partial_file.unlink(missing_ok=True)
 
 
 def _write_files(
     connection: duckdb.DuckDBPyConnection, target: _Target, form: Form, parts: Mapping[str, Sequence[_Part]]
 ) -> Exported:
-    known, written, unchanged = target.read_versions(form), 0, 0
+    known = target.read_versions(form)
     existing = target.existing(part.name for files in parts.values() for part in files)
     options = "FORMAT csv, HEADER" if form == "csv" else "FORMAT parquet, COMPRESSION zstd"
-    for table, files in parts.items():
-        copied = known[table]
-        for part in files:
-            if copied.get(part.name) == part.version and part.name in existing:
-                unchanged += 1
-                continue
-            target.put(part.name, partial(_copy, connection, part.query, options))
-            copied[part.name] = part.version
-            written += 1
-    listed = {
-        table: {"files": sorted(files), "versions": dict(sorted(files.items()))}
-        for table, files in sorted(known.items())
-    }
     ((as_of,),) = connection.execute("SELECT as_of FROM snapshot_info").fetchall()
-    content = json.dumps(
-        {"version": 1, "format": form, "as_of": as_of.astimezone(UTC).isoformat(), "tables": listed}, indent=1
-    )
-    target.put(TABLES_FILE, lambda path: Path(path).write_text(content))
-    return Exported(len(parts), written, unchanged)
+
+    def write_list() -> None:
+        listed = {
+            table: {"files": sorted(files), "versions": dict(sorted(files.items()))}
+            for table, files in sorted(known.items())
+        }
+        content = {"version": 1, "format": form, "as_of": as_of.astimezone(UTC).isoformat(), "tables": listed}
+        target.put(TABLES_FILE, lambda path: Path(path).write_text(json.dumps(content, indent=1)))
+
+    changed = [
+        (table, part)
+        for table, files in parts.items()
+        for part in files
+        if part.name not in existing or known[table].get(part.name) != part.version
+    ]
+    for table in parts:
+        known[table].update({part.name: _UNKNOWN for changed_table, part in changed if changed_table == table})
+    # An export that ends early leaves no file under the version of other rows.
+    write_list()
+    for table, part in changed:
+        target.put(part.name, partial(_copy, connection, part.query, options))
+        known[table][part.name] = part.version
+    write_list()
+    return Exported(len(parts), len(changed), sum(map(len, parts.values())) - len(changed))
 
 
 def _copy(connection: duckdb.DuckDBPyConnection, query: str, options: str, path: str) -> None:
@@ -191,6 +206,9 @@ class _Target:
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
+            for pattern in _DRAFTS:
+                for draft in Path(self._folder).glob(pattern):
+                    draft.unlink(missing_ok=True)
             yield
         finally:
             os.close(folder)

@@ -195,15 +195,20 @@ def view_files(connection: duckdb.DuckDBPyConnection, view: str) -> tuple[list[s
     return (lists[0] if lists else []), (lists[1] if len(lists) > 1 else [])
 
 
-def history_files(
-    connection: duckdb.DuckDBPyConnection, home: Path, days: tuple[date, date] | None = None
-) -> list[str]:
-    """Return the existing files of `node_snapshot_history`, relative to the home; `days` are the first and last UTC date."""
+def listed_history(connection: duckdb.DuckDBPyConnection, home: Path) -> list[str]:
+    """Return the files of `node_snapshot_history`, relative to the home, also those that expired since."""
     lists, _ = view_files(connection, "node_snapshot_history")
     if not lists:
         return []
     rows = connection.execute(f"SELECT DISTINCT file FROM {parquet(str(home), lists)} ORDER BY file").fetchall()
-    files = [file for (file,) in rows if (home / file).exists()]
+    return [file for (file,) in rows]
+
+
+def history_files(
+    connection: duckdb.DuckDBPyConnection, home: Path, days: tuple[date, date] | None = None
+) -> list[str]:
+    """Return the existing files of `node_snapshot_history`, relative to the home; `days` are the first and last UTC date."""
+    files = [file for file in listed_history(connection, home) if (home / file).exists()]
     if days is None:
         return files
     dates = {f"date={when}" for when in dates_between(*days)}

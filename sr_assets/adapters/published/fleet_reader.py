@@ -21,7 +21,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.catalog import ROWS
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
-from sr_assets.adapters.published.fleet_file import follow_move
+from sr_assets.adapters.published.fleet_file import follow_move, listed_history
 from sr_assets.adapters.published.manifest import read_manifest
 from sr_assets.adapters.published.publication import FOLDER
 from sr_assets.adapters.published.tables import (
@@ -53,7 +53,8 @@ def _refusal(file: Path, error: duckdb.Error) -> RunError:
     if holder := re.search(r"Conflicting lock is held in (.+? \(PID [0-9]+\))", str(error)):
         remedy = "end it, use `duckdb -readonly` instead, or wait for the next run, which writes a new file"
         return RunError(f"{file} cannot be opened: {holder[1]} has it open for writing; {remedy}")
-    return RunError(f"{file} cannot be opened: {first_line(error)}; delete it and the next run writes it again")
+    again = _remedy(file.parent) if is_copy(file.parent) else "; delete it and the next run writes it again"
+    return RunError(f"{file} cannot be opened: {first_line(error)}{again}")
 
 
 @contextlib.contextmanager
@@ -89,15 +90,34 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
             raise unreadable(str(file), error, home) from error
 
 
-def unreadable(table: str, error: duckdb.Error, home: Path) -> RunError:
-    """Return the error, in one line, of a file or table in a home that DuckDB cannot read."""
-    remedy = ""
-    if isinstance(error, duckdb.IOException):
-        is_copy = read_manifest(home).home != str(home.resolve())
-        remedy = (
-            "; copy the home again, or use `sr-assets export`" if is_copy else "; the site's next run writes it again"
-        )
+def unreadable(table: str, error: Exception, home: Path) -> RunError:
+    """Return the error, in one line, of a file or table in a home that DuckDB or Spark cannot read."""
+    remedy = "" if isinstance(error, duckdb.Error) and not isinstance(error, duckdb.IOException) else _remedy(home)
     return RunError(f"{table} cannot be read: {first_line(error)}{remedy}")
+
+
+def _remedy(home: Path) -> str:
+    if is_copy(home):
+        return "; copy the home again, or use `sr-assets export`"
+    return "; the site's next run writes it again"
+
+
+def is_copy(home: Path) -> bool:
+    """Return whether the home is at another path than the last run published it at."""
+    published_at = read_manifest(home).home
+    return bool(published_at) and published_at != str(home.resolve())
+
+
+def refuse_incomplete_history(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
+    """Raise RunError if a copied home lacks files of `node_snapshot_history`, whose view shows the existing ones.
+
+    In a home in use, retention deletes files that a reader's publication has.
+    """
+    if is_copy(home):
+        missing = [file for file in listed_history(connection, home) if not (home / file).exists()]
+        if missing:
+            files = f"{missing[0]} and {len(missing) - 1} more files" if len(missing) > 1 else missing[0]
+            raise RunError(f"table node_snapshot_history lacks {files}{_remedy(home)}")
 
 
 def attach_fleet(home: Path) -> duckdb.DuckDBPyConnection:
@@ -136,6 +156,11 @@ def refuse_unknown_table(table: str, connection: duckdb.DuckDBPyConnection) -> N
 
 
 def _set_up(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
+    # The history has these columns in the names of its folders.
+    if column := next((part for part in home.resolve().parts if re.match(r"(name|stream|date)=", part)), None):
+        raise ConfigurationError(
+            f"{home} is inside a folder {column}, which is read as a column; move or mount it elsewhere"
+        )
     connection.execute(f"SET VARIABLE {HOME_VARIABLE} = {literal(str(home.resolve()))}")
     connection.execute("SET TimeZone = 'UTC'")
     # A notebook without ipywidgets refuses every change of the bar.
@@ -274,8 +299,11 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return str(error).strip().partition("\n")[0]
+    """Return the first line of an error's message, which DuckDB sometimes gives as JSON."""
+    text = str(error).strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["exception_message"]
+    return text.partition("\n")[0]
 
 
 @contextlib.contextmanager

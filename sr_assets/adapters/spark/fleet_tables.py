@@ -8,15 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import duckdb
+
 from sr_assets.adapters import times
 from sr_assets.adapters.published.catalog import COLUMN_TYPES
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
 from sr_assets.adapters.published.fleet_file import history_files, view_files
-from sr_assets.adapters.published.fleet_reader import attach_fleet, refuse_unknown_table
+from sr_assets.adapters.published.fleet_reader import (
+    attach_fleet,
+    refuse_incomplete_history,
+    refuse_unknown_table,
+    unreadable,
+)
 from sr_assets.adapters.published.tables import TABLES, TOPOLOGY_TABLES, VIEWS
 
 if TYPE_CHECKING:
-    import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
 _TYPES: Final = {
@@ -39,20 +45,26 @@ _DAILY: Final = {table.name: table for table in DAILY_TABLES}
 #: The files of a table stay for so long after its DataFrame is gone, for DataFrames that were derived from it.
 _HELD_SECONDS: Final = 600.0
 #: The connections of gone DataFrames, and since when, in monotonic seconds.
-_held: Final = list[tuple[float, "duckdb.DuckDBPyConnection"]]()
+_held: Final = list[tuple[float, duckdb.DuckDBPyConnection]]()
 
 
 def read_table(session: SparkSession, table: str, home: Path) -> DataFrame:
-    """Return a published table as of now. Raises the errors of `attach_fleet`, and ConfigurationError for an unknown table.
+    """Return a published table as of now.
 
-    Its files stay as long as the DataFrame exists, and ten minutes longer.
+    Its files stay as long as the DataFrame exists, and at least ten minutes longer. Raises the errors of `attach_fleet`,
+    ConfigurationError for an unknown table, and RunError for missing files.
     """
     _release_old()
     home = home.resolve()
     connection = attach_fleet(home)
     try:
         refuse_unknown_table(table, connection)
+        if table == "node_snapshot_history":
+            refuse_incomplete_history(connection, home)
         frame = frame_of(session, connection, home, table)
+    except duckdb.Error as error:
+        connection.close()
+        raise unreadable(f"table {table}", error, home) from None
     except BaseException:
         connection.close()
         raise
@@ -79,6 +91,7 @@ def frame_of(session: SparkSession, connection: duckdb.DuckDBPyConnection, home:
         return session.sql(VIEWS[table], last_seen_nodes=seen, retired_nodes=retired)
     if table in _DAILY:
         daily = _DAILY[table]
+        _refuse_missing(home, daily.folder)
         files = [f"{daily.folder}/{when}.parquet" for when in daily.computed_dates(home)]
         return read_files(session, home, files, schema)
     if table == "node_snapshot_history":
@@ -126,10 +139,20 @@ def read_history(
 
 
 def read_files(session: SparkSession, home: Path, files: Sequence[str], schema: str, **options: str) -> DataFrame:
-    """Return the rows of Parquet files, given relative to the home; columns that a file lacks are NULL."""
+    """Return the rows of Parquet files, given relative to the home; columns that a file lacks are NULL.
+
+    Raises RunError for a missing file, which a Connect session would notice later.
+    """
     if not files:
         return session.createDataFrame([], schema)
+    _refuse_missing(home, *files)
     return session.read.schema(schema).options(**options).parquet(*(escaped(f"{home}/{file}") for file in files))
+
+
+def _refuse_missing(home: Path, *names: str) -> None:
+    for name in names:
+        if not (home / name).exists():
+            raise unreadable(str(home / name), FileNotFoundError("it is missing"), home)
 
 
 def escaped(file: str) -> str:

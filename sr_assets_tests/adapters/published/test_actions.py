@@ -51,3 +51,11 @@ def test_action_that_cannot_be_recorded_is_only_a_warning(tmp_path: Path, caplog
     (tmp_path / "actions").write_text("a file in the place of the folder")
     record_action(tmp_path, "pause", "london/REG")
     assert [record.levelname for record in caplog.records if "not recorded" in record.message] == ["WARNING"]
+
+
+def test_half_a_line_hides_no_other_action(tmp_path: Path) -> None:
+    record_action(tmp_path, "pause", "S")
+    with (tmp_path / "actions" / "actions.jsonl").open("a") as file:
+        file.write('{"at": "2026-01-01T00:')
+    with duckdb.connect() as connection:
+        assert connection.execute(f"SELECT action FROM ({actions_query(tmp_path)})").fetchall() == [("pause",)]

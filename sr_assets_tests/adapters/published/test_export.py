@@ -104,6 +104,22 @@ def test_only_files_whose_rows_have_changed_are_written_again(home: Path, tmp_pa
     assert len(listed["availability_daily"]["files"]) == len(DAYS)
 
 
+def test_file_of_a_failed_export_is_written_again(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "csv"
+    since_ns, tables = NOW_NS * 2, ["operator_actions", "topology_drift"]
+    export_tables(home, str(target), "csv", tables, since_ns)
+    (target / "topology_drift.csv").unlink()
+    (target / "topology_drift.csv").mkdir()
+    with pytest.raises(RunError, match="cannot be written"):
+        export_tables(home, str(target), "csv", tables)
+    (target / "topology_drift.csv").rmdir()
+    assert pl.read_csv(target / "operator_actions.csv").height == 1
+    (target / ".gaps.csv.new").write_text("left by a killed export")
+    assert export_tables(home, str(target), "csv", tables, since_ns) == Exported(2, 2, 0)
+    assert pl.read_csv(target / "operator_actions.csv").height == 0
+    assert not list(target.glob(".*"))
+
+
 def test_exports_into_one_folder_take_turns(home: Path, tmp_path: Path) -> None:
     target = tmp_path / "copies"
     target.mkdir()
@@ -142,6 +158,8 @@ def test_export_refuses_in_one_line(home: Path, tmp_path: Path) -> None:
         ConfigurationError, match=r"no table 'last_seen' is published; did you mean 'last_seen_nodes'\?"
     ):
         export_tables(home, str(tmp_path / "copies"), "parquet", ["last_seen"])
+    with pytest.raises(ConfigurationError, match="the target is empty"):
+        export_tables(home, "", "csv")
     with pytest.raises(ConfigurationError, match="a DuckDB file is local"):
         export_tables(home, "s3://bucket/folder", "duckdb")
     with pytest.raises(ConfigurationError, match="contains a login") as refused:

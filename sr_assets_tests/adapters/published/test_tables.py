@@ -1,6 +1,7 @@
 """The published tables: complete, atomically replaced, and confined for a user's SQL."""
 
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+import sr_assets
 from sr_assets.adapters.published import site_publishing
 from sr_assets.adapters.published.actions import record_action
+from sr_assets.adapters.published.catalog import COLUMN_TYPES, ROWS
+from sr_assets.adapters.published.export import export_tables
 from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.fleet_reader import count_rows, open_fleet, read_rows
 from sr_assets.adapters.published.history import snapshot_rows
@@ -23,7 +27,7 @@ from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.messages import Message
-from sr_assets_tests.published import SITE, publish_message, publish_nodes
+from sr_assets_tests.published import SITE, node_row, publish_message, publish_nodes
 from sr_assets_tests.rig import in_background
 
 SITES = ("LONDON", "PARIS")
@@ -126,10 +130,32 @@ def test_copied_home_shows_its_own_rows_while_the_original_changes(tmp_path: Pat
         connection.execute("SET VARIABLE sr_assets_home = ?", [str(new)])
         assert connection.execute(query).fetchall() == expected
     assert {file: file.read_bytes() for file in new.rglob("*") if file.is_file()} == before, "a reader has written"
-    for file in (new / "snapshots").rglob("*.parquet"):
-        file.unlink()
+    (file,) = (new / "snapshots").rglob("*.parquet")
+    file.rename(file.with_name("2-3.parquet"))
+    lacking = rf"node_snapshot_history lacks {file.relative_to(new)}; copy the home again, or use `sr-assets export`"
+    with pytest.raises(RunError, match=lacking):
+        sr_assets.read("node_snapshot_history", home=new)
+    with pytest.raises(RunError, match=lacking):
+        export_tables(new, str(tmp_path / "copies"), "parquet", ["node_snapshot_history"])
+    file.with_name("2-3.parquet").unlink()
     with pytest.raises(RunError, match="copy the home again, or use `sr-assets export`"), open_fleet(new) as fleet:
         fleet.execute("SELECT * FROM node_snapshot_history").fetchall()
+
+
+@pytest.mark.parametrize("folder", ("host=evil", "a=b", "node=x"))
+def test_folder_that_looks_like_a_partition_changes_no_table(tmp_path: Path, folder: str) -> None:
+    home = tmp_path / folder / "home"
+    publish_nodes(home, node_row("web1", "up", 0))
+    publish_message(home, "web1")
+    record_action(home, "pause", "S")
+    with open_fleet(home) as fleet:
+        for table, columns in COLUMN_TYPES.items():
+            if table in ROWS:
+                assert fleet.table(table).columns == list(columns), table
+        assert fleet.execute("SELECT host FROM operator_actions").fetchall() == [(socket.gethostname(),)]
+        assert fleet.execute("SELECT name, stream, date::VARCHAR FROM node_snapshot_history").fetchall() == [
+            (SITE, "REG", "2026-01-31")
+        ]
 
 
 def test_publication_is_consistent_while_copying_commits(
@@ -283,3 +309,10 @@ def test_open_fleet_names_the_remedy_when_nothing_is_readable(tmp_path: Path) ->
     (tmp_path / "fleet.duckdb").write_bytes(b"x" * 5000)
     with pytest.raises(RunError, match="delete it"), open_fleet(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("folder", ("name=x", "date=2026-01-01"))
+def test_home_inside_a_partition_of_the_same_column_is_refused(tmp_path: Path, folder: str) -> None:
+    publish_nodes(tmp_path / folder)
+    with pytest.raises(ConfigurationError, match=f"is inside a folder {folder}, which is read as a column"):
+        sr_assets.connect(home=tmp_path / folder)

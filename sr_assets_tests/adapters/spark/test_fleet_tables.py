@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,3 +155,9 @@ def test_read_table_refuses_in_one_line(tmp_path: Path, spark: SparkSession) -> 
         ConfigurationError, match=r"no table 'last_seen' is published; did you mean 'last_seen_nodes'\?"
     ):
         read_table(spark, "last_seen", home=tmp_path)
+    for file in (tmp_path / "published").rglob("replication-*.parquet"):
+        file.unlink()
+    shutil.rmtree(tmp_path / "inventory")
+    for table in ("replication", "inventory_daily"):
+        with pytest.raises(RunError, match=r"cannot be read: it is missing; the site's next run writes it again"):
+            read_table(spark, table, home=tmp_path)
