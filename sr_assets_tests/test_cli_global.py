@@ -169,7 +169,7 @@ def test_node_shows_every_site_that_knows_it(home: Path, command: Command) -> No
     assert code == 0
     assert "web1, at all sites" in output
     code, _, errors = command("node", "web3")
-    assert (code, errors) == (1, "error: node 'web3' is unknown; did you mean 'web1' or 'web2'?\n")
+    assert (code, errors) == (3, "error: node 'web3' is unknown; did you mean 'web1' or 'web2'?\n")
 
 
 def test_global_advisories_are_ordered_and_unique(home: Path, command: Command) -> None:

@@ -61,7 +61,8 @@ def open_home(home: Path, published_mode: int) -> None:
         tighten(home / name, 0o700)
     for name in _PRIVATE_FILES:
         tighten(home / name, 0o600)
-    _set_mode(home / "fleet.duckdb", published_mode)
+    for name in ("fleet.duckdb", "tables.json"):
+        _set_mode(home / name, published_mode)
     for name in _VIEWED:
         _open_viewed(home / name, 0o700 | readers | readers >> 2, published_mode)
 
