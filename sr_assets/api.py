@@ -144,10 +144,15 @@ def read(
             return relation
         rows: pa.Table = relation.to_arrow_table()
     except (duckdb.DataError, duckdb.ProgrammingError) as error:
+        connection.close()
         # A condition that meets a value that it cannot compare.
         raise ConfigurationError(f"table {table}: where: {first_line(error)}") from None
     except duckdb.Error as error:
+        connection.close()
         raise unreadable(f"table {table}", error, folder) from None
+    except BaseException:
+        connection.close()
+        raise
     connection.close()
     if as_ == "polars":
         return _as_polars(rows)

@@ -13,7 +13,14 @@ from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publ
 
 pytestmark = [pytest.mark.nightly, pytest.mark.process]
 PAGE = (Path(__file__).parent.parent / "docs" / "tables.md").read_text()
-PACKAGES = ("duckdb-cli", "dbt-duckdb", "duckdb-engine", "nbclient", "ipykernel")
+PACKAGES = (
+    "duckdb-cli==1.5.6",
+    "dbt-core==1.12.0",
+    "dbt-duckdb==1.11.1",
+    "duckdb-engine",
+    "nbclient==0.11.0",
+    "ipykernel==7.4.0",
+)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ RINGS = (
 BUDGETS = {
     "domain": (42, 5_750),
     "settings": (23, 5_400),
-    "adapters": (108, 22_150),
+    "adapters": (108, 22_200),
     "stages": (54, 12_650),
     "assets": (13, 2_300),
     "automation": (11, 1_550),

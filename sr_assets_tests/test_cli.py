@@ -447,6 +447,13 @@ def test_nodes_fails_if_no_node_matches_and_a_script_wants_that(published: Path,
         assert command("nodes", "--fail-empty", "-o", form)[0] == 0
 
 
+def test_repeated_export_since_a_duration_writes_nothing(published: Path, command: Command, tmp_path: Path) -> None:
+    words = ("export", str(tmp_path / "copies"), "--format", "parquet", "--since", "30d")
+    assert " 0 unchanged" in command(*words)[1]
+    assert " 0 files written, " in command(*words)[1]
+    assert "use RFC 3339" in command(*words[:-1], "30x")[2]
+
+
 def test_help_lists_every_command_once_with_a_whole_sentence(command: Command) -> None:
     listed = [name for names in SECTIONS.values() for name in names.split()]
     assert sorted(listed) == sorted(cli.commands)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from sr_assets.adapters import times
+from sr_assets.adapters.published.catalog import ROWS
 from sr_assets.operate.notify import notify_once
 from sr_assets_tests.golden import CENTRE, FOLDER, Facts, Golden, unpack
 from sr_assets_tests.rig import SITE, Command
@@ -35,7 +36,7 @@ KEPT: Final[dict[str, tuple[str, ...]]] = {
 KEPT_AT_HOME: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
     ("operator_actions", "global_advisories", "global_rejects"), ()
 )
-#: The columns that a reader of a moved home rewrites.
+#: The columns that change when a reader renews the views of an earlier version.
 REWRITTEN: Final = {"snapshot_info": ("generation", "schema_version"), "site_leaders": ("checkpoint_at",)}
 #: The statuses that silence leaves.
 SILENT: Final = {"up": {"up", "timeout", "retired"}, "timeout": {"timeout", "retired"}, "retired": {"retired"}}
@@ -184,7 +185,7 @@ def test_golden_home_is_read_and_continued(golden: tuple[Golden, str, ExitStack]
     rig, later, servers = golden
     facts, home = rig.facts(), rig.home
     run = use(rig, home, command)
-    # Without servers: the home has the last known values of the data source. A reader rewrites the paths of a moved home.
+    # Without servers: the home has the last known values of the data source. A reader renews the views of an earlier version.
     nodes = json.loads(run("nodes", "--format", "json")[1])
     assert len(nodes) == len(facts["tables"]["last_seen_nodes"]) + len(facts["tables"]["retired_nodes"])
     tables = rig.tables()
@@ -192,6 +193,8 @@ def test_golden_home_is_read_and_continued(golden: tuple[Golden, str, ExitStack]
         without = REWRITTEN.get(name, ())
         assert known(tables[name], rows, without) == known(rows, rows, without), name
         assert len(tables[name]) == len(rows), name
+    code, _, errors = run("export", str(rig.folder / "copies"), "--format", "parquet", "--tables", ",".join(ROWS))
+    assert code == 0, errors
     for words in ("check", "summary", "availability"):
         code, out, errors = run(words)
         assert (code, bool(out)) == (0, True), (words, errors)

@@ -17,6 +17,7 @@ import dagster as dg
 from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.home import open_home, place_of
+from sr_assets.adapters.published.manifest import identity
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.state.site_queue import dequeue_site, enqueue_site, queue_ttl_seconds, queued_sites
 from sr_assets.assets.host_run import run_limit
@@ -25,7 +26,7 @@ from sr_assets.automation.decisions import Decision
 from sr_assets.automation.observing import StreamInfoCache, find_work
 from sr_assets.automation.source_observations import observe_sources
 from sr_assets.dagster_internals import is_launched_here, report_failed
-from sr_assets.domain.errors import RunError, SrAssetsError
+from sr_assets.domain.errors import ConfigurationError, RunError
 from sr_assets.domain.positions import SECOND_NS
 from sr_assets.resources import HOME_TAG, LINGER, MODE_TAG
 from sr_assets.settings import Settings, asset_name, load_settings
@@ -34,6 +35,8 @@ from sr_assets.stages.leadership import standby_line
 ACTIVE_STATUSES: Final = [dg.DagsterRunStatus[name] for name in ("QUEUED", "NOT_STARTED", "STARTING", "STARTED")]
 #: A started run that does not hold its site's lock for this long has lost its process.
 WITHOUT_LOCK_SECONDS: Final = 60.0
+#: A configuration that could not be loaded is read again after this time, also if its file is the same.
+_READ_AGAIN_SECONDS: Final = 30.0
 #: A requested run appears in Dagster's storage within this time.
 _REQUESTED_SECONDS: Final = 10.0
 
@@ -107,32 +110,38 @@ class ConfigurationFile:
     def __init__(self, settings: Settings) -> None:
         self._path = None if settings.loaded is None else settings.loaded.path
         self._guard = threading.Lock()
-        self._looked_at, self._problem = self._look(), ""
+        self._read = None if self._path is None else identity(self._path)
+        self._read_again_at, self._problem = math.inf, ""
         self._sites = frozenset(settings.sites)
 
     def problem(self, site: str) -> str | None:
         """Return why a run of a site could not start, in one line."""
         if self._path is None:
             return None
+        present, now = identity(self._path), times.monotonic()
         with self._guard:
-            if (look := self._look()) != self._looked_at:
-                self._looked_at = look
-                try:
-                    self._sites, self._problem = frozenset(load_settings(self._path).sites), ""
-                except SrAssetsError as error:
-                    self._problem = str(error)
-            if self._problem:
-                return f"the configuration has changed, and a run could not load it: {self._problem}"
-            if site not in self._sites:
-                return f"site {site} is no longer in {self._path}; reload this code location"
+            changed = present != self._read or now >= self._read_again_at
+            self._read, self._read_again_at = present, now + _READ_AGAIN_SECONDS if changed else self._read_again_at
+        if changed:
+            self._load(self._path)
+        if self._problem:
+            return f"the configuration has changed, and a run could not load it: {self._problem}"
+        if site not in self._sites:
+            return f"site {site} is no longer in {self._path}; reload this code location"
         return None
 
-    def _look(self) -> tuple[int, ...]:
+    def _load(self, path: Path) -> None:
+        """Load the file, without the guard: a source of its values may be slow."""
         try:
-            status = (self._path or Path()).stat()
-        except OSError:
-            return ()
-        return status.st_ino, status.st_size, status.st_mtime_ns
+            self._sites, self._problem = frozenset(load_settings(path).sites), ""
+        except ConfigurationError as error:
+            # Permissions and variables are no content of the file.
+            self._problem = str(error)
+        except RunError:
+            # A source of values is unavailable; a run says so itself.
+            self._problem = ""
+        else:
+            self._read_again_at = math.inf
 
 
 class _Polls:

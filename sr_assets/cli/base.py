@@ -19,6 +19,7 @@ from sr_assets.cli.completing import complete_stream
 from sr_assets.cli.render import FORMATS, Format
 from sr_assets.domain.errors import ConfigurationError, NothingMatchesError, SrAssetsError
 from sr_assets.domain.foreign_text import visible
+from sr_assets.domain.positions import DAY_NS
 from sr_assets.operate.processes import INTERRUPTED, end_process
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class _Time(click.ParamType[int]):
 
 
 class _Since(click.ParamType[int]):
-    """A time as in the configuration, or a duration before now."""
+    """A time as in the configuration, or a duration before now; a day or more begins at midnight UTC."""
 
     name = "time"
 
@@ -97,9 +98,12 @@ class _Since(click.ParamType[int]):
         from sr_assets.settings import parse_duration
 
         try:
-            return times.time_ns() - parse_duration(str(value))
+            ago_ns = parse_duration(str(value))
         except ConfigurationError:
             return TIME.convert(value, param, ctx)
+        at_ns = times.time_ns() - ago_ns
+        # Days begin at midnight, so that repeated commands mean the same rows.
+        return at_ns - at_ns % DAY_NS if ago_ns >= DAY_NS else at_ns
 
 
 SECONDS, TIME, SINCE = _Seconds(), _Time(), _Since()

@@ -12,6 +12,7 @@ import pytest
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.operator_settings import set_paused
 from sr_assets.assets.specs import site_job_name, stream_key
+from sr_assets.automation import sensors
 from sr_assets.automation.observing import find_work, share_stream_infos
 from sr_assets.definitions import build
 from sr_assets.domain.errors import RunError
@@ -209,7 +210,7 @@ def test_sensor_reads_a_foreign_cursor(rig: Rig, instance: dg.DagsterInstance, c
 
 
 def test_sensor_names_a_change_of_the_configuration_that_no_run_could_load(
-    rig: Rig, instance: dg.DagsterInstance, tmp_path: Path
+    rig: Rig, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code location has the definitions of the file's earlier content until it is reloaded."""
     stream, file = rig.make(), tmp_path / "changing.yaml"
@@ -236,6 +237,18 @@ def test_sensor_names_a_change_of_the_configuration_that_no_run_could_load(
     assert outcome() == f"site {SITE} is no longer in {file}; reload this code location"
     write(site, "    {")
     assert "the configuration has changed, and a run could not load it: " in str(outcome())
+    write(site)
+    file.chmod(0o646)
+    assert "every user can write" in str(outcome())
+    file.chmod(0o644)
+    monkeypatch.setattr(sensors, "_READ_AGAIN_SECONDS", 0.0)
+    file.touch()
+    assert outcome() == "first run"
+    write(site, other)
+    file.chmod(0o646)
+    assert "every user can write" in str(outcome())
+    file.chmod(0o644)
+    assert outcome() == "first run", "the same file is not read again"
     file.unlink()
     assert str(file) in str(outcome())
     write(site)

@@ -1,5 +1,6 @@
 """The table `operator_actions`: who did what by command, one JSON line per action in `actions/actions.jsonl`."""
 
+import contextlib
 import getpass
 import json
 import logging
@@ -76,17 +77,23 @@ def actions_query(home: Path) -> str:
 
 def version(home: Path) -> str:
     """Return the version of the table, which grows with each action."""
-    return str(_file(home).stat().st_size)
+    with contextlib.suppress(FileNotFoundError):
+        return str(_path(home).stat().st_size)
+    return "0"
 
 
 def _file(home: Path) -> Path:
     """Return the file, which exists then."""
-    file = home / FOLDER / "actions.jsonl"
+    file = _path(home)
     if not file.exists():
         make_shared_folder(file.parent)
         file.touch(mode=0o600)
         share_as_folder(file)
     return file
+
+
+def _path(home: Path) -> Path:
+    return home / FOLDER / "actions.jsonl"
 
 
 def _user() -> str:

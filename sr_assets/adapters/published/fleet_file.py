@@ -28,12 +28,12 @@ from sr_assets.adapters.published.daily_tables import DAILY_TABLES, names
 from sr_assets.adapters.published.manifest import (
     LOCK_SECONDS,
     Manifest,
+    has_absolute_views,
     identity,
     locked,
     read_manifest,
     retain_open_files,
     shows,
-    was_moved,
     write_manifest,
 )
 from sr_assets.adapters.published.publication import (
@@ -307,9 +307,9 @@ def _publish(
     made = Manifest(str(home.resolve()), number, identity(draft), tokens, opened, parts, relative=True)
     # Write the manifest first: after a crash the old file's readers are still known.
     write_manifest(home, made)
+    _write_tables_file(home, files, run.as_of_ns, mode)
     reach(Point.PUBLISHING_TABLES)
     draft.replace(file)
-    _write_tables_file(home, files, run.as_of_ns, mode)
     # A log of a reader who wrote into the replaced file.
     _wal(file).unlink(missing_ok=True)
     _remove_gone(home, sites, made)
@@ -351,14 +351,14 @@ def table_versions(home: Path) -> dict[str, str]:
     return {**published, "snapshot_info": str(manifest.number), actions.NAME: actions.version(home)}
 
 
-def follow_move(home: Path) -> None:
-    """Rewrite the views of an earlier version, which name files of a home that was moved since by absolute paths.
+def renew_views(home: Path) -> None:
+    """Rewrite the views of an earlier version, once.
 
     Raises RunError or OSError if that fails, and DuckDB's error if the file is not a published one.
     """
-    if was_moved(home, read_manifest(home)):
+    if has_absolute_views(read_manifest(home)):
         with locked(home, "a reader", _MOVE_SECONDS):
-            if was_moved(home, read_manifest(home)):
+            if has_absolute_views(read_manifest(home)):
                 _rewrite(home, ())
 
 

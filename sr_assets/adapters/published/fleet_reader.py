@@ -21,7 +21,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.catalog import ROWS
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
-from sr_assets.adapters.published.fleet_file import follow_move, listed_history
+from sr_assets.adapters.published.fleet_file import listed_history, renew_views
 from sr_assets.adapters.published.manifest import read_manifest
 from sr_assets.adapters.published.publication import FOLDER
 from sr_assets.adapters.published.tables import (
@@ -71,7 +71,7 @@ def open_fleet(home: Path, *, confined: bool = False) -> Iterator[duckdb.DuckDBP
             f"nothing is published yet: {file} is written by the first run (`sr-assets run --once`, or `sr-assets up`)"
         )
     with contextlib.suppress(RunError, OSError, duckdb.Error):
-        follow_move(home)
+        renew_views(home)
     try:
         connection = duckdb.connect(str(file), read_only=True)
     except duckdb.Error as error:
@@ -109,15 +109,28 @@ def is_copy(home: Path) -> bool:
 
 
 def refuse_incomplete_history(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
-    """Raise RunError if a copied home lacks files of `node_snapshot_history`, whose view shows the existing ones.
+    """Raise an error if the view of `node_snapshot_history` would show other rows than the home has had.
 
-    In a home in use, retention deletes files that a reader's publication has.
+    It shows the files that exist, so a copied home may lack some: RunError. Retention deletes the oldest days of a stream.
+    DuckDB reads the names of all folders: ConfigurationError for one above the home that looks like a column's.
     """
-    if is_copy(home):
-        missing = [file for file in listed_history(connection, home) if not (home / file).exists()]
-        if missing:
-            files = f"{missing[0]} and {len(missing) - 1} more files" if len(missing) > 1 else missing[0]
-            raise RunError(f"table node_snapshot_history lacks {files}{_remedy(home)}")
+    if column := next((part for part in home.resolve().parts if re.match(r"(name|stream|date)=", part)), None):
+        raise ConfigurationError(
+            f"{home} is inside a folder {column}, which is read as a column; move or mount it elsewhere"
+        )
+    if not is_copy(home):
+        return
+    oldest, missing = dict[str, str](), list[str]()
+    for file in listed_history(connection, home):
+        stream, day, _ = file.rsplit("/", 2)
+        if (home / file).exists():
+            oldest[stream] = min(oldest.get(stream, day), day)
+        else:
+            missing.append(file)
+    lost = [file for file in missing if file.rsplit("/", 2)[1] >= oldest.get(file.rsplit("/", 2)[0], "")]
+    if lost:
+        files = f"{lost[0]} and {len(lost) - 1} more files" if len(lost) > 1 else lost[0]
+        raise RunError(f"table node_snapshot_history lacks {files}{_remedy(home)}")
 
 
 def attach_fleet(home: Path) -> duckdb.DuckDBPyConnection:
@@ -156,11 +169,6 @@ def refuse_unknown_table(table: str, connection: duckdb.DuckDBPyConnection) -> N
 
 
 def _set_up(connection: duckdb.DuckDBPyConnection, home: Path) -> None:
-    # The history has these columns in the names of its folders.
-    if column := next((part for part in home.resolve().parts if re.match(r"(name|stream|date)=", part)), None):
-        raise ConfigurationError(
-            f"{home} is inside a folder {column}, which is read as a column; move or mount it elsewhere"
-        )
     connection.execute(f"SET VARIABLE {HOME_VARIABLE} = {literal(str(home.resolve()))}")
     connection.execute("SET TimeZone = 'UTC'")
     # A notebook without ipywidgets refuses every change of the bar.

@@ -97,11 +97,9 @@ def shows(home: Path, site: str, token: str, manifest: Manifest | None = None) -
     )
 
 
-def was_moved(home: Path, manifest: Manifest) -> bool:
-    """Return whether the views name files in another folder by absolute paths; an alias of the home is the same folder."""
-    if not manifest.home or manifest.relative:
-        return False
-    return not (Path(manifest.home).exists() and Path(manifest.home).samefile(home))
+def has_absolute_views(manifest: Manifest) -> bool:
+    """Return whether an earlier version wrote the views, which name files by absolute paths and lack later columns."""
+    return bool(manifest.home) and not manifest.relative
 
 
 def is_published(home: Path, site: str) -> bool:

@@ -54,7 +54,7 @@ GLOBAL_VIEWS: Final[dict[str, str]] = {
 TOPOLOGY_SITE: Final = ".topology"
 #: Version of the tables; files of another version are refused.
 SCHEMA_VERSION: Final = 1
-#: File format that any DuckDB 1.x reads.
+#: File format that any DuckDB 1.x reads; the views need 1.1.
 STORAGE_VERSION: Final = "v1.0.0"
 #: Columns that describe the file; each file has a new `generation`.
 SNAPSHOT_INFO: Final = (

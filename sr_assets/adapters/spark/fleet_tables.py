@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -45,7 +47,9 @@ _DAILY: Final = {table.name: table for table in DAILY_TABLES}
 #: The files of a table stay for so long after its DataFrame is gone, for DataFrames that were derived from it.
 _HELD_SECONDS: Final = 600.0
 #: The connections of gone DataFrames, and since when, in monotonic seconds.
-_held: Final = list[tuple[float, duckdb.DuckDBPyConnection]]()
+_held: Final = deque[tuple[float, duckdb.DuckDBPyConnection]]()
+#: Reentrant: the end of a DataFrame can come at any moment, also while it is held.
+_guard: Final = threading.RLock()
 
 
 def read_table(session: SparkSession, table: str, home: Path) -> DataFrame:
@@ -68,17 +72,21 @@ def read_table(session: SparkSession, table: str, home: Path) -> DataFrame:
     except BaseException:
         connection.close()
         raise
+    # It only keeps the file open from now on.
+    connection.execute("SET threads = 1")
     weakref.finalize(frame, _hold, connection)
     return frame
 
 
 def _hold(connection: duckdb.DuckDBPyConnection) -> None:
-    _held.append((times.monotonic(), connection))
+    with _guard:
+        _held.append((times.monotonic(), connection))
 
 
 def _release_old() -> None:
-    while _held and _held[0][0] < times.monotonic() - _HELD_SECONDS:
-        _held.pop(0)[1].close()
+    with _guard:
+        while _held and _held[0][0] < times.monotonic() - _HELD_SECONDS:
+            _held.popleft()[1].close()
 
 
 def frame_of(session: SparkSession, connection: duckdb.DuckDBPyConnection, home: Path, table: str) -> DataFrame:

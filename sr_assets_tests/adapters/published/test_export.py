@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -13,11 +14,13 @@ import pytest
 
 from sr_assets.adapters.published.actions import record_action
 from sr_assets.adapters.published.catalog import COLUMN_TYPES, ROWS
+from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.daily_tables import AVAILABILITY
 from sr_assets.adapters.published.export import Exported, export_tables
 from sr_assets.adapters.published.fleet_reader import open_fleet
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.errors import ConfigurationError, RunError
-from sr_assets_tests.published import NOW_NS, node_row, publish_message, publish_nodes
+from sr_assets_tests.published import NOW_NS, SITE, STREAM, node_row, publish_message, publish_nodes
 from sr_assets_tests.rig import in_background, wait_until
 
 DAYS = [date(2026, 1, 30), date(2026, 1, 31)]
@@ -92,7 +95,7 @@ def test_only_files_whose_rows_have_changed_are_written_again(home: Path, tmp_pa
     record_action(home, "resume", "london/REG")
     publish_nodes(home, node_row("web3", "up", 0), sequence=9)
     assert copy(*names) == Exported(5, 2, 4)
-    assert pl.read_parquet(target / "last_seen_nodes" / "rows.parquet")["node"].sort().to_list() == ["web1", "web3"]
+    assert nodes_of(target) == ["web1", "web3"]
     write_days(home, DAYS[1:])
     os.utime(home / "availability" / f"{DAYS[1]}.parquet", ns=(NOW_NS, NOW_NS))
     assert copy("availability_daily") == Exported(1, 1, 1)
@@ -126,11 +129,48 @@ def test_exports_into_one_folder_take_turns(home: Path, tmp_path: Path) -> None:
     another = os.open(target, os.O_RDONLY)
     fcntl.flock(another, fcntl.LOCK_EX)
     waiting = re.compile(rf"-> FLOCK .*:{target.stat().st_ino} ")
-    with in_background(lambda: export_tables(home, str(target), "parquet", ["gaps"])):
+    with in_background(lambda: export_tables(home, str(target), "parquet", ["last_seen_nodes"])):
         wait_until(lambda: bool(waiting.search(Path("/proc/locks").read_text())), "the export to wait for its turn")
         assert not list(target.iterdir())
+        publish_nodes(home, node_row("web3", "up", 0), sequence=9)
         os.close(another)
-    assert (target / "tables.json").exists()
+    assert nodes_of(target) == ["web1", "web3"]
+
+
+def test_rows_of_an_interrupted_publication_are_not_taken_for_the_next(home: Path, tmp_path: Path) -> None:
+    file, target = home / "fleet.duckdb", tmp_path / "copies"
+    before = file.read_bytes()
+    publish_nodes(home, node_row("web3", "up", 0), sequence=9)
+    after = file.read_bytes()
+    # The list of publications is written first.
+    for content, nodes in ((before, ["web1"]), (after, ["web1", "web3"])):
+        file.write_bytes(content)
+        export_tables(home, str(target), "parquet", ["last_seen_nodes"])
+        assert nodes_of(target) == nodes
+
+
+def test_day_of_the_history_keeps_its_rows_while_it_expires(home: Path, tmp_path: Path) -> None:
+    target, (day,) = tmp_path / "copies", (home / "snapshots").rglob("date=*")
+    files = [day / f"{first}-{first + 1}.parquet" for first in (20, 30)]
+    (message,) = day.glob("*.parquet")
+    with SiteState(home / "sites" / SITE) as state:
+        for file in files:
+            shutil.copy(message, file)
+            with state.transaction():
+                state.snapshot_index(STREAM).add(int(file.name[:2]), int(file.name[:2]) + 1, [describe(file)])
+    publish_nodes(home, sequence=40)
+
+    def copy() -> tuple[Exported, int]:
+        done = export_tables(home, str(target), "parquet", [HISTORY])
+        return done, pl.read_parquet(target / HISTORY / f"{day.name}" / "rows.parquet").height
+
+    assert copy() == (Exported(1, 1, 0), 3)
+    files[0].unlink()
+    assert copy() == (Exported(1, 0, 1), 3)
+
+
+def nodes_of(target: Path) -> list[str]:
+    return pl.read_parquet(target / "last_seen_nodes" / "rows.parquet")["node"].sort().to_list()
 
 
 def test_since_selects_rows_and_days(home: Path, tmp_path: Path) -> None:
@@ -162,9 +202,9 @@ def test_export_refuses_in_one_line(home: Path, tmp_path: Path) -> None:
         export_tables(home, "", "csv")
     with pytest.raises(ConfigurationError, match="a DuckDB file is local"):
         export_tables(home, "s3://bucket/folder", "duckdb")
-    with pytest.raises(ConfigurationError, match="contains a login") as refused:
-        export_tables(home, "s3://key:hidden@bucket/folder", "parquet")
-    assert "hidden" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match="contains '@', as with a login") as refused:
+        export_tables(home, "s3://key:hid/den@bucket/folder", "parquet")
+    assert "den" not in str(refused.value)
     export_tables(home, str(tmp_path / "csv"), "csv")
     with pytest.raises(ConfigurationError, match="is not of an export as parquet"):
         export_tables(home, str(tmp_path / "csv"), "parquet")

@@ -313,6 +313,7 @@ def test_open_fleet_names_the_remedy_when_nothing_is_readable(tmp_path: Path) ->
 
 @pytest.mark.parametrize("folder", ("name=x", "date=2026-01-01"))
 def test_home_inside_a_partition_of_the_same_column_is_refused(tmp_path: Path, folder: str) -> None:
-    publish_nodes(tmp_path / folder)
+    publish_nodes(tmp_path / folder, node_row("web1", "up", 0))
+    assert sr_assets.read("last_seen_nodes", home=tmp_path / folder)["name"].to_list() == [SITE]
     with pytest.raises(ConfigurationError, match=f"is inside a folder {folder}, which is read as a column"):
-        sr_assets.connect(home=tmp_path / folder)
+        sr_assets.read("node_snapshot_history", home=tmp_path / folder)
