@@ -102,7 +102,7 @@ def test_published_mode_opens_only_the_published_files(rig: Rig) -> None:
     folders = [rig.home / name for name in ("published", "snapshots", "availability", "inventory", "actions")]
     viewed = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     expected = {str(path.relative_to(rig.home)): 0o750 if path.is_dir() else 0o640 for path in viewed}
-    assert others() == {"fleet.duckdb": 0o640, **expected}
+    assert others() == {"fleet.duckdb": 0o640, "tables.json": 0o640, **expected}
     assert rig.home.stat().st_mode & 0o777 == 0o710
     rig.drain()
     assert not others()
