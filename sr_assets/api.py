@@ -5,6 +5,7 @@ Add a function for notebooks and scripts here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -136,24 +137,22 @@ def read(
         raise ConfigurationError(f"as_: {as_!r} is unknown; use one of: {', '.join(get_args(Form))}")
     folder = home_of(home, config)
     connection = attach_fleet(folder)
-    try:
-        relation = _select(connection, table, columns, where, parameters)
-        if table == "node_snapshot_history":
-            refuse_incomplete_history(connection, folder)
-        if as_ == "duckdb":
-            return relation
-        rows: pa.Table = relation.to_arrow_table()
-    except (duckdb.DataError, duckdb.ProgrammingError) as error:
-        connection.close()
-        # A condition that meets a value that it cannot compare.
-        raise ConfigurationError(f"table {table}: where: {first_line(error)}") from None
-    except duckdb.Error as error:
-        connection.close()
-        raise unreadable(f"table {table}", error, folder) from None
-    except BaseException:
-        connection.close()
-        raise
-    connection.close()
+    with contextlib.ExitStack() as opened:
+        opened.callback(connection.close)
+        try:
+            relation = _select(connection, table, columns, where, parameters)
+            if table == "node_snapshot_history":
+                refuse_incomplete_history(connection, folder)
+            if as_ == "duckdb":
+                # The relation keeps the connection open.
+                opened.pop_all()
+                return relation
+            rows: pa.Table = relation.to_arrow_table()
+        except (duckdb.DataError, duckdb.ProgrammingError) as error:
+            # A condition that meets a value that it cannot compare.
+            raise ConfigurationError(f"table {table}: where: {first_line(error)}") from None
+        except duckdb.Error as error:
+            raise unreadable(f"table {table}", error, folder) from None
     if as_ == "polars":
         return _as_polars(rows)
     frame: pd.DataFrame = rows.to_pandas(types_mapper=_NULLABLE.get) if as_ == "pandas" else rows

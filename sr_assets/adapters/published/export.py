@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -198,15 +198,13 @@ class _Target:
         else:
             self._store, self._folder = fs.LocalFileSystem(), str(Path(target).absolute())
 
-    def locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Let one export at a time write into a folder of this host, without what a killed one has left."""
         if not isinstance(self._store, fs.LocalFileSystem):
-            return nullcontext()
+            yield
+            return
         self._store.create_dir(self._folder)
-        return self._alone()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
         with locked_folder(Path(self._folder)):
             for pattern in _DRAFTS:
                 for draft in Path(self._folder).glob(pattern):
@@ -231,7 +229,7 @@ class _Target:
         return {paths[info.path] for info in infos if info.type is fs.FileType.File}
 
     def put(self, name: str, write: Callable[[str], object]) -> None:
-        """Replace a file by the one that `write` makes at a path of this host."""
+        """Replace a file; `write` makes the new one at a path of this host."""
         path = f"{self._folder}/{name}"
         folder, _, last = path.rpartition("/")
         self._store.create_dir(folder)
@@ -286,7 +284,7 @@ def _checksum(value: object) -> str:
 
 
 def _days(connection: duckdb.DuckDBPyConnection, home: Path, table: str) -> Mapping[date, list[str]]:
-    """Return the files of each day of a table by day, relative to the home, also those that expired since."""
+    """Return the files of each day of a table by day, relative to the home, including expired ones."""
     if table in _DAILY:
         daily = _DAILY[table]
         return {day: [f"{daily.folder}/{day}.parquet"] for day in daily.computed_dates(home)}
@@ -307,7 +305,7 @@ def _looks(home: Path, files: Iterable[str]) -> list[tuple[str, int, int]]:
 
 
 def _whole(table: str, source: str) -> str:
-    """Return the query of all columns of a table by day, of which a file of an earlier version lacks some."""
+    """Return the query of all columns of a table by day; columns that an earlier version's file lacks are NULL."""
     kinds = COLUMN_TYPES[table]
     empty = ", ".join(f"NULL::{kind} AS {name}" for name, kind in kinds.items())
     folders = {} if table in _DAILY else _FOLDERS

@@ -196,7 +196,7 @@ def view_files(connection: duckdb.DuckDBPyConnection, view: str) -> tuple[list[s
 
 
 def listed_history(connection: duckdb.DuckDBPyConnection, home: Path) -> list[str]:
-    """Return the files of `node_snapshot_history`, relative to the home, also those that expired since."""
+    """Return the files of `node_snapshot_history`, relative to the home, including expired ones."""
     lists, _ = view_files(connection, "node_snapshot_history")
     if not lists:
         return []

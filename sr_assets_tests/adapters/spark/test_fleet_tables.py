@@ -41,7 +41,7 @@ def spark(engine_home: Path) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> Path:
-    """A home with rows in most tables, some of which replace others."""
+    """A home with rows in most tables; some rows replace others."""
     settings = varied_home(tmp_path, monkeypatch)
     with closing(SparkConnection(HomeEngine(SparkSettings(), tmp_path), None, "daily")) as no_spark:
         for stage in (AVAILABILITY_STAGE, INVENTORY_STAGE):
