@@ -43,7 +43,7 @@ BUDGETS = {
     "operate": (27, 5_150),
     "embedded": (13, 2_600),
     "measure": (8, 1_400),
-    "cli": (27, 4_100),
+    "cli": (28, 4_400),
 }
 # Rooms in which a module's name is what users type: a block of the configuration, a command, an asset.
 NAMED_BY_USERS = {"settings", "cli", "assets", "automation"}

@@ -6,6 +6,7 @@ from sr_assets.cli import (  # noqa: F401  the commands register themselves
     emulating,
     enrolling,
     importing,
+    init,
     maintenance,
     measuring,
     members,

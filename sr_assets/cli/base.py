@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 NOTHING_MATCHES: Final = 3
 #: The sections of `--help`, with their commands in order.
 SECTIONS: Final = {
-    "Run": "up run check demo permissions topology spark enroll import login",
+    "Run": "init up run check demo permissions topology spark enroll import login",
     "Watch": "lag summary report advisories availability status-page metrics",
     "Nodes": "nodes node retire unretire maintenance",
     "Streams": "pause resume recover retry-parked replay",

@@ -28,6 +28,20 @@ def import_file(file: Path, output: Path | None, name: str | None, connect: bool
 
     Open questions go to stderr and into the file. An unknown stream becomes a placeholder, which `check` refuses.
     """
+    text, questions = convert(file, name, connect=connect)
+    if output is None:
+        echo_document(text)
+    else:
+        write_new(output, text)
+    for question in questions:
+        echo(f"open: {question}", err=True)
+
+
+def convert(file: Path, name: str | None, *, connect: bool) -> tuple[str, list[str]]:
+    """Return an old replicator's file as our configuration with comments, and the open questions, one line each.
+
+    `connect` queries the servers for the streams. Raises ConfigurationError for another file.
+    """
     import yaml
 
     from sr_assets.settings.document import read_tree
@@ -44,15 +58,10 @@ def import_file(file: Path, output: Path | None, name: str | None, connect: bool
     lines += ["", "Open questions:", *made.questions] if made.questions else []
     comment = "".join(f"# {' '.join(line.split())}".rstrip() + "\n" for line in lines)
     text = f"{comment}\n{yaml.safe_dump(made.document, sort_keys=False, allow_unicode=True, width=120)}"
-    if output is None:
-        echo_document(text)
-    else:
-        _write_new(output, text)
-    for question in made.questions:
-        echo(f"open: {' '.join(question.split())}", err=True)
+    return text, [" ".join(question.split()) for question in made.questions]
 
 
-def _write_new(file: Path, text: str) -> None:
+def write_new(file: Path, text: str) -> None:
     """Write a new file that only its owner can read, because its URLs may contain passwords."""
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:

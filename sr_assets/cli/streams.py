@@ -41,7 +41,7 @@ def check(settings: "Settings", connect: bool, explain: str | None, form: Format
         show(Explained._fields, rows_of(settings, explain), form)
         return 0
     if connect:
-        return _check_connectivity(settings, form)
+        return check_connectivity(settings, form)
     paused = _paused_labels(settings)
     classes = {stream.label: _classes(settings, stream) for stream in settings.streams if stream.node_classes}
     columns = ("name", "stream", "from", "to", "filter", "start", "sampling", "advisories", "paused", "classes")
@@ -74,7 +74,7 @@ def _classes(settings: "Settings", stream: "StreamSettings") -> str | None:
     return count_text(classifier.rules, [classifier.reclassify(*node) for node in nodes]) if nodes else None
 
 
-def _check_connectivity(settings: "Settings", form: Format) -> int:
+def check_connectivity(settings: "Settings", form: Format) -> int:
     """Test every connection and permission, show each probe, and return the exit code."""
     from sr_assets.stages.connectivity import probe_connectivity
 
