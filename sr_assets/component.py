@@ -22,7 +22,7 @@ from sr_assets.settings.references import problem_of
 Automation = bool | Literal["running", "stopped"]
 
 _CONFIGURATION: Final = """\
-# The streams to copy; docs/contract.md describes all keys.
+# The streams to copy; docs/configuration.md describes all keys.
 name: NAME
 state_store: .sr_assets
 streams:

@@ -29,7 +29,7 @@ from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 from sr_assets_tests.servers import free_port
 
 _USER = "nobody"
-#: The packages that docs/operations.md requires for a worker's Python, with their dependencies.
+#: The packages that docs/hosts.md requires for a worker's Python, with their dependencies.
 _NEEDED = ("pyspark", "py4j", "pyarrow", "numpy", "numpy.libs", "orjson")
 _SPARK = Path(pyspark.__file__).parent
 _DEPLOY = "org.apache.spark.deploy"

@@ -28,7 +28,7 @@ from sr_assets.adapters.data import SourceReader
 from sr_assets.adapters.published.catalog import COLUMN_TYPES, columns_of
 from sr_assets.adapters.published.daily_tables import AVAILABILITY
 from sr_assets.adapters.published.fleet_reader import open_fleet, read_rows
-from sr_assets.cli.base import cli
+from sr_assets.cli.base import SECTIONS, cli
 from sr_assets.operate.webserver import anchor
 from sr_assets.settings import load_settings, mapping
 from sr_assets.settings.entries import CommonKeys
@@ -39,7 +39,6 @@ from sr_assets_tests.published import MINUTE_NS, node_row, publish_message, publ
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-CONTRACT = (ROOT / "docs" / "contract.md").read_text()
 #: A block, which may be in a list.
 _BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 #: The keys that every entry needs.
@@ -203,9 +202,14 @@ def anchors(document: Path) -> set[str]:
     return {anchor(heading) for heading in headings}
 
 
-def section(title: str) -> str:
-    """Return a section of the reference."""
-    return CONTRACT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def page(name: str) -> str:
+    """Return a page of the documents."""
+    return (ROOT / "docs" / f"{name}.md").read_text()
+
+
+def subsection(text: str, title: str) -> str:
+    """Return the part of a page below a heading of the third level, or "" without it."""
+    return text.partition(f"\n### {title}\n")[2].partition("\n### ")[0]
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
@@ -218,13 +222,16 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
 
 @pytest.mark.parametrize(("name", "command"), [pytest.param(*each, id=each[0]) for each in all_commands()])
 def test_reference_has_every_command_with_its_options(name: str, command: click.Command) -> None:
-    line = next((line for line in section("Commands").splitlines() if re.match(rf"\| [^|]*`{name}[ `]", line)), None)
-    assert line is not None, f"{name} is missing"
+    usage = re.search(rf"^sr-assets {name}\b.*(?:\n    .*)*", page("commands"), re.MULTILINE)
+    assert usage is not None, f"{name} is missing"
     # The options of all commands are described once.
     own = [parameter for parameter in command.params if parameter not in cli.params]
     options = {option for parameter in own for option in parameter.opts if option.startswith("--")}
-    missing = {option for option in options if not re.search(rf"{option}\b", line)}
-    assert not missing
+    assert {option for option in options if not re.search(rf"{option}\b", usage[0])} == set()
+
+
+def test_reference_has_the_sections_of_the_help() -> None:
+    assert re.findall(r"^## (.+)$", page("commands"), re.MULTILINE) == list(SECTIONS)
 
 
 @pytest.mark.parametrize(("name", "command"), [pytest.param(*each, id=each[0]) for each in all_commands()])
@@ -245,7 +252,7 @@ def configuration_blocks(base: type[mapping.Block] = mapping.Block) -> Iterator[
 
 @pytest.mark.parametrize("block", list(configuration_blocks()), ids=lambda block: block.__name__)
 def test_reference_lists_the_keys_of_the_settings(block: type[mapping.Block]) -> None:
-    assert key_table(block) in section("Configuration")
+    assert key_table(block) in page("configuration")
 
 
 def column_table(table: str) -> str:
@@ -256,27 +263,19 @@ def column_table(table: str) -> str:
 
 @pytest.mark.parametrize("table", sorted(COLUMN_TYPES.keys() - {"messages", "lake"}))
 def test_reference_lists_the_columns_of_the_schema(table: str) -> None:
-    assert (
-        column_table(table) in section("Tables in fleet.duckdb").partition(f"\n### {table}\n")[2].partition("\n### ")[0]
-    )
+    assert column_table(table) in subsection(page("columns"), table)
 
 
 def test_reference_lists_the_columns_of_a_lake() -> None:
-    assert column_table("lake") in section("Lake")
+    assert column_table("lake") in page("columns").partition("\n## Lake\n")[2]
 
 
 def test_reference_has_every_table_with_its_columns(home: Path) -> None:
     with open_fleet(home) as connection:
         columns = connection.execute("SELECT table_name, column_name FROM information_schema.columns").fetchall()
-    reference = {
-        match[1]: match[2]
-        for match in re.finditer(
-            r"^### (\w+)\n(.*?)(?=^### )", section("Tables in fleet.duckdb"), re.MULTILINE | re.DOTALL
-        )
-    }
     public = [(table, column) for table, column in columns if table != _PRIVATE_TABLE]
-    assert {table for table, _ in public} <= set(reference)
-    assert not [(table, column) for table, column in public if f"| `{column}` |" not in reference[table]]
+    text = page("columns")
+    assert not [each for each in public if f"| `{each[1]}` |" not in subsection(text, each[0])]
 
 
 @pytest.fixture
@@ -294,13 +293,12 @@ def graph(tmp_path: Path) -> Any:
     return build(load_settings(file, {"SR_ASSETS_HOME": str(tmp_path)})).resolve_asset_graph()
 
 
-def test_reference_and_operations_have_every_check(graph: Any) -> None:
+def test_reference_and_troubleshooting_have_every_check(graph: Any) -> None:
     checks = {key.name for key in graph.asset_check_keys}
     nouns = {key.path[-1] for key in graph.get_all_asset_keys() if key.path[0] in ("X", "centre")}
-    reference = section("Dagster: assets, checks, sensors, jobs, resources")
+    reference = page("assets")
     assert not [name for name in checks | nouns if f"`{name}`" not in reference]
-    operations = (ROOT / "docs" / "operations.md").read_text()
-    assert not [name for name in checks if not re.search(rf"^\| `{name}`", operations, re.MULTILINE)]
+    assert not [name for name in checks if not re.search(rf"^\| `{name}`", page("troubleshooting"), re.MULTILINE)]
 
 
 def test_every_asset_links_to_a_section_of_the_documents(graph: Any) -> None:
@@ -450,7 +448,7 @@ def test_users_asset_materialises_on_the_platform(
 
 def threats() -> list[tuple[str, list[str]]]:
     """Return each threat of the security document with the tests that it names."""
-    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", page("security"), re.MULTILINE)
     return [(threat, re.findall(r"`(\w+)`", tests)) for threat, tests in rows if threat not in ("threat", "---")]
 
 
@@ -470,7 +468,6 @@ def test_contents_list_every_section_in_order(document: Path) -> None:
     listed = re.findall(r"^- \[([^\]]+)\]\(#[^)]+\)$", text.partition("\n## ")[0], re.MULTILINE)
     sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert listed in ([], sections)
-    assert listed or document.name not in ("contract.md", "monitoring.md", "operations.md")
 
 
 def test_changelog_has_one_unreleased_version_at_the_top() -> None:

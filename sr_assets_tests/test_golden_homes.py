@@ -168,8 +168,8 @@ def assert_ended(rig: Golden) -> None:
 
 
 def undocumented(home: Path) -> list[str]:
-    """Return the files of a home that the table of its files in the operations guide lacks."""
-    guide = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    """Return the files of a home that the table of its files in the page on storage lacks."""
+    guide = (Path(__file__).parents[1] / "docs" / "storage.md").read_text()
     table = guide.partition("| path | content | size |")[2].partition("\n\n")[0]
     rows = table.strip().splitlines()
     paths = [path for row in rows for path in re.findall("`([^`]+)`", row.split("|")[1])]

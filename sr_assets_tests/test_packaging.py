@@ -58,7 +58,7 @@ def test_wheel_contains_conf_and_docs_but_no_tests(tmp_path: Path) -> None:
         names = wheel.namelist()
         assert wheel.read("sr_assets/dagster.yaml") == (ROOT / "dagster.yaml").read_bytes()
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"sr_assets"}
-    assert "sr_assets/docs/contract.md" in names
+    assert "sr_assets/docs/configuration.md" in names
     for file in (
         "prometheus/alerts.yaml",
         "grafana/sr-assets.json",

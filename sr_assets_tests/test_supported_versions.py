@@ -1,4 +1,4 @@
-"""The list of supported versions in `docs/operations.md`: the same as in the package, its pins and the tests."""
+"""The list of supported versions in `docs/upgrading.md`: the same as in the package, its pins and the tests."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().
 def listed() -> dict[str, tuple[str, str]]:
     """Return the supported and the tested versions of each software in the document."""
     section = (
-        (ROOT / "docs" / "operations.md").read_text().partition("\n## Supported versions\n")[2].partition("\n## ")[0]
+        (ROOT / "docs" / "upgrading.md").read_text().partition("\n## Supported versions\n")[2].partition("\n## ")[0]
     )
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:2] == "| "]
     return {software: (supported, tested) for software, supported, tested in rows[2:]}

@@ -142,7 +142,7 @@ class StreamAssets:
             case Stage.NODE_SNAPSHOTS:
                 deps = ["replica"]
                 text = f"{name}: newest copied message of each node, and the history of all copies as Parquet files by day."
-                section, kinds = "contract.md#parquet-history", {"parquet", "duckdb"}
+                section, kinds = "columns.md#parquet-history", {"parquet", "duckdb"}
             case Stage.NODE_ADVISORIES:
                 deps, subject = ["node_state"], stream.advisory.subject if stream.advisory else None
                 published = f"published to {subject}" if subject else "recorded, not published (no `advisory` block)"

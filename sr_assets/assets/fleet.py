@@ -168,7 +168,7 @@ def _text(value: object) -> str:
 def _table_spec(
     settings: Settings, table: str, deps: Sequence[dg.AssetKey], freshness: dg.FreshnessPolicy | None
 ) -> dg.AssetSpec:
-    text, section = f"Table {table} of fleet.duckdb: one row per {ROWS[table]}.", "contract.md#tables-in-fleetduckdb"
+    text, section = f"Table {table} of fleet.duckdb: one row per {ROWS[table]}.", "columns.md#tables-in-fleetduckdb"
     return dg.AssetSpec(
         table_key(settings, table),
         deps=deps,

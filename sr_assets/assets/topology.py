@@ -32,7 +32,7 @@ GROUP: Final = "topology"
 _MOST_DRAWN: Final = 60
 #: Asset keys by cluster and stream.
 _Keys = dict[tuple[str, str], list[dg.AssetKey]]
-_DOCUMENT: Final = "contract.md#native-mirrors-and-sources"
+_DOCUMENT: Final = "configuration.md#native-mirrors-and-sources"
 
 
 def build_topology_assets(settings: Settings) -> list[dg.AssetsDefinition | dg.AssetSpec]:

@@ -44,7 +44,7 @@ def explain(settings: Settings, wanted: str) -> list[Explained]:
     if not chosen:
         names = sorted({row.key.rpartition(".")[2] for row in rows})
         raise ConfigurationError(
-            f"--explain {wanted}: is not a key; {did_you_mean(pattern, names)}see docs/contract.md"
+            f"--explain {wanted}: is not a key; {did_you_mean(pattern, names)}see docs/configuration.md"
         )
     return chosen
 

@@ -31,7 +31,7 @@ _KEPT_DAYS: Final = 90
 _HEARTBEATS: Final = "sr_assets.observer_alive.>"
 _SOURCE: Final = "nats://localhost:4222"
 _TEMPLATE: Final = """\
-# Written by `sr-assets init` on {date}. `sr-assets check` tests this file; docs/contract.md describes all keys.
+# Written by `sr-assets init` on {date}. `sr-assets check` tests this file; docs/configuration.md describes all keys.
 # The environment replaces ${{NAME}} in a value, so that this file need not contain passwords.
 
 # The replicator, in every header and advisory, and the default site of the entries. No other replicator has its name.

@@ -153,7 +153,7 @@ class SparkSettings(Block):
     is_local = True
 
     mode: Annotated[str, Value(_spark_mode, type="`connect-local`, `classic`, `sc://…`, `spark://…`")] = file_key(
-        "the engine, [local or on a cluster](operations.md#a-spark-cluster)", "connect-local"
+        "the engine, [local or on a cluster](hosts.md#a-spark-cluster)", "connect-local"
     )
     from_messages: Natural | None = file_key(
         "batches from so many messages on go to Spark as soon as the engine is warm, and [daily tables](rules.md#days-in-spark)"

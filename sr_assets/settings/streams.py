@@ -134,7 +134,7 @@ class TargetBlock(Block):
     )
     persist: Annotated[Persist, choice(Persist)] | None = file_key(
         "`async`: the server acknowledges a message before it writes it to disk (one replica, `file`, nats-server 2.12 or"
-        " later); see [operations](operations.md#limits)",
+        " later); see [operations](troubleshooting.md#limits)",
         None,
         default_text="default",
     )

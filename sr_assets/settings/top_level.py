@@ -257,7 +257,7 @@ class Settings(Block):
     home: File = file_key("the home, on a local disk; `SR_ASSETS_HOME` overrides it", ".sr_assets", name="state_store")
     published_mode: FileMode = file_key(
         "readers of the tables and the Parquet history, payloads included: `'0600'` owner, `'0640'` owner and group,"
-        " `'0644'` everyone. [All other files are private](operations.md#security-on-a-shared-machine)",
+        " `'0644'` everyone. [All other files are private](access.md#security-on-a-shared-machine)",
         "0600",
         default_text="`'0600'`",
     )
@@ -273,7 +273,7 @@ class Settings(Block):
         default_text="number of cores",
     )
     run_retention: Flag | None = file_key(
-        "delete [old runs](operations.md#old-runs) of this platform every night",
+        "delete [old runs](storage.md#old-runs) of this platform every night",
         None,
         default_text="in a Dagster instance that `sr-assets` created",
     )
@@ -332,7 +332,7 @@ class Settings(Block):
     inventory: InventorySettings = file_key("[days](#daily-blocks) of `inventory_daily`", {})
     tls: TlsBlock | None = file_key("the default of every link; see [URLs and TLS](#urls-and-tls)", None)
     clear_text_hosts: Texts = file_key(
-        "patterns of hosts to which [logins may travel unencrypted](operations.md#logins-without-tls) without a warning",
+        "patterns of hosts to which [logins may travel unencrypted](access.md#logins-without-tls) without a warning",
         [],
         default_text="none",
     )

@@ -20,7 +20,7 @@ from sr_assets_tests.servers import free_port
 
 pytestmark = pytest.mark.process
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "access.md"
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"me:secret").decode()}
 
 
