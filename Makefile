@@ -14,6 +14,14 @@ GATE := not long and not nightly
 demo: $(INSTALLED) ## run two sites and a centre on this machine, with the Dagster UI; ARGS='--nodes 500'
 	$(BIN)/sr-assets demo $(ARGS)
 
+install: $(INSTALLED) ## install the package into .venv, with what the demo and the tutorials need
+
+docs: $(READY) ## build the documentation site into sr_assets/site, where `sr-assets up` serves it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+pictures: $(READY) ## draw the diagrams of the documents; needs chromium and npm
+	PYTHONPATH=. $(BIN)/python docs/pictures.py
+
 test-fast: $(READY) ## run the tests that start no server, no Spark and no other process; ARGS='-k settings'
 	$(PYTEST) -m 'not process' $(ARGS)
 
@@ -110,4 +118,4 @@ $(READY): $(INSTALLED)
 	@touch $@
 
 .NOTPARALLEL:
-.PHONY: demo test-fast properties coverage test test-faults test-nightly test-long test-packages check costs golden bench soak lock audit dist deb rpm dev fmt fmt-check lint types help
+.PHONY: demo install docs pictures test-fast properties coverage test test-faults test-nightly test-long test-packages check costs golden bench soak lock audit dist deb rpm dev fmt fmt-check lint types help

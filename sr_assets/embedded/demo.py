@@ -412,7 +412,7 @@ class Summary:
             for prefix, rows in (("", sites), ("centre: ", centre)):
                 for row in rows.values:
                     cells = zip(rows.columns, row, strict=True)
-                    parts = (f"{column} {value}" for column, value in cells if not isinstance(value, datetime))
+                    parts = (f"{column} {value}" for column, value in cells if not isinstance(value, datetime | None))
                     self._console.print(prefix + "  ".join(parts), highlight=False)
 
 

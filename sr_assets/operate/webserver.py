@@ -1,4 +1,4 @@
-"""Dagster's UI with access control, a child process of `services`; it also serves these documents under `/docs/`."""
+"""Dagster's UI with access control, a child process of `services`; it also serves the documents under `/docs/`."""
 
 import asyncio
 import itertools
@@ -26,6 +26,8 @@ from sr_assets.operate.ui_access import (
 )
 
 _FOLDER: Final = Path(__file__).parents[1] / "docs"
+#: The built site, if there is one: `make docs`, and the packages, make it.
+_SITE: Final = Path(__file__).parents[1] / "site"
 _PATH: Final = re.compile(r"/docs/([a-z]+\.md)")
 _PAGE: Final = """<!doctype html>
 <meta charset="utf-8"><title>{title}</title>
@@ -46,21 +48,34 @@ _CHECK_SECONDS: Final = 1.0
 
 
 class DocumentsMiddleware:
-    """An ASGI application that answers `/docs/<name>.md` and passes other requests on."""
+    """An ASGI application that answers `/docs/…` and passes other requests on.
 
-    def __init__(self, application: Application) -> None:
+    The documents are the pages of the site; without a site, `/docs/<name>.md` is that document as plain HTML.
+    """
+
+    def __init__(self, application: Application, site: Path = _SITE) -> None:
+        from starlette.staticfiles import StaticFiles
+
         self._application = application
+        self._site = StaticFiles(directory=site, html=True) if (site / "index.html").exists() else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        match = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        page = document_page(match[1]) if match else None
-        if page is None:
+        from starlette.responses import HTMLResponse, RedirectResponse
+
+        path = scope["path"] if scope["type"] == "http" else ""
+        match = _PATH.fullmatch(path)
+        if self._site is not None and (match or path == "/docs"):
+            # The browser keeps the anchor.
+            await RedirectResponse(f"/docs/{match[1].removesuffix('.md')}/" if match else "/docs/")(
+                scope, receive, send
+            )
+        elif self._site is not None and path.startswith("/docs/"):
+            await self._site({**scope, "root_path": "/docs"}, receive, send)
+        elif page := document_page(match[1]) if match else None:
+            await HTMLResponse(page)(scope, receive, send)
+        else:
             await self._application(scope, receive, send)
-            return
-        headers = [(b"content-type", b"text/html; charset=utf-8")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": page.encode()})
 
 
 def document_page(name: str) -> str | None:

@@ -362,7 +362,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         if not len(copies) and not announced:
             raise RunError(
                 f"target stream {stream.target_stream} holds no copies of {stream.label}: nothing to recover from; a run"
-                f" {'goes on from the state there is' if known else 'begins it anew'}"
+                f" {'continues from the present state' if known else 'begins at its first message'}"
             )
         unknown = rebuilt.unknown
         mark_ns = compare_with_original(site, stream, source, copies, unknown, force=force) if len(copies) else None
