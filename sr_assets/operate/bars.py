@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sr_assets.stages.progress_lines import show_on
+from sr_assets.adapters.progress_lines import show_on
 
 
 @contextlib.contextmanager

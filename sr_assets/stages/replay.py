@@ -21,6 +21,7 @@ import pyarrow as pa
 from sr_assets.adapters.connection_file import write_connection
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.published.daily_rows import measure_days
 from sr_assets.adapters.published.replay_record import Comparison, StreamRecord, open_comparison
 from sr_assets.adapters.range_rows import RangeRead, Sightings
@@ -36,7 +37,6 @@ from sr_assets.domain.sizing import JOB_MESSAGES, reads_headers_only
 from sr_assets.domain.tracking.replaying import RangeRules, Survey
 from sr_assets.domain.tracking.rules import Event
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.source.holes import Hole, find_holes, lost_sequences
 from sr_assets.stages.source.position import CLOCKS_DIFFER_NS, changed_since, sequence_at
 from sr_assets.stages.source.source_reading import average_bytes

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sr_assets.adapters.logs import note_run, open_log, print_warning
+from sr_assets.adapters.progress_lines import Progress
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.stages.progress_lines import Progress
 
 
 def lines(file: Path) -> list[dict[str, object]]:
@@ -28,7 +28,7 @@ def test_json_line_has_stream_run_and_numbers(tmp_path: Path) -> None:
     logging.getLogger("sr_assets.stages.run").debug("not shown")
     batch, retry = lines(file)
     assert batch["message"] == "london/REG: [1, 501) 480 messages, 240/s, 0 left"
-    assert (batch["level"], batch["logger"]) == ("info", "sr_assets.stages.progress_lines")
+    assert (batch["level"], batch["logger"]) == ("info", "sr_assets.adapters.progress_lines")
     assert (batch["stream"], batch["run"]) == ("london/REG", "1234")
     assert (batch["first"], batch["next"], batch["count"], batch["per_second"]) == (1, 501, 480, 240.0)
     assert (retry["level"], retry["message"]) == ("warn", "london/REG: no answer; attempt 2")

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.operate.bars import progress_bars
-from sr_assets.stages.progress_lines import LongWork
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from sr_assets.adapters import wire
 from sr_assets.adapters.copying.receipt import Receipt
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -27,7 +28,6 @@ from sr_assets.domain.received import Advisory, read_message
 from sr_assets.domain.subjects import advisory_pattern, matcher
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connections import Clusters
-from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.batch import Writers
 from sr_assets.stages.replication.target_copies import first_genuine, read_stream
 from sr_assets.stages.replication.target_setup import copies_pattern

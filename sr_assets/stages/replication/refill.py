@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.crash_points import Point, reach
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.history import StagedFiles, held_sequences, place_refilled, source_mark
 from sr_assets.adapters.state.orders import note_refill, read_refill, request_refill
@@ -25,7 +26,6 @@ from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.senders import inspect
 from sr_assets.domain.subjects import source_subject
-from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.recover import portions
 from sr_assets.stages.replication.target_copies import claimed_copies
 from sr_assets.stages.replication.target_setup import copies_pattern

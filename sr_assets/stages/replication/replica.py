@@ -17,10 +17,10 @@ from sr_assets.adapters import times
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.progress_lines import Progress
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.domain.errors import EngineLostError, ExecutorLostError, SrAssetsError, TransientError
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.stages.progress_lines import Progress
 from sr_assets.stages.replication.batch import CopyBatch, begin_again, is_suspect
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.found_copies import FoundCopies

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters import wire
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
 from sr_assets.domain.provenance import CopyOf, find_copy, is_copy_of, is_forged
 from sr_assets.domain.senders import inspect
-from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from typing import Final
 
 from sr_assets.adapters import times, wire
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.published.history import copied_sequences, source_mark, stream_folder
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.stream_tables import Counter, gap_row
@@ -30,7 +31,6 @@ from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, merge_ranges
 from sr_assets.domain.provenance import CopyOf, find_copy, forged_text, other_writer_text
-from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 from sr_assets.stages.replication.target_copies import claimed_copies, first_genuine

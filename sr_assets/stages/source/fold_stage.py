@@ -14,11 +14,11 @@ import pyarrow as pa
 from sr_assets.adapters import times
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.progress_lines import Progress
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.stream_tables import Counter, Gap, engine_counter
 from sr_assets.domain.positions import SequenceRange, missing
 from sr_assets.settings import Entry
-from sr_assets.stages.progress_lines import Progress
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import Hole, find_holes, gap_rows

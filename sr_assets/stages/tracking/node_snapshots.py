@@ -11,6 +11,7 @@ from typing import Final
 from sr_assets.adapters import times
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.history_paths import history_path, relative_name
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.published.compaction import describe, holds_rows, is_abandoned, merge, unread_files
 from sr_assets.adapters.published.history import (
     drop_rows,
@@ -28,7 +29,6 @@ from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.history_layout import HOUR_NS, HistoryFile, Merge, plan_merges
 from sr_assets.domain.positions import DAY_NS, SequenceRange, retention_clock_ns
 from sr_assets.settings import StreamSettings
-from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 

@@ -18,6 +18,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.arrow_rows import arrow_schema
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.published.actions import Origin, record_action
 from sr_assets.adapters.range_rows import Sightings
 from sr_assets.adapters.state.node_table import Nodes
@@ -37,7 +38,6 @@ from sr_assets.domain.tracking.rows import NODE_SCHEMA, folded_table, node_row, 
 from sr_assets.domain.tracking.rules import NODE_COLUMNS, NodeState, Policy, Status, retire, unretire
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.clock import Clock
-from sr_assets.stages.progress_lines import LongWork
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.fold_stage import FoldStage, ReadBatch

@@ -288,7 +288,7 @@ def test_long_target_scan_logs_and_saves_its_progress(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr("sr_assets.stages.progress_lines._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("sr_assets.adapters.progress_lines._LOOK_SECONDS", 0.0)
     stream, target = rig.make(), rig.unique("T")
     rig.create(target, rig.target, subjects=[f"{stream}.>", f"{target}.>"])
     rig.add(stream, target_stream=target)

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from sr_assets.adapters.progress_lines import LongWork, Progress, show_on
 from sr_assets.domain.positions import SequenceRange
-from sr_assets.stages.progress_lines import LongWork, Progress, show_on
 
 
 def test_caught_up_stream_logs_once_a_minute(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
