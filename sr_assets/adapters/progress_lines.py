@@ -5,15 +5,16 @@ On a terminal, `show_on` draws bars instead.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeVar
 
 from sr_assets.adapters import times
 from sr_assets.domain.positions import SequenceRange
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _PERIOD_SECONDS: Final = 60.0
 #: Fields of a batch's line in JSON logs.
 _NUMBERS: Final = ("first", "next", "count", "per_second", "left")
@@ -23,8 +24,8 @@ _LOOK_SECONDS: Final = 10.0
 class Display(Protocol):
     """A display of progress, called from several threads."""
 
-    def show(self, work: str, done: int, total: int) -> None:
-        """Show the progress of a task."""
+    def show(self, work: str, done: int, total: int | None, step: str = "") -> None:
+        """Show the progress of a task, and its present step; `total` is None if it is unknown."""
 
     def end(self, work: str) -> None:
         """Stop showing a task."""
@@ -34,8 +35,11 @@ _display: Display | None = None
 
 
 @contextmanager
-def show_on(display: Display) -> Iterator[None]:
-    """Show the progress of this process's work on a display inside the block; its log lines get the level debug."""
+def show_on(display: Display | None) -> Iterator[None]:
+    """Show the progress of this process's work on a display inside the block; its log lines get the level debug.
+
+    None hides it, in a copy of a process that has a display.
+    """
     global _display  # noqa: PLW0603  a process has one terminal
     _display = display
     try:
@@ -94,31 +98,43 @@ class Progress:
 
 
 class LongWork:
-    """A task of known size, used with `with`: its progress, speed and remaining time."""
+    """A task, used with `with`: its progress, speed and, if its size is known, remaining time."""
 
-    def __init__(self, label: str, total: int) -> None:
+    def __init__(self, label: str, total: int | None = None) -> None:
         self._label, self._total = label, total
         self._began_at = self._logged_at = times.monotonic()
 
     def __enter__(self) -> Self:
+        if _display is not None and self._total != 0:
+            _display.show(self._label, 0, self._total)
         return self
 
     def __exit__(self, *_: object) -> None:
         if _display is not None:
             _display.end(self._label)
 
-    def reached(self, done: int) -> bool:
+    def reached(self, done: int, step: str = "") -> bool:
         """Record the progress; return whether a line was logged, at most every ten seconds."""
         if _display is not None:
-            _display.show(self._label, done, self._total)
+            _display.show(self._label, done, self._total, step)
         now = times.monotonic()
         if now - self._logged_at < _LOOK_SECONDS:
             return False
         rate = done / (now - self._began_at)
-        level, left = logging.INFO if _display is None else logging.DEBUG, (self._total - done) / max(rate, 1e-9)
-        logger.log(level, "%s: %d of %d, %.0f/s, %s", self._label, done, self._total, rate, _time(left))
+        text = f"{done}, {rate:.0f}/s"
+        if self._total is not None:
+            text = f"{done} of {self._total}, {rate:.0f}/s, {_time((self._total - done) / max(rate, 1e-9))}"
+        logger.log(logging.INFO if _display is None else logging.DEBUG, "%s: %s", self._label, text)
         self._logged_at = now
         return True
+
+
+def tracked(work: str, items: Sequence[T], name: Callable[[T], str] = str) -> Iterator[T]:
+    """Yield items as a task: their number is its size, and the name of the yielded one is its step."""
+    with LongWork(work, len(items)) as progress:
+        for done, item in enumerate(items):
+            progress.reached(done, name(item))
+            yield item
 
 
 def _time(seconds: float) -> str:

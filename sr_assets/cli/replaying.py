@@ -8,6 +8,7 @@ import click
 from sr_assets.cli.base import SECONDS, TIME, cli, configured, form_option, stream_option
 from sr_assets.cli.render import Format, print_document, print_note, show
 from sr_assets.domain.durations import duration
+from sr_assets.operate.bars import progress_bars
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -30,6 +31,7 @@ _DIFFERENCE = ("node", "event", "event_time", "sequence", "only_in", "reason")
 )
 @form_option
 @configured
+@progress_bars()
 def replay(
     settings: "Settings",
     name: str,
@@ -48,15 +50,13 @@ def replay(
     Exit code 1 with --verify: the record differs, for no reason that `replay` recognises.
     """
     from sr_assets.adapters.spark.run_session import HomeEngine
-    from sr_assets.operate.bars import progress_bars
     from sr_assets.stages.replay import FEED_REFUSED, Wanted
     from sr_assets.stages.replay import replay as replay_stream
 
     stream = settings.stream_named(name, FEED_REFUSED)
     warn_ns, inspect_ns = (None if each is None else round(each * 1e9) for each in (warn_duration, inspect_duration))
     wanted = Wanted(since, until, warn_ns, inspect_ns, verify=verify, out=out)
-    with progress_bars():
-        result = replay_stream(settings, stream, wanted, HomeEngine(settings.spark, settings.home.resolve()))
+    result = replay_stream(settings, stream, wanted, HomeEngine(settings.spark, settings.home.resolve()))
     if form == "json":
         print_document(result.document)
     elif form == "csv":

@@ -22,6 +22,7 @@ from sr_assets.cli.base import (
 )
 from sr_assets.cli.completing import complete_stream
 from sr_assets.cli.warnings import warn, warn_of_configuration, warn_of_home
+from sr_assets.operate.bars import progress_bars
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -156,19 +157,18 @@ def _outlive_rotation(settings: "Settings") -> None:
     help="Rebuild even if the state is readable, or the source was recreated or rolled back.",
 )
 @configured
+@progress_bars()
 def recover(settings: "Settings", name: str, force: bool) -> None:
     """Rebuild a stream's position and nodes from its target and source.
 
     Use it after the loss of a state, and to take over from the Stream Replicator. The site's other streams keep their state.
     """
-    from sr_assets.operate.bars import progress_bars
     from sr_assets.stages.replication.recover import recover_stream
 
     configure_logging(settings)
     refusal = "a feed has no state to recover; without a state it folds its stream from the start"
-    with progress_bars():
-        stream = settings.stream_named(name, refusal)
-        done = recover_stream(settings, stream, force=force)
+    stream = settings.stream_named(name, refusal)
+    done = recover_stream(settings, stream, force=force)
     note_action(settings, "recover", stream.label, done)
     for line in done.split("\n"):
         echo(line)
@@ -214,6 +214,7 @@ def retry_parked(settings: "Settings", name: str) -> int:
 @click.option("--stream", metavar="S", help="Delete only this stream of the site.")
 @click.option("--replicator", metavar="R", help="The replicator, if feeds report several sites of that name.")
 @configured
+@progress_bars()
 def forget(settings: "Settings", site: str, stream: str | None, replicator: str | None) -> None:
     """Delete the rows, folder and history of a site or stream that is no longer configured.
 

@@ -1,48 +1,52 @@
-"""Progress bars on a terminal for long work: amount done, rate and remaining time."""
+"""Progress bars on a terminal for long work: present step, amount done, rate and remaining time."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from sr_assets.adapters.progress_lines import show_on
+from sr_assets.domain.foreign_text import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[None]:
-    """Show this process's long work as bars on stderr inside the block, if stderr is an interactive terminal."""
+    """Show this process's long work as bars on stderr inside the block, if stderr is an interactive terminal.
+
+    It is a decorator of commands too.
+    """
     # Dagster redirects stderr into a run's log, so write to a duplicate of the descriptor.
     with contextlib.ExitStack() as stack:
         if sys.stderr.isatty():
-            terminal = stack.enter_context(os.fdopen(os.dup(sys.stderr.fileno()), "w"))
+            # Imported only by those who see bars.
+            from rich.console import Console
+
+            terminal = stack.enter_context(os.fdopen(os.dup(sys.stderr.fileno()), "w", errors="replace"))
             console = Console(file=terminal)
             if console.is_interactive:
                 stack.enter_context(show_on(stack.enter_context(Bars(console))))
         yield
 
 
-class _Rate(TextColumn):
-    def __init__(self) -> None:
-        super().__init__("")
-
-    def render(self, task: Task) -> Text:
-        """Return the rate per second."""
-        return Text(f"{task.speed or 0.0:,.0f}/s")
-
-
 class Bars(contextlib.AbstractContextManager["Bars"]):
-    """A bar for each piece of work in progress."""
+    """A bar for each piece of work in progress; without any, the terminal belongs to the command's output."""
 
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), _Rate())
+    def __init__(self, console: "Console") -> None:
+        from rich import progress
+
+        columns = (progress.SpinnerColumn("line"), progress.TextColumn("{task.description}", markup=False))
         # Without redirection, the output of commands stays on stdout.
-        self._progress = Progress(
+        self._progress = progress.Progress(
             *columns,
-            TimeRemainingColumn(),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            "{task.fields[rate]}",
+            progress.TimeRemainingColumn(),
             console=console,
             transient=True,
             redirect_stdout=False,
@@ -54,15 +58,22 @@ class Bars(contextlib.AbstractContextManager["Bars"]):
         """Remove the bars."""
         self._progress.stop()
 
-    def show(self, work: str, done: int, total: int) -> None:
-        """Draw the progress of a piece of work."""
+    def show(self, work: str, done: int, total: int | None, step: str = "") -> None:
+        """Draw the progress of a piece of work; its bar pulses without a total."""
+        text = visible(f"{work} {step}")
         if work not in self._tasks:
-            self._progress.start()
-            self._tasks[work] = self._progress.add_task(work, total=total)
-        self._progress.update(self._tasks[work], completed=done, total=total)
+            self._tasks[work] = self._progress.add_task(text, total=total, rate="")
+        self._progress.start()
+        shown = self._tasks[work]
+        self._progress.update(shown, description=text, completed=done, total=total)
+        speed = next((task.speed for task in self._progress.tasks if task.id == shown), None)
+        # A few slow parts, such as tables, have none.
+        self._progress.update(shown, rate=f"{speed:,.0f}/s" if speed and speed >= 1.0 else "")
 
     def end(self, work: str) -> None:
         task = self._tasks.pop(work, None)
         if task is not None:
             self._progress.refresh()
             self._progress.remove_task(task)
+            if not self._tasks:
+                self._progress.stop()

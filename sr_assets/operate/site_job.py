@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Final
 from sr_assets.adapters import times
 from sr_assets.adapters.data import current_settings
 from sr_assets.adapters.logs import configure_logging, print_error
+from sr_assets.adapters.progress_lines import show_on
 from sr_assets.adapters.spark.engine import KEEP_ONCE_SECONDS, KEEP_SECONDS
 from sr_assets.adapters.spark.run_session import HomeEngine
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.adapters.threads import in_background
 from sr_assets.domain.errors import ConfigurationError, SrAssetsError, StandbyError
 from sr_assets.domain.positions import SECOND_NS
+from sr_assets.operate.bars import progress_bars
 from sr_assets.operate.processes import INTERRUPTED, recorded_signals, signals_as_interrupt
 from sr_assets.operate.run_output import print_line, report_run
 from sr_assets.settings import Entry, Settings, load_settings
@@ -49,7 +51,8 @@ def site_process(site: str, labels: Sequence[str], *, once: bool, bars: bool) ->
             settings = load_settings()
             configure_logging(settings)
             _leave_reported_lines_out(once=once)
-            with _bars() if bars else nullcontext():
+            # A copy of `measure` has the bars of its parent.
+            with progress_bars() if bars else show_on(None):
                 return execute_site(settings, site, labels, once=once)
     except SrAssetsError as error:
         print_error(str(error))
@@ -59,13 +62,6 @@ def site_process(site: str, labels: Sequence[str], *, once: bool, bars: bool) ->
     # Generators that the interrupt left open publish what they hold; at the interpreter's end it would be too late.
     gc.collect()
     return INTERRUPTED
-
-
-def _bars() -> AbstractContextManager[None]:
-    """Return progress bars; rich is imported only by runs that draw them."""
-    from sr_assets.operate.bars import progress_bars
-
-    return progress_bars()
 
 
 def _leave_reported_lines_out(*, once: bool) -> None:

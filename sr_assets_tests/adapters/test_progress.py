@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sr_assets.adapters.progress_lines import LongWork, Progress, show_on
+from sr_assets.adapters.progress_lines import LongWork, Progress, show_on, tracked
 from sr_assets.domain.positions import SequenceRange
 
 
@@ -51,15 +51,27 @@ def test_long_work_logs_every_ten_seconds(caplog: pytest.LogCaptureFixture, monk
     assert caplog.messages == ["scanning: 400 of 10000, 40/s, 4 min to go", "scanning: 800 of 10000, 40/s, 4 min to go"]
 
 
+def test_work_of_unknown_size_logs_no_remaining_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    caplog.set_level("INFO")
+    with LongWork("publishing") as work:
+        clock[0] += 10.0
+        assert work.reached(400)
+    assert caplog.messages == ["publishing: 400, 40/s"]
+
+
 class RecordingDisplay:
     """A display that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
-    def show(self, work: str, done: int, total: int) -> None:
+    def show(self, work: str, done: int, total: int | None, step: str = "") -> None:
         """Record the call."""
-        self.calls.append((work, done, total))
+        self.calls.append((work, done, total, *filter(None, [step])))
 
     def end(self, work: str) -> None:
         """Record the call."""
@@ -74,15 +86,21 @@ def test_display_replaces_the_log(caplog: pytest.LogCaptureFixture) -> None:
             log.note(SequenceRange(1, 11), done, 1.0, "", caught_up=not left, done=done, left=left)
         with LongWork("scanning", 50) as work:
             work.reached(20)
+        assert [*tracked("exporting", ["gaps", "nodes"], str.upper)] == ["gaps", "nodes"]
     assert display.calls == [
         ("site/STREAM: messages", 10, 30),
         ("site/STREAM: messages", 20, 30),
         ("site/STREAM: messages",),
+        ("scanning", 0, 50),
         ("scanning", 20, 50),
         ("scanning",),
+        ("exporting", 0, 2),
+        ("exporting", 0, 2, "GAPS"),
+        ("exporting", 1, 2, "NODES"),
+        ("exporting",),
     ]
     # The log entry for a caught-up stream follows a minute later.
     assert not caplog.messages
     with LongWork("scanning", 50) as work:
         work.reached(20)
-    assert len(display.calls) == 5
+    assert len(display.calls) == 10
