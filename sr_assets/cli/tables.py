@@ -8,6 +8,7 @@ from sr_assets.adapters import times
 from sr_assets.cli.base import SECONDS, SINCE, cli, configured, echo, form_option
 from sr_assets.cli.completing import complete_site, complete_tables
 from sr_assets.cli.render import Format, show
+from sr_assets.operate.bars import progress_bars
 
 if TYPE_CHECKING:
     from sr_assets.adapters.published.availability import By
@@ -38,6 +39,7 @@ _FIGURES = ("availability_percent", "outages", "longest_outage_seconds")
 )
 @click.option("--since", type=SINCE, metavar="T", help="Only rows since a time, or since a duration ago, such as 30d.")
 @configured
+@progress_bars()
 def export(settings: "Settings", target: str, form: "Form", tables: str | None, since: int | None) -> None:
     """Write a copy of the published tables that needs no other file.
 

@@ -25,6 +25,7 @@ from pyarrow import fs
 
 from sr_assets.adapters import times
 from sr_assets.adapters.locking import locked_folder
+from sr_assets.adapters.progress_lines import tracked
 from sr_assets.adapters.published import actions
 from sr_assets.adapters.published.catalog import COLUMN_TYPES, ROWS
 from sr_assets.adapters.published.daily_tables import DAILY_TABLES
@@ -110,7 +111,8 @@ def export_tables(
                 if store is None:
                     _write_duckdb(connection, target, chosen, since)
                     return Exported(len(chosen), 1, 0)
-                parts = [part for table in chosen for part in _parts(connection, home, table, form, since)]
+                compared = tracked("comparing tables", chosen)
+                parts = [part for table in compared for part in _parts(connection, home, table, form, since)]
                 return _write_files(connection, store, form, chosen, parts)
             except duckdb.Error as error:
                 if isinstance(error, duckdb.IOException) and f"{home.resolve()}/" in str(error):
@@ -138,7 +140,7 @@ def _write_duckdb(
             f"ATTACH {literal(str(draft.absolute()))} AS exported (READ_WRITE, STORAGE_VERSION '{STORAGE_VERSION}')"
         )
         connection.execute(attach)
-        for table in tables:
+        for table in tracked("exporting tables", tables):
             connection.execute(f"CREATE TABLE exported.{table} AS SELECT * FROM {table}{_condition(table, since)}")
         connection.execute("DETACH exported")
         draft.replace(file)
@@ -173,7 +175,7 @@ def _write_files(
         if part.name in existing:
             known[part.table][part.name] = None
     write_list()
-    for part in changed:
+    for part in tracked("exporting files", changed, lambda part: part.name):
         target.put(part.name, partial(_copy, connection, part.query, options))
         known[part.table][part.name] = part.version
     write_list()
