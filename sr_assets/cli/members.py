@@ -12,6 +12,7 @@ from sr_assets.cli.base import cli, configured, echo, form_option, note_action
 from sr_assets.cli.completing import complete_site
 from sr_assets.cli.render import Format, show
 from sr_assets.domain.errors import ConfigurationError, RunError, did_you_mean
+from sr_assets.operate.bars import progress_bars
 
 if TYPE_CHECKING:
     from sr_assets.settings import Settings
@@ -64,6 +65,7 @@ def _position(positions: dict[str, int]) -> int | str | None:
 @click.option("--site", metavar="S", shell_complete=complete_site, help="Only this site (default: every site).")
 @click.option("-o", "file", type=click.Path(path_type=Path), help="Write into this file instead of the store.")
 @configured
+@progress_bars()
 def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int:
     """Write a checkpoint of a site's state now."""
     from sr_assets.stages.operator_commands import save_site
@@ -81,6 +83,7 @@ def checkpoint(settings: "Settings", site: str | None, file: Path | None) -> int
 @click.option("--unsigned", is_flag=True, help="Also a checkpoint without the signature of checkpoint.key.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @configured
+@progress_bars()
 def restore(settings: "Settings", site: str | None, file: Path | None, *, unsigned: bool) -> int:
     """Replace a site's state by its newest checkpoint in the store, or by FILE.
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Self
 from sr_assets.adapters import times
 from sr_assets.adapters.nats.object_store import ObjectBucket, StoredObject
 from sr_assets.adapters.private import own_folder
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.state.checkpoint import (
     About,
     Stored,
@@ -408,7 +409,8 @@ def _key(settings: Settings) -> str:
 
 
 def _restore(settings: Settings, site: str, file: Path, *, unsigned: bool = False) -> tuple[About, Path | None]:
-    about = read_checkpoint(settings, site, file, unsigned=unsigned)
+    with LongWork(f"{site}: verifying the checkpoint"):
+        about = read_checkpoint(settings, site, file, unsigned=unsigned)
     folder = settings.home / "sites" / site
     aside = restore_checkpoint(file, about, folder, settings.home.resolve())
     outdate_status(folder)

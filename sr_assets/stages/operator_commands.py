@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from sr_assets.adapters import times, wire
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.published import queries
 from sr_assets.adapters.published.actions import origin
 from sr_assets.adapters.state.checkpoint import last_stored
@@ -56,12 +57,15 @@ def _request(settings: Settings, site: str, store: CheckpointSettings) -> bool:
     folder = settings.home / "sites" / site
     before = last_stored(folder)
     request_checkpoint(settings, site)
-    while lock_owner(folder) is not None:
-        if not is_pending(folder, "checkpoint"):
-            if last_stored(folder) == before:
-                raise RunError(f"{store.cluster}: the active run could not store a checkpoint; its log has the reason")
-            return True
-        times.sleep(_POLL_SECONDS)
+    with LongWork(f"{site}: waiting for a checkpoint of the active run"):
+        while lock_owner(folder) is not None:
+            if not is_pending(folder, "checkpoint"):
+                if last_stored(folder) == before:
+                    raise RunError(
+                        f"{store.cluster}: the active run could not store a checkpoint; its log has the reason"
+                    )
+                return True
+            times.sleep(_POLL_SECONDS)
     withdraw_order(folder, "checkpoint")
     return last_stored(folder) != before
 

@@ -28,6 +28,7 @@ from sr_assets.adapters.jetstream import (
     parse_message,
 )
 from sr_assets.adapters.nats.client import ANY, ClientThread
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError, cannot_write
 from sr_assets.domain.messages import Message
@@ -133,10 +134,12 @@ class ObjectBucket:
         await self._store(creates=True)
         nuid = secrets.token_hex(11)
         chunks_subject = f"$O.{self._bucket}.C.{nuid}"
-        chunks = [content[at : at + _CHUNK_BYTES] for at in range(0, len(content), _CHUNK_BYTES)]
+        chunks = range(0, len(content), _CHUNK_BYTES)
         try:
-            for chunk in chunks:
-                await self._context().publish(chunks_subject, chunk)
+            with LongWork(f"storing bytes of {name}", len(content)) as progress:
+                for at in chunks:
+                    await self._context().publish(chunks_subject, content[at : at + _CHUNK_BYTES])
+                    progress.reached(min(at + _CHUNK_BYTES, len(content)))
             deadline = times.monotonic() + _STORED_SECONDS
             # An acknowledgement may be that of another stream, which is earlier than this one's.
             while await self._count(chunks_subject) != len(chunks):
@@ -246,7 +249,7 @@ class ObjectBucket:
         subject = f"$O.{self._bucket}.C.{nuid}"
         chunks = await self._context().subscribe(subject, ordered_consumer=True)
         try:
-            with file.open("wb") as content:
+            with file.open("wb") as content, LongWork(f"reading bytes of {name}", left) as progress:
                 while left > 0:
                     try:
                         chunk = (await chunks.next_msg(timeout=_REPLACED_SECONDS)).data
@@ -266,6 +269,7 @@ class ObjectBucket:
                     content.write(chunk[:left])
                     digest.update(chunk[:left])
                     left, received = left - len(chunk), received + 1
+                    progress.reached(min(held.size_bytes - left, held.size_bytes))
         except (ConnectionError, TimeoutError):
             raise
         except OSError as error:

@@ -20,6 +20,7 @@ import duckdb
 from sr_assets.adapters import control, times
 from sr_assets.adapters.history_paths import history_path
 from sr_assets.adapters.private import own_folder, sync_folder
+from sr_assets.adapters.progress_lines import LongWork, tracked
 from sr_assets.adapters.state.database import create_database, keep_newest_asides
 from sr_assets.adapters.state.operator_settings import read_window
 from sr_assets.adapters.state.schema import SCHEMA_VERSION, TABLES
@@ -272,7 +273,7 @@ def write_checkpoint(
     try:
         with zipfile.ZipFile(draft, "w") as archive:
             archive.writestr(_ABOUT, json.dumps(asdict(about)))
-            for table in _TABLES:
+            for table in tracked(f"{site}: writing tables of the checkpoint", _TABLES):
                 part = parts / f"{table}.parquet"
                 query = _WRITTEN.get(table, f"FROM {table}")
                 values = {"computed": computed} if "$computed" in query else {}
@@ -412,7 +413,7 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
         create_database(draft)
         with duckdb.connect(str(draft)) as connection:
             connection.execute("BEGIN")
-            for table in _TABLES:
+            for table in tracked(f"{about.site}: restoring tables of the checkpoint", _TABLES):
                 query = _READ.get(table, "FROM read_parquet($file)")
                 part = parts / f"{table}.parquet"
                 if part.exists():
@@ -423,10 +424,12 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
                     definition.earlier and not (parts / f"{table}.parquet").exists()
                 ):  # an earlier build had fewer tables
                     connection.execute(definition.earlier)
-            _compute_ids(connection, about)
-            _forget_missing_files(connection, home, about.site)
-            connection.execute("COMMIT")
-            connection.execute("CHECKPOINT")
+            with LongWork(f"{about.site}: computing event ids"):
+                _compute_ids(connection, about)
+            with LongWork(f"{about.site}: saving the state"):
+                _forget_missing_files(connection, home, about.site)
+                connection.execute("COMMIT")
+                connection.execute("CHECKPOINT")
         return _put_in_place(draft, folder / _STATE)
     except SrAssetsError:
         raise
