@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sr_assets.adapters import control
 from sr_assets.adapters.private import remove_files
+from sr_assets.adapters.progress_lines import LongWork, tracked
 from sr_assets.adapters.published.fleet_file import Run
 from sr_assets.adapters.published.history import FILES, site_history, stream_folder
 from sr_assets.adapters.published.site_publishing import publish_site
@@ -26,6 +27,7 @@ from sr_assets.stages.clock import Clock
 from sr_assets.stages.site import Site, published_sites
 
 _OWNER = "forget"
+_PUBLISHING = "publishing the tables"
 _WAIT_SECONDS = 60.0
 #: The folders of unfinished work in a site's folder.
 SCRATCH = (
@@ -91,12 +93,14 @@ def _forget_here(settings: Settings, site: str, stream: str | None) -> list[str]
         assert stream is not None  # a configured site is refused
         with Site(settings, site, owner=_OWNER, run_id=_OWNER, wait_seconds=_WAIT_SECONDS) as opened:
             counts = _erase(opened.state, [stream])
-            opened.publish()
+            with LongWork(_PUBLISHING):
+                opened.publish()
         control.forget(settings.home, site, stream)
         return [_removed(f"{site}/{stream}", {**counts, **_remove_files(settings, site, stream)})]
     with SiteLock(folder, _OWNER, _WAIT_SECONDS):
         counts, left = _erase_unconfigured(folder, stream)
-        _unpublish(settings, site, folder if left else None)
+        with LongWork(_PUBLISHING):
+            _unpublish(settings, site, folder if left else None)
         counts |= _remove_files(settings, site, stream if left else None)
         if not left:
             for name in SCRATCH:
@@ -152,7 +156,7 @@ def _erase(state: SiteState, streams: Sequence[str]) -> dict[str, int]:
     """Delete every row of some streams; return the number of each kind."""
     counts: dict[str, int] = {}
     with state.transaction():
-        for stream in streams:
+        for stream in tracked("deleting rows of streams", streams):
             for noun, count in state.erase_stream(stream).items():
                 counts[noun] = counts.get(noun, 0) + count
     return counts
@@ -172,7 +176,8 @@ def _remove_files(settings: Settings, site: str, stream: str | None) -> dict[str
     """Delete the Parquet history of a stream, or of all streams, and other files of its runs."""
     history = site_history(settings.home, site) if stream is None else stream_folder(settings.home, site, stream)
     count = sum(1 for _ in history.rglob(FILES[0]))
-    remove_files(history, *FILES)
+    with LongWork(f"deleting {count} files of the history"):
+        remove_files(history, *FILES)
     if stream is not None:
         for kind in ("staging", "writers"):
             shutil.rmtree(settings.home / "sites" / site / kind / asset_name(stream), ignore_errors=True)
@@ -192,9 +197,10 @@ def _forget_reported(settings: Settings, site: str, stream: str | None, replicat
                     f"--site {site} is ambiguous; choose one with --replicator: {', '.join(replicators)}"
                 )
             if meant:
-                with opened.state.transaction():
+                with opened.state.transaction(), LongWork(f"deleting rows in the feeds of {centre}"):
                     counts = tables.forget_site(site, stream, replicators[0])
-                opened.publish()
+                with LongWork(_PUBLISHING):
+                    opened.publish()
                 label = "/".join(filter(None, (replicators[0], site, stream)))
                 lines.append(_removed(f"{label} in the feeds of {centre}", counts))
     return lines

@@ -7,6 +7,7 @@ from typing import Self
 from sr_assets.adapters import times
 from sr_assets.adapters.locking import lock, read_holder, write_holder
 from sr_assets.adapters.private import open_private, own_folder
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.domain.errors import RunError
 
 
@@ -29,9 +30,13 @@ class SiteLock:
         """Acquire the lock."""
         own_folder(self._file.parent)
         self._handle = open_private(self._file)
-        if not lock(self._handle, self._wait_seconds):
-            self._handle.close()
-            raise SiteBusyError(f"site {self._file.parent.name} is under way: {lock_owner(self._file.parent)}")
+        if not lock(self._handle):
+            site = self._file.parent.name
+            with LongWork(f"{site}: waiting for {read_holder(self._handle)}"):
+                locked = lock(self._handle, self._wait_seconds)
+            if not locked:
+                self._handle.close()
+                raise SiteBusyError(f"site {site} is under way: {lock_owner(self._file.parent)}")
         since = f"{times.utc_now():%Y-%m-%dT%H:%M:%SZ}"
         write_holder(self._handle, f"{self._owner} (pid {os.getpid()}) since {since}\n")
         return self
