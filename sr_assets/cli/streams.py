@@ -12,6 +12,7 @@ from sr_assets.cli.watching import watchable
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.sizing import spark_rule
+from sr_assets.operate.bars import progress_bars
 
 if TYPE_CHECKING:
     from sr_assets.settings import FeedSettings, Settings, Start, StreamSettings
@@ -74,6 +75,7 @@ def _classes(settings: "Settings", stream: "StreamSettings") -> str | None:
     return count_text(classifier.rules, [classifier.reclassify(*node) for node in nodes]) if nodes else None
 
 
+@progress_bars()
 def check_connectivity(settings: "Settings", form: Format) -> int:
     """Test every connection and permission, show each probe, and return the exit code."""
     from sr_assets.stages.connectivity import probe_connectivity

@@ -7,11 +7,12 @@ windows of streams, and each site's checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from operator import itemgetter
 from typing import Final
 
 from sr_assets.adapters.connection_file import pack_cluster
@@ -20,6 +21,7 @@ from sr_assets.adapters.jetstream import STREAM_NOT_FOUND, ApiError
 from sr_assets.adapters.lease_bucket import BUCKET_TTL_NS, bucket_ttl_seconds, lock_ttl_seconds
 from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
+from sr_assets.adapters.progress_lines import tracked
 from sr_assets.adapters.spark.config import is_cluster
 from sr_assets.adapters.spark.jobs import try_links
 from sr_assets.adapters.spark.remote_session import count_cores, without_secret
@@ -66,12 +68,8 @@ _NODE: Final = "sr-assets-check"
 _SESSION: Final = "run/check"
 
 
-def probe_topology(topology: TopologySettings, pool: ThreadPoolExecutor) -> list[Probe]:
-    """Probe the requirements of native streams at each cluster: connection, JetStream, streams, incoming links."""
-    return list(chain.from_iterable(pool.map(partial(_probe_cluster, topology), topology.clusters.values())))
-
-
 def _probe_cluster(topology: TopologySettings, known: TopologyCluster) -> list[Probe]:
+    """Probe the requirements of native streams at a cluster: connection, JetStream, streams, incoming links."""
     probes = Probes(f"topology {known.name}")
     with closing(Cluster(known.settings, _CLIENT)) as cluster:
         if not probes.attempt(cluster, "connect", lambda: "nats-server " + ".".join(map(str, cluster.server_version))):
@@ -268,21 +266,23 @@ def _probe_window(probes: Probes, cluster: Cluster, stream: str, ttl_seconds: fl
 
 def probe_connectivity(settings: Settings) -> list[Probe]:
     """Probe every connection of every stream, in parallel; return the probes in the order of the file."""
-    made = probe_permissions(settings)
+    topology, heartbeats = settings.topology, settings.heartbeats
+    links: list[tuple[str, Callable[[], list[Probe]]]] = [("permissions", partial(probe_permissions, settings))]
+    links += [(entry.label, partial(_try_entry, settings, entry)) for entry in settings.entries]
+    links += [(f"election of {entry.label}", partial(probe_election, settings, entry)) for entry in settings.entries]
+    if topology is not None:
+        links += [
+            (f"topology {known.name}", partial(_probe_cluster, topology, known)) for known in topology.clusters.values()
+        ]
+    links.append(("locks", partial(probe_locks, settings)))
+    links += [(f"checkpoints of {site}", partial(probe_store, settings, site)) for site in settings.sites]
+    if heartbeats is not None:
+        links.append(("heartbeats", partial(_try_heartbeats, settings, heartbeats)))
     with ThreadPoolExecutor(_LINKS) as pool:
-        made += [probe for probes in pool.map(partial(_try_entry, settings), settings.entries) for probe in probes]
-        elections = pool.map(partial(probe_election, settings), settings.entries)
-        made += [probe for probes in elections for probe in probes]
-        if settings.topology is not None:
-            made += probe_topology(settings.topology, pool)
-    made += probe_locks(settings)
-    for site in settings.sites:
-        made += probe_store(settings, site)
-    if settings.heartbeats is not None:
-        made += _try_heartbeats(settings, settings.heartbeats)
-    if is_cluster(settings.spark.mode):
-        made += _try_executors(settings)
-    return made
+        tests = [(label, pool.submit(probe).result) for label, probe in links]
+        if is_cluster(settings.spark.mode):
+            tests.append(("spark", partial(_try_executors, settings)))
+        return [probe for _, probes in tracked("testing links:", tests, itemgetter(0)) for probe in probes()]
 
 
 def _try_entry(settings: Settings, entry: Entry) -> list[Probe]:
