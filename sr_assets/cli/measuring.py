@@ -9,6 +9,7 @@ import click
 from sr_assets.cli.base import FILE, SECONDS, cli, echo, form_option
 from sr_assets.cli.completing import complete_stream
 from sr_assets.cli.render import Format, show
+from sr_assets.operate.bars import progress_bars
 
 if TYPE_CHECKING:
     from sr_assets.domain.clusters import ClusterSettings
@@ -73,6 +74,7 @@ class _Numbers(click.ParamType["tuple[int, ...]"]):
 @click.option("--ca", metavar="FILE", help="CA of the server's certificate, with --url.")
 @click.option("--cert", metavar="FILE", help="Client certificate, with --url.")
 @click.option("--key", metavar="FILE", help="Key of the client certificate, with --url.")
+@progress_bars()
 def measure(suite: str, nodes: tuple[int, ...], out: Path, **options: "str | float | None") -> None:
     """Measure a fleet, write the result files and a report.
 

@@ -1,5 +1,6 @@
 """The messages of an emulated fleet during a measurement, and the run that works on them."""
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.logs import print_error
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.state.lock import lock_owner
 from sr_assets.adapters.wire import Connection, Outgoing, Publisher, WireError
 from sr_assets.domain.errors import RunError, SrAssetsError, cannot_write
@@ -23,6 +25,7 @@ LOG_FILE: Final = "run.log"
 #: A busy machine takes long to import Dagster.
 START_SECONDS: Final = 180.0
 _POLL_SECONDS: Final = 0.05
+_SHOWN_MESSAGES: Final = 1_000
 #: A server that does not respond for this time ends a measurement.
 _UNREACHABLE_SECONDS: Final = 15.0
 _STALLED_SECONDS: Final = 60.0
@@ -135,11 +138,16 @@ def publish_backlog(stream: MeasuredStream, plan: FleetPlan, for_seconds: float)
         for number, event in enumerate(events, 1)
     )
     published = 0
-    with Connection(stream.entry.source, "sr-assets measure") as connection:
+    with (
+        Connection(stream.entry.source, "sr-assets measure") as connection,
+        LongWork(f"publishing the backlog of {plan.nodes} nodes") as progress,
+    ):
         for ack in Publisher(connection).publish_all(items):
             if ack.error:
                 raise RunError(f"{stream.entry.source.label}: refused a message of the backlog: {ack.error}")
             published += 1
+            if not published % _SHOWN_MESSAGES:
+                progress.reached(published)
     return published
 
 
@@ -149,28 +157,39 @@ def patience_seconds(stream: MeasuredStream) -> float:
 
 
 def watch(
-    poll: Callable[[], int], has_ended: Callable[[], bool], is_complete: Callable[[], bool], patience: float
+    work: str,
+    poll: Callable[[], int],
+    has_ended: Callable[[], bool],
+    is_complete: Callable[[], bool],
+    patience: float,
+    *,
+    load_seconds: float | None = None,
 ) -> None:
     """Poll until the load has ended and everything is found, or until nothing new was found for `patience` seconds.
 
-    `poll` returns the number of items found so far. Raises RunError if a server does not respond for 15 s.
+    `poll` returns the number of items found so far; the progress of `work` is in seconds, of those of the load if they are
+    known. Raises RunError if a server does not respond for 15 s.
     """
     most = -1
-    changed_at = answered_at = times.monotonic()
-    while True:
-        ended = has_ended()
-        try:
-            count = poll()
-            answered_at = times.monotonic()
-        except WireError as error:
-            if times.monotonic() - answered_at > _UNREACHABLE_SECONDS:
-                raise RunError(f"{error}; no result") from None
-            count = most
-        complete = is_complete()
-        if ended and complete:
-            return
-        if count > most or complete:
-            most, changed_at = count, times.monotonic()
-        if times.monotonic() - changed_at > patience:
-            return
-        times.sleep(_POLL_SECONDS)
+    began_at = changed_at = answered_at = times.monotonic()
+    total = None if load_seconds is None else math.ceil(load_seconds)
+    with LongWork(f"{work}, seconds:", total) as progress:
+        while True:
+            ended = has_ended()
+            try:
+                count = poll()
+                answered_at = times.monotonic()
+            except WireError as error:
+                if times.monotonic() - answered_at > _UNREACHABLE_SECONDS:
+                    raise RunError(f"{error}; no result") from None
+                count = most
+            complete = is_complete()
+            if ended and complete:
+                return
+            if count > most or complete:
+                most, changed_at = count, times.monotonic()
+            if times.monotonic() - changed_at > patience:
+                return
+            seconds = int(times.monotonic() - began_at)
+            progress.reached(seconds if total is None else min(seconds, total), f"{max(0, most)} items found")
+            times.sleep(_POLL_SECONDS)

@@ -1,5 +1,7 @@
 """The suite `rpc`: a request to every node of a fleet, until all replies have arrived."""
 
+import itertools
+import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -9,6 +11,7 @@ from typing import Final
 import orjson
 
 from sr_assets.adapters import times
+from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.adapters.wire import Connection
 from sr_assets.adapters.wire.frames import encode_pub
 from sr_assets.domain.clusters import ClusterSettings
@@ -48,7 +51,8 @@ def measure_rpc(
     The times are those from a request to each of its replies. Raises RunError if fewer nodes answer a ping.
     """
     with closing(_Client(cluster)) as client:
-        known = client.discover()
+        with LongWork("finding nodes"):
+            known = client.discover()
         for number in nodes:
             test = Trial("request → all replies", number, 0)
             tests.append(test)
@@ -60,12 +64,14 @@ def measure_rpc(
                     f" `sr-assets emulate --rpc --nodes {number}`"
                 )
             deadline = times.monotonic() + for_seconds
-            while True:
-                due = times.monotonic() + interval_seconds
-                client.generate(test, known[:number], len(known), payload_bytes)
-                if due >= deadline or test.missing:
-                    break
-                times.sleep(max(0.0, due - times.monotonic()))
+            with LongWork(f"requests to {number} nodes", max(1, math.ceil(for_seconds / interval_seconds))) as progress:
+                for requests in itertools.count(1):
+                    due = times.monotonic() + interval_seconds
+                    client.generate(test, known[:number], len(known), payload_bytes)
+                    progress.reached(requests)
+                    if due >= deadline or test.missing:
+                        break
+                    times.sleep(max(0.0, due - times.monotonic()))
 
 
 def _missing_nodes(known: Sequence[str], number: int) -> list[str]:

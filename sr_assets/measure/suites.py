@@ -45,7 +45,14 @@ def measure_pipeline(stream: MeasuredStream, nodes: Sequence[int], load: Load, r
                 Observation(stream, plan, results.tests) as seen,
                 publishing(stream, plan, load.for_seconds) as end,
             ):
-                watch(lambda: _poll(seen, run), end.done, lambda: seen.is_complete, patience_seconds(stream))
+                watch(
+                    f"measuring {plan.nodes} nodes",
+                    lambda: _poll(seen, run),
+                    end.done,
+                    lambda: seen.is_complete,
+                    patience_seconds(stream),
+                    load_seconds=load.for_seconds,
+                )
                 published, stored = end.result() if end.done() else 0, len(seen.expectation.stored_ns)
             if stored < published:
                 raise RunError(
@@ -91,6 +98,7 @@ def _drain(stream: MeasuredStream, plan: FleetPlan, load: Load, results: ResultF
         with started(stream, results.path, "once") as run:
             seen.began_ns = run.began_ns
             watch(
+                f"draining {published} messages",
                 seen.poll,
                 lambda: run.has_ended,
                 lambda: seen.is_complete or run.has_ended,
@@ -127,10 +135,12 @@ def measure_silence(stream: MeasuredStream, nodes: Sequence[int], load: Load, re
         for plan, window in fleets:
             with _Silence(stream, plan, window, run, results.tests) as seen, publishing(stream, plan, None) as end:
                 watch(
+                    f"measuring {plan.nodes} nodes",
                     seen.poll,
                     lambda: seen.is_complete or (end.done() and end.result() >= 0),
                     lambda: seen.is_complete,
                     patience_seconds(stream) + silent_seconds,
+                    load_seconds=silent_seconds,
                 )
     return []
 

@@ -309,7 +309,7 @@ def test_sender_that_an_emulated_node_lacks_is_refused(tmp_path: Path) -> None:
 
 def test_watch_ends_when_nothing_new_is_found() -> None:
     polls = iter([1, 2, 2])
-    watch(lambda: next(polls, 2), lambda: True, lambda: False, patience=0.2)
+    watch("measuring", lambda: next(polls, 2), lambda: True, lambda: False, patience=0.2)
     assert next(polls, None) is None
 
 
@@ -320,7 +320,7 @@ def test_watch_tolerates_a_short_failure_only(monkeypatch: pytest.MonkeyPatch) -
         raise WireError("127.0.0.1:1: no answer")
 
     with pytest.raises(RunError, match="no answer; no result"):
-        watch(fail, lambda: True, lambda: True, patience=0.0)
+        watch("measuring", fail, lambda: True, lambda: True, patience=0.0)
 
 
 @pytest.mark.parametrize("suite", ("pipeline", "silence", "catch-up"))
