@@ -30,16 +30,20 @@ class SiteLock:
         """Acquire the lock."""
         own_folder(self._file.parent)
         self._handle = open_private(self._file)
-        if not lock(self._handle):
-            site = self._file.parent.name
-            with LongWork(f"{site}: waiting for {read_holder(self._handle)}"):
-                locked = lock(self._handle, self._wait_seconds)
-            if not locked:
-                self._handle.close()
-                raise SiteBusyError(f"site {site} is under way: {lock_owner(self._file.parent)}")
+        try:
+            if not lock(self._handle):
+                self._wait(self._file.parent)
+        except BaseException:
+            self._handle.close()
+            raise
         since = f"{times.utc_now():%Y-%m-%dT%H:%M:%SZ}"
         write_holder(self._handle, f"{self._owner} (pid {os.getpid()}) since {since}\n")
         return self
+
+    def _wait(self, folder: Path) -> None:
+        with LongWork(f"{folder.name}: waiting for {read_holder(self._handle)}"):
+            if not lock(self._handle, self._wait_seconds):
+                raise SiteBusyError(f"site {folder.name} is under way: {lock_owner(folder)}")
 
     def __exit__(self, *_: object) -> None:
         """Clear the holder's name and release the lock."""
