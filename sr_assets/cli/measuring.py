@@ -74,7 +74,7 @@ class _Numbers(click.ParamType["tuple[int, ...]"]):
 @click.option("--ca", metavar="FILE", help="CA of the server's certificate, with --url.")
 @click.option("--cert", metavar="FILE", help="Client certificate, with --url.")
 @click.option("--key", metavar="FILE", help="Key of the client certificate, with --url.")
-@progress_bars()
+@progress_bars(still=True)
 def measure(suite: str, nodes: tuple[int, ...], out: Path, **options: "str | float | None") -> None:
     """Measure a fleet, write the result files and a report.
 

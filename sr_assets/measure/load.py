@@ -54,7 +54,8 @@ class MeasuredRun:
     def wait(self) -> None:
         """Wait until our child has ended; raises RunError if it has failed."""
         if self._child is not None:
-            self._child.wait()
+            with LongWork("processing waiting messages"):
+                self._child.wait()
             self.check()
 
 
@@ -88,10 +89,11 @@ def started(stream: MeasuredStream, folder: Path, mode: str) -> Iterator[Measure
     ):
         try:
             deadline = times.monotonic() + START_SECONDS
-            while lock_owner(site) is None and child.poll() is None:
-                if times.monotonic() > deadline:
-                    raise RunError(f"the run did not begin within {START_SECONDS:.0f} s; see {log}")
-                times.sleep(_POLL_SECONDS)
+            with LongWork("starting the run"):
+                while lock_owner(site) is None and child.poll() is None:
+                    if times.monotonic() > deadline:
+                        raise RunError(f"the run did not begin within {START_SECONDS:.0f} s; see {log}")
+                    times.sleep(_POLL_SECONDS)
             run = MeasuredRun(child, log)
             run.check()
             yield run
@@ -167,13 +169,13 @@ def watch(
 ) -> None:
     """Poll until the load has ended and everything is found, or until nothing new was found for `patience` seconds.
 
-    `poll` returns the number of items found so far; the progress of `work` is in seconds, of those of the load if they are
-    known. Raises RunError if a server does not respond for 15 s.
+    `poll` returns the number of items found so far. The progress of `work` is in seconds of the load, or else in items. Raises
+    RunError if a server does not respond for 15 s.
     """
-    most = -1
+    most = 0
     began_at = changed_at = answered_at = times.monotonic()
     total = None if load_seconds is None else math.ceil(load_seconds)
-    with LongWork(f"{work}, seconds:", total) as progress:
+    with LongWork(f"{work}, {'items found' if total is None else 'seconds'}:", total) as progress:
         while True:
             ended = has_ended()
             try:
@@ -190,6 +192,8 @@ def watch(
                 most, changed_at = count, times.monotonic()
             if times.monotonic() - changed_at > patience:
                 return
-            seconds = int(times.monotonic() - began_at)
-            progress.reached(seconds if total is None else min(seconds, total), f"{max(0, most)} items found")
+            if total is None:
+                progress.reached(most)
+            else:
+                progress.reached(min(int(times.monotonic() - began_at), total), f"{most} items found")
             times.sleep(_POLL_SECONDS)

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def progress_bars() -> Iterator[None]:
+def progress_bars(*, still: bool = False) -> Iterator[None]:
     """Show this process's long work as bars on stderr inside the block, if stderr is an interactive terminal.
 
-    It is a decorator of commands too.
+    `still` bars are drawn by the work itself, without a thread, which would delay what a command measures. As a decorator, it
+    shows the work of a function.
     """
     # Dagster redirects stderr into a run's log, so write to a duplicate of the descriptor.
     with contextlib.ExitStack() as stack:
@@ -29,14 +30,14 @@ def progress_bars() -> Iterator[None]:
             terminal = stack.enter_context(os.fdopen(os.dup(sys.stderr.fileno()), "w", errors="replace"))
             console = Console(file=terminal)
             if console.is_interactive:
-                stack.enter_context(show_on(stack.enter_context(Bars(console))))
+                stack.enter_context(show_on(stack.enter_context(Bars(console, still=still))))
         yield
 
 
 class Bars(contextlib.AbstractContextManager["Bars"]):
     """A bar for each piece of work in progress; without any, the terminal belongs to the command's output."""
 
-    def __init__(self, console: "Console") -> None:
+    def __init__(self, console: "Console", *, still: bool) -> None:
         from rich import progress
 
         columns = (progress.SpinnerColumn("line"), progress.TextColumn("{task.description}", markup=False))
@@ -48,11 +49,13 @@ class Bars(contextlib.AbstractContextManager["Bars"]):
             "{task.fields[rate]}",
             progress.TimeRemainingColumn(),
             console=console,
+            auto_refresh=not still,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._still = still
 
     def __exit__(self, *_: object) -> None:
         """Remove the bars."""
@@ -68,7 +71,7 @@ class Bars(contextlib.AbstractContextManager["Bars"]):
         self._progress.update(shown, description=text, completed=done, total=total)
         speed = next((task.speed for task in self._progress.tasks if task.id == shown), None)
         # A few slow parts, such as tables, have none.
-        self._progress.update(shown, rate=f"{speed:,.0f}/s" if speed and speed >= 1.0 else "")
+        self._progress.update(shown, rate=f"{speed:,.0f}/s" if speed and speed >= 2.0 else "", refresh=self._still)
 
     def end(self, work: str) -> None:
         task = self._tasks.pop(work, None)
