@@ -37,13 +37,13 @@ BUDGETS = {
     "domain": (42, 5_750),
     "settings": (23, 5_400),
     "adapters": (109, 22_350),
-    "stages": (53, 12_520),
+    "stages": (53, 12_540),
     "assets": (13, 2_300),
     "automation": (11, 1_550),
     "operate": (27, 5_150),
     "embedded": (13, 2_600),
-    "measure": (8, 1_400),
-    "cli": (28, 4_400),
+    "measure": (8, 1_420),
+    "cli": (28, 4_420),
 }
 # Rooms in which a module's name is what users type: a block of the configuration, a command, an asset.
 NAMED_BY_USERS = {"settings", "cli", "assets", "automation"}
