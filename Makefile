@@ -72,7 +72,7 @@ lock: .venv/release ## pin what packages and images contain, with hashes, in pac
 audit: .venv/release ## look for known vulnerabilities of what packages and images contain; needs the network
 	$(BIN)/pip-audit --disable-pip --require-hashes -r packaging/lock.txt $(ARGS)
 
-dist: .venv/release ## build the wheel, the sdist and the list of contents of the packages into dist/
+dist: docs .venv/release ## build the wheel, the sdist and the list of contents of the packages into dist/
 	rm -rf build dist/sr_assets-* dist/sbom.cdx.json && mkdir -p dist
 	$(BIN)/cyclonedx-py requirements packaging/lock.txt --pyproject pyproject.toml --output-reproducible -o dist/sbom.cdx.json
 	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist"); build_meta.build_wheel("dist")'

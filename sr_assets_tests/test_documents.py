@@ -3,8 +3,8 @@
 The first line of a fenced block names its kind: `yaml` (a whole configuration), `yaml fragment` (some keys of one), `sql`
 (queries on the published tables), `console` (commands after `$`), `python` (a script), `python asset` (a Dagster module),
 `python data` (an asset that reads a data source), `python inputs` (assets with tables as inputs), `python condition` (an
-automation condition), `python lake` (a script that reads a lake, run by `assets/test_lake.py`). `test_tutorials.py` knows those of
-the tutorials.
+automation condition), `python lake` (a script that reads a lake, run by `assets/test_lake.py`). `test_tutorials.py` knows
+those of the tutorials.
 """
 
 import re
@@ -451,8 +451,8 @@ def test_users_asset_materialises_on_the_platform(
 
 def threats() -> list[tuple[str, list[str]]]:
     """Return each threat of the security document with the tests that it names."""
-    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", page("security"), re.MULTILINE)
-    return [(threat, re.findall(r"`(\w+)`", tests)) for threat, tests in rows if threat not in ("threat", "---")]
+    rows = re.findall(r"^- \*\*(.+?)\.\*\* .+ \*Tests:\* (.+)$", page("security"), re.MULTILINE)
+    return [(threat, re.findall(r"`(\w+)`", tests)) for threat, tests in rows]
 
 
 def test_each_threat_names_tests_that_exist() -> None:
@@ -471,6 +471,15 @@ def test_contents_list_every_section_in_order(document: Path) -> None:
     listed = re.findall(r"^- \[([^\]]+)\]\(#[^)]+\)$", text.partition("\n## ")[0], re.MULTILINE)
     sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert listed in ([], sections)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_rows_of_tables_fit_a_window(document: Path) -> None:
+    assert [line for line in document.read_text().splitlines() if line.startswith("|") and len(line) > 300] == []
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
 def test_changelog_has_one_unreleased_version_at_the_top() -> None:

@@ -156,8 +156,8 @@ class SparkSettings(Block):
         "the engine, [local or on a cluster](hosts.md#a-spark-cluster)", "connect-local"
     )
     from_messages: Natural | None = file_key(
-        "batches from so many messages on go to Spark as soon as the engine is warm, and [daily tables](rules.md#days-in-spark)"
-        " from so many nodes on; 0 and 1 send everything, from the first batch on, and a run then waits for the engine",
+        "batches from so many messages on, and [daily tables](rules.md#days-in-spark) from so many nodes on, go to Spark once"
+        " the engine is warm; 0 and 1 send everything, and a run waits for the engine",
         None,
         default_text="by [the rule](rules.md#spark-or-the-runs-own-process)",
     )

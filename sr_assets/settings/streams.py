@@ -350,9 +350,8 @@ class StreamSettings(CommonKeys):
         "the maximum number of messages in a batch; of a tracked stream at most 500,000", 50_000
     )
     catch_up: CatchUp | None = file_key(
-        "limits the batches of a stream that is behind. A tracked stream that is four or more batches behind reads at most"
-        " 250,000 messages or 512 MiB per core of the engine, whichever is less. After its first batch, a plain stream copies"
-        " as many messages at once as take 5 s at the rate of the last batch, but at least `batch_messages`",
+        "limits the batches of a stream that is behind: a tracked one reads at most 250,000 messages or 512 MiB per core of the"
+        " engine; a plain one copies as many as take 5 s, but at least `batch_messages`",
         None,
         name="catch_up_messages",
         default_text="500,000; `batch_messages` if set",
