@@ -55,9 +55,13 @@ def test_deb_installs_user_configuration_and_units(installed: Chroot) -> None:
     installed.succeed("logrotate", "--debug", "/etc/logrotate.d/sr-assets")
 
 
-def test_deb_contains_no_tests_and_no_build_path(installed: Chroot) -> None:
+def test_deb_is_small_enough_to_download(package: Path) -> None:
+    assert package.stat().st_size <= 450_000_000
+
+
+def test_deb_contains_no_tests_no_server_and_no_build_path(installed: Chroot) -> None:
     names = installed.succeed("dpkg", "--listfiles", "sr-assets").splitlines()
-    assert not [name for name in names if re.search(r"/sr_assets_(tests|bench)\b", name)]
+    assert not [name for name in names if re.search(r"/sr_assets_(tests|bench)\b|/nats-server$", name)]
     matches = installed.run("grep", "-rlI", "/tmp/tmp\\.", "/opt/sr-assets/bin", "/opt/sr-assets/pyvenv.cfg")
     assert matches.stdout == ""
 
