@@ -66,6 +66,18 @@ def test_deb_contains_no_tests_no_server_and_no_build_path(installed: Chroot) ->
     assert matches.stdout == ""
 
 
+def test_bash_completes_a_subcommand(installed: Chroot) -> None:
+    script = """
+    source /usr/share/bash-completion/completions/sr-assets
+    COMP_WORDS=(sr-assets ste) COMP_CWORD=1
+    "$(complete -p sr-assets | sed 's/.*-F \\([^ ]*\\).*/\\1/')" sr-assets
+    echo "${COMPREPLY[@]}"
+    """
+    assert installed.succeed("bash", "-c", script) == "step-down\n"
+    assert installed.path("/usr/share/zsh/vendor-completions/_sr-assets").read_text().startswith("#compdef sr-assets")
+    assert "complete" in installed.path("/usr/share/fish/vendor_completions.d/sr-assets.fish").read_text()
+
+
 def test_unit_without_a_configuration_ends_in_one_line(installed: Chroot) -> None:
     service = unit_service(installed, "sr-assets.service")
     service.command[service.command.index(CONFIG)] = "/etc/sr-assets/none.yaml"

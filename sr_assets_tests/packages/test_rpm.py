@@ -50,6 +50,8 @@ def test_rpm_installs_files_and_keeps_data_when_erased(package: Path, debian: Ch
     assert owners.splitlines() == ["root:sr-assets 750", "root:sr-assets 640", *["sr-assets:sr-assets 750"] * 2]
     assert debian.path("/usr/lib/systemd/system/sr-assets@.service").is_file()
     assert "python3." in str(debian.path("/opt/sr-assets/bin/python").readlink())
+    for file in ("bash-completion/completions/sr-assets", "zsh/site-functions/_sr-assets"):
+        assert "sr-assets" in debian.path(f"/usr/share/{file}").read_text(), file
     assert not list(debian.path("/opt/sr-assets").rglob("nats-server*"))
 
     debian.path(CONFIG).write_text("name: MINE\nstreams: []\n")
