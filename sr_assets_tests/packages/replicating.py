@@ -37,7 +37,7 @@ def assert_replicates(service: Service, rig: Rig, log: Path, source_url: str, **
         assert process.uids().effective != 0
         wait_until(lambda: _copies(rig, stream) == _MESSAGES, "the copies", _START_SECONDS)
         wait_until(lambda: _status(port, "readyz") == 200, "/readyz", _START_SECONDS)
-        assert _status(port, "healthz") == 200
+        wait_until(lambda: _status(port, "healthz") == 200, "/healthz", _START_SECONDS)
         _stop(process)
         _read_reports(receiver, received)
         assert received == {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"}
