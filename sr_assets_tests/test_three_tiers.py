@@ -192,7 +192,10 @@ def test_three_tiers_sample_and_announce_up_to_the_centre(
 
 
 @pytest.mark.parametrize("tier", ("city", "region", "centre"))
-def test_file_of_each_tier_passes_check(tier: str, command: Command) -> None:
+def test_file_of_each_tier_passes_check(
+    tier: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SR_ASSETS_HOME", str(tmp_path))  # the clone may have a home of its own
     code, output, errors = command("--config", str(EXAMPLE / f"{tier}.yaml"), "check")
     assert (code, errors) == (0, "")
     assert f"by sender every {({'city': '5m', 'region': '30m', 'centre': '1h'})[tier]}" in output
