@@ -76,10 +76,12 @@ def test_init_asks_for_what_no_option_gives(pair: Pair, command: Command, monkey
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "wb", buffering=0) as typing, os.fdopen(theirs) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        # Name, source, stream, sender, target, and no stream of advisories.
-        typing.write(f"LONDON\n{pair.source.url}\nNODES\nversion\n{pair.target.url}\nn\n".encode())
+        # Name, source, stream, sender, target, and no stream of advisories; an answer that cannot be right is asked for again.
+        typing.write(f"A B\nLONDON\nhttp://x\n{pair.source.url}\nNODES\nversion\n{pair.target.url}\nn\n".encode())
         code, output, errors = command("init")
     assert code == 1, output
+    assert "next:" not in output
+    assert f"correct {FILE}, then run" in output
     assert "no stream takes choria.stream.advisories.new.sr-assets-check" in errors
     assert "OTHER: 1 messages of OTHER.>" in output
     assert "sender: web1" in output
@@ -116,7 +118,7 @@ def test_init_does_not_guess_with_yes(pair: Pair, command: Command) -> None:
 
 @pytest.mark.process
 def test_init_leaves_no_file_that_is_invalid(pair: Pair, command: Command) -> None:
-    code, output, errors = command("init", "--yes", "--name", "a b", *pair.options[2:])
+    code, output, errors = command("init", "--yes", *pair.options, "--sender", "a.#")
     assert code == 2
     assert "wrote" not in output
     assert errors.endswith("; nothing was written\n")
@@ -170,6 +172,7 @@ def test_init_refuses(tmp_path: Path, command: Command, monkeypatch: pytest.Monk
         (("--from", "sr.yaml"), "wrokers"),
         (("--from", "sr.yaml", "--name", "Y"), "has its own"),
         (("--from", "sr.yaml", "--stream", "S"), "omit the other options"),
+        (("--name", "A B", "--target", "nats://localhost"), "--name: "),
         (("--source", "http://example.net", "--target", "nats://localhost"), "--source: the URL must begin with"),
     ):
         code, _, errors = command("init", "--yes", *arguments)

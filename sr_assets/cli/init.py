@@ -7,6 +7,8 @@ import re
 import socket
 import sys
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -114,8 +116,10 @@ def init(
     echo(f"wrote {file}")
     warn(settings)
     _offer_advisory_streams(settings, yes=yes)
-    failed = check_connectivity(settings, "table")
-    _print_next(settings, file, takes_over=old is not None)
+    if failed := check_connectivity(settings, "table"):
+        echo(f"correct {file}, then run `sr-assets check --connect`")
+    else:
+        _print_next(settings, file, takes_over=old is not None)
     return failed
 
 
@@ -151,30 +155,59 @@ class _Answers(NamedTuple):
     options: dict[str, str | None]
     yes: bool
 
-    def text(self, option: str, question: str, suggested: str | None = None) -> str:
-        """Return an option, or ask for it. With --yes, the suggestion; raises UsageError without one."""
+    def text(
+        self, option: str, question: str, suggested: str | None = None, check: Callable[[str], object] | None = None
+    ) -> str:
+        """Return an option, or ask for it, again if `check` refuses the answer. With --yes, the suggestion.
+
+        Raises ConfigurationError for a refused option, UsageError without a suggestion.
+        """
         if given := self.options[option]:
+            _checked(given, option, check)
             return given
         if not self.yes:
-            return str(click.prompt(question, default=suggested))
+            return str(
+                click.prompt(question, default=suggested, value_proc=partial(_answer, option=option, check=check))
+            )
         if suggested is None:
             raise click.UsageError(f"--yes needs --{option}: there is nothing to suggest")
         return suggested
+
+
+def _checked(value: str, option: str, check: Callable[[str], object] | None) -> str:
+    try:
+        if check is not None:
+            check(value)
+    except ValueError as error:
+        raise ConfigurationError(f"--{option}: {error}") from None
+    return value
+
+
+def _answer(value: str, *, option: str, check: Callable[[str], object] | None) -> str:
+    try:
+        return _checked(value, option, check)
+    except ConfigurationError as error:
+        # click asks again.
+        raise click.UsageError(str(error)) from None
 
 
 def _ask(answers: _Answers, tls: dict[str, str]) -> str:
     """Return the configuration from options, answers and the source's streams."""
     from sr_assets.adapters.nats.administration import Cluster
     from sr_assets.settings import load_cluster
+    from sr_assets.settings.names import read_site_name
 
     host = re.sub(r"[^A-Z0-9_-]", "_", socket.gethostname().partition(".")[0].upper())
-    values = {"name": answers.text("name", "Name of this replicator, such as the city", host or None)}
-    values["source"] = answers.text("source", "URL of the source's server", _SOURCE)
+    values = {"name": answers.text("name", "Name of this replicator, such as the city", host or None, read_site_name)}
+    values["source"] = answers.text(
+        "source", "URL of the source's server", _SOURCE, partial(load_cluster, tls=tls, named="--source")
+    )
     with Cluster(load_cluster(values["source"], tls, named="--source"), "sr-assets init") as source:
         values["stream"] = values["target_stream"] = _stream(answers, source)
         sender = _sender(answers, source, values["stream"])
-    values["target"] = answers.text("target", "URL of the target's server")
-    load_cluster(values["target"], tls, named="--target")
+    values["target"] = answers.text(
+        "target", "URL of the target's server", check=partial(load_cluster, tls=tls, named="--target")
+    )
     quoted = {key: _yaml(value) for key, value in values.items()}
     return _TEMPLATE.format(
         **quoted,
@@ -201,6 +234,7 @@ def _stream(answers: _Answers, source: Cluster) -> str:
         raise ConfigurationError(
             f"{source.settings.label}: has no stream; create the stream into which the nodes publish, or correct --source"
         )
+    echo(f"streams of {source.settings.label}:")
     for name in names:
         subjects = ", ".join(infos[name]["config"].get("subjects") or ())
         echo(f"  {name}: {infos[name]['state']['messages']} messages of {subjects}")
@@ -212,6 +246,11 @@ def _stream(answers: _Answers, source: Cluster) -> str:
 def _sender(answers: _Answers, source: Cluster, stream: str) -> str | None:
     """Return the field that names the sender, or None to copy every message."""
     fields = _text_fields(source, stream)
+    echo(
+        f"text fields of the newest message of {stream}:"
+        if fields
+        else f"the newest message of {stream} has no text field"
+    )
     for name, value in fields.items():
         echo(f"  {name}: {value[:60]}")
     suggested = next((name for name in _SENDER_FIELDS if name in fields), None)

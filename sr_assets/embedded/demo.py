@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Self
@@ -47,6 +48,7 @@ from sr_assets.domain.tracking.rules import Event
 from sr_assets.embedded.emulator import Fleet
 from sr_assets.embedded.fleet_plan import Churn, FleetPlan
 from sr_assets.embedded.nats_server import HOST, NatsServer, find_nats_server, free_port
+from sr_assets.operate.due_work import due_work_process
 from sr_assets.operate.forking import Copies
 from sr_assets.operate.instance import prepare_instance
 from sr_assets.operate.metrics import Exposition, MetricsServer
@@ -525,6 +527,7 @@ class _Demo:
             with step(self._console, "first run"):
                 self._await_publication(before, services)
             self._console.print(f"first rows {times.monotonic() - began:.0f} s after the start", highlight=False)
+            self._start_daily_tables()
         except RunError:
             self._show_log()
             raise
@@ -554,6 +557,13 @@ class _Demo:
     def _start_fleet(self, seed: int, city: str, servers: DemoServers) -> Fleet:
         plan = FleetPlan(self._nodes, _INTERVAL_SECONDS, seed, _CHURN, suffix=f".{city}.example.net")
         return self._stack.enter_context(Fleet(plan, servers.fleet(city), f"{SUBJECT}.%s"))
+
+    def _start_daily_tables(self) -> None:
+        """Compute the daily tables now, for the first time; later the schedules do it."""
+        work = partial(due_work_process, once=True, since=self._began.timestamp())
+        with (self._folder / _LOG).open("ab") as log:
+            child = self._copies.start("daily tables", work, errors=log.fileno(), output=log.fileno())
+        self._stack.callback(child.terminate)
 
     def _start_engine(self, settings: Settings) -> "Future[Engine]":
         """Start Spark while Dagster starts, so that it is warm for the first run."""

@@ -45,7 +45,10 @@ def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
         recorded = _recorded(entry, noun, result.all_events)
         if recorded:
             counts = (f"{verb} {recorded[key]}" for verb, key in counters.items())
-            print_line(f"{entry.label}: {', '.join(counts)}, lag {recorded['lag_messages']}")
+            has_failed = any(entry.label in failure.metadata for failure in _failures(result.all_events))
+            # A failed stream may not have reached its source.
+            lag = recorded["lag_messages"] or ("unknown" if has_failed else 0)
+            print_line(f"{entry.label}: {', '.join(counts)}, lag {lag}")
     for line in _warnings(entries, result):
         print_warning(line)
     if result.success:
