@@ -106,11 +106,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv found: install one, or set PYTHON=/path/to/python3"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ui,embedded,charts]'
+	@echo 'installing 1.4 GB into .venv, which takes some minutes ...'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ui,embedded,charts]'
 	@touch $@
 
 $(READY): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[postgres]' --group dev
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[postgres]' --group dev
 	@touch $@
 
 .venv/release: $(READY)
