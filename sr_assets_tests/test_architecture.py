@@ -41,9 +41,9 @@ BUDGETS = {
     "assets": (13, 2_300),
     "automation": (11, 1_550),
     "operate": (27, 5_150),
-    "embedded": (13, 2_600),
+    "embedded": (13, 2_620),
     "measure": (8, 1_420),
-    "cli": (28, 4_420),
+    "cli": (28, 4_480),
 }
 # Rooms in which a module's name is what users type: a block of the configuration, a command, an asset.
 NAMED_BY_USERS = {"settings", "cli", "assets", "automation"}
