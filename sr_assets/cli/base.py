@@ -165,7 +165,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except SrAssetsError as error:
         return fail(str(error), 1)
     except click.Abort:
-        return INTERRUPTED
+        echo("", err=True)  # the end of the question's line
+        return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output has ended. With stdout on /dev/null, closing it at exit raises no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

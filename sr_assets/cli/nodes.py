@@ -28,7 +28,7 @@ _HISTORY: Final = ("event", "event_time", "name", "age_seconds")
 #: Limit of the table for all sites' nodes; JSON and CSV have no limit.
 MOST_SHOWN = 100
 #: The columns that a narrow window keeps.
-_FIRST = ("node", "status", "age_seconds", "name")
+_FIRST = ("node", "status", "age_seconds", "name", "status_since")
 _site_option = click.option(
     "--site", metavar="S", shell_complete=complete_site, help="The site, if several sites know the node."
 )

@@ -44,11 +44,11 @@ def report_run(entries: Sequence[Entry], result: ExecuteInProcessResult) -> int:
         noun, counters = _COUNTERS[entry.kind]
         recorded = _recorded(entry, noun, result.all_events)
         if recorded:
-            counts = (f"{verb} {recorded[key]}" for verb, key in counters.items())
+            counts = {verb: recorded[key] for verb, key in counters.items()}
             has_failed = any(entry.label in failure.metadata for failure in _failures(result.all_events))
-            # A failed stream may not have reached its source.
-            lag = recorded["lag_messages"] or ("unknown" if has_failed else 0)
-            print_line(f"{entry.label}: {', '.join(counts)}, lag {lag}")
+            # A failed stream without any work may not have reached its source.
+            lag = "unknown" if has_failed and not any(counts.values()) else recorded["lag_messages"]
+            print_line(f"{entry.label}: {', '.join(f'{verb} {count}' for verb, count in counts.items())}, lag {lag}")
     for line in _warnings(entries, result):
         print_warning(line)
     if result.success:

@@ -41,6 +41,20 @@ def test_report_includes_a_busy_site_and_a_failure(tmp_path: Path) -> None:
     )
 
 
+def test_lag_of_an_unreachable_source_is_unknown(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = rig.make()
+    rig.add(stream, target_subject_prefix="t")
+    rig.publish(stream, [Sent(b"{}")])
+    rig.run()
+    rig.entries[-1]["source_url"] = "nats://127.0.0.1:1"
+    settings = rig.settings()
+    job = build(settings).resolve_job_def(site_job_name(settings, SITE))
+    with dg.DagsterInstance.ephemeral() as instance:
+        code = report_run(settings.streams, job.execute_in_process(instance=instance, raise_on_error=False))
+    assert code == 1
+    assert f"{SITE}/{stream}: copied 0, skipped 0, lag unknown" in capsys.readouterr().out.splitlines()
+
+
 def test_failing_run_prints_its_own_work(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
