@@ -11,15 +11,12 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from sr_assets.operate.webserver import anchor
+
 ROOT = Path(__file__).parent.parent
 #: Documents above docs/ that are pages of the site.
 OUTSIDE = ("BENCH.md", "CHANGELOG.md", "CONTRIBUTING.md")
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-
-
-def anchor(heading: str, _separator: str = "-") -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def diagram_file(text: str) -> str:
@@ -29,7 +26,7 @@ def diagram_file(text: str) -> str:
 
 def on_config(config: MkDocsConfig) -> None:
     """List all decisions in the navigation, and make anchors as GitHub does."""
-    config.mdx_configs["toc"]["slugify"] = anchor
+    config.mdx_configs["toc"]["slugify"] = lambda heading, _separator: anchor(heading)
     decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
     pages = ["decisions/README.md", *(f"decisions/{file.name}" for file in decisions)]
     for tab in config.nav or ():
@@ -81,8 +78,6 @@ def _with_links(text: str, source: str, own: str) -> str:
             page = file
         elif file.startswith("docs/"):
             page = file.removeprefix("docs/")
-        elif image:
-            page = file
         else:
             return str(label)
         if not Path(page).suffix:

@@ -76,7 +76,7 @@ def test_init_asks_for_what_no_option_gives(pair: Pair, command: Command, monkey
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "wb", buffering=0) as typing, os.fdopen(theirs) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        # Name, source, stream, sender, target, and no stream of advisories; an answer that cannot be right is asked for again.
+        # Name and source, each first impossible; stream, sender, target; no stream of advisories.
         typing.write(f"A B\nLONDON\nhttp://x\n{pair.source.url}\nNODES\nversion\n{pair.target.url}\nn\n".encode())
         code, output, errors = command("init")
     assert code == 1, output

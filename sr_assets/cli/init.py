@@ -156,39 +156,29 @@ class _Answers(NamedTuple):
     yes: bool
 
     def text(
-        self, option: str, question: str, suggested: str | None = None, check: Callable[[str], object] | None = None
+        self, option: str, question: str, suggested: str | None = None, check: Callable[[str], object] = str
     ) -> str:
-        """Return an option, or ask for it, again if `check` refuses the answer. With --yes, the suggestion.
+        """Return an option, or the answer to a question, which is repeated while `check` raises an error.
 
-        Raises ConfigurationError for a refused option, UsageError without a suggestion.
+        With --yes, return the suggestion. Raises UsageError for a wrong option, and if there is no suggestion.
         """
+
+        def checked(value: str) -> str:
+            try:
+                check(value)
+            except ConfigurationError as error:
+                raise click.UsageError(str(error)) from None
+            except ValueError as error:
+                raise click.UsageError(f"--{option}: {error}") from None
+            return value
+
         if given := self.options[option]:
-            _checked(given, option, check)
-            return given
+            return checked(given)
         if not self.yes:
-            return str(
-                click.prompt(question, default=suggested, value_proc=partial(_answer, option=option, check=check))
-            )
+            return str(click.prompt(question, default=suggested, value_proc=checked))
         if suggested is None:
             raise click.UsageError(f"--yes needs --{option}: there is nothing to suggest")
         return suggested
-
-
-def _checked(value: str, option: str, check: Callable[[str], object] | None) -> str:
-    try:
-        if check is not None:
-            check(value)
-    except ValueError as error:
-        raise ConfigurationError(f"--{option}: {error}") from None
-    return value
-
-
-def _answer(value: str, *, option: str, check: Callable[[str], object] | None) -> str:
-    try:
-        return _checked(value, option, check)
-    except ConfigurationError as error:
-        # click asks again.
-        raise click.UsageError(str(error)) from None
 
 
 def _ask(answers: _Answers, tls: dict[str, str]) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from markdown_it import MarkdownIt
+from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.staticfiles import StaticFiles
 
 from sr_assets.dagster_internals import dagster_ui
 from sr_assets.domain.clusters import is_loopback
@@ -54,15 +56,11 @@ class DocumentsMiddleware:
     """
 
     def __init__(self, application: Application, site: Path = _SITE) -> None:
-        from starlette.staticfiles import StaticFiles
-
         self._application = application
         self._site = StaticFiles(directory=site, html=True) if (site / "index.html").exists() else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        from starlette.responses import HTMLResponse, RedirectResponse
-
         path = scope["path"] if scope["type"] == "http" else ""
         match = _PATH.fullmatch(path)
         if self._site is not None and (match or path == "/docs"):
