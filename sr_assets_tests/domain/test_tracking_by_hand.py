@@ -79,6 +79,7 @@ def test_actions_have_the_same_result_with_any_sweeps(history: list[Step], blind
 
 
 @example([Step(kind, 0, ()) for kind in ("message", "retire", "unretire", "retire")], BlindSpans())
+@example([Step(kind, 0, ()) for kind in ("message", "retire", "message", "retire", "message")], BlindSpans())
 @given(steps, spans)
 def test_transitions_of_actions_are_a_chain_of_distinct_events(history: list[Step], blind: BlindSpans) -> None:
     state, events = replay(history, blind, swept=True)

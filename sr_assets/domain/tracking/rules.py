@@ -303,7 +303,9 @@ def retire(
     state, transitions = sweep(policy, state, now_ns, blind)
     if state.status is Status.RETIRED:
         return state, transitions
-    state, expired = expire_at(state, max(now_ns, state.seen_ns, state.status_since_ns))
+    # After a clock was set back, the watermark may not have moved: a return at the same instant would have the id of an
+    # earlier `new`.
+    state, expired = expire_at(state, max(now_ns, state.seen_ns + 1, state.status_since_ns + 1))
     return state, (*transitions, expired)
 
 
