@@ -22,6 +22,7 @@ import threading
 import traceback
 import types
 import warnings
+from pathlib import Path
 from typing import Any, AnyStr, Final
 
 _IMPORTED: Final = (
@@ -86,7 +87,13 @@ def _server() -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-W", "ignore", "-m", __name__, str(theirs.fileno())]
-        server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
+        server = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=Path(__file__).parent.parent,
+            start_new_session=True,
+        )
     atexit.register(stop)
     return server, ours
 

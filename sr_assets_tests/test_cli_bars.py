@@ -1,23 +1,17 @@
 """The progress of long commands: bars on a real terminal, nothing in a pipe."""
 
-import contextlib
-import fcntl
 import json
-import os
-import pty
 import signal
-import struct
-import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
 
 from sr_assets.adapters.state.lock import SiteLock
 from sr_assets.adapters.state.store import SiteState
-from sr_assets_tests.forks import Forked, run_forked
+from sr_assets_tests.forks import run_forked
 from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.terminal import Terminal
 
 pytestmark = pytest.mark.process
 
@@ -53,38 +47,6 @@ def stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-class Terminal:
-    """A command with stderr on a terminal of 160 columns, and stdout there too or in a pipe."""
-
-    def __init__(self, *arguments: str, term: str = "xterm", piped: bool = True) -> None:
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-        self.shown = ""
-        self.process = Forked(
-            [sys.executable, "-m", "sr_assets", *arguments],
-            stdout=subprocess.PIPE if piped else theirs,
-            stderr=theirs,
-            env={**os.environ, "TERM": term},
-            text=True,
-        )
-        os.close(theirs)
-
-    def read(self, text: str = "") -> str:
-        """Return the output until it contains a text, by default until the command's end."""
-        # Reading an empty terminal whose other end is closed raises OSError.
-        with contextlib.suppress(OSError):
-            while (not text or text not in self.shown) and (part := os.read(self._ours, 1 << 16)):
-                self.shown += part.decode(errors="replace")
-        return self.shown
-
-    def end(self) -> tuple[int, str]:
-        """Read to the command's end, and return its exit code and its output in the pipe."""
-        self.read()
-        os.close(self._ours)
-        output, _ = self.process.communicate()
-        return self.process.returncode, output
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_shows_bars_on_a_terminal_alone(name: str, rig: Rig, stream: str, tmp_path: Path) -> None:
     line, texts = COMMANDS[name]
@@ -96,7 +58,7 @@ def test_command_shows_bars_on_a_terminal_alone(name: str, rig: Rig, stream: str
                 state.connection.execute("INSERT INTO streams (stream, created_ns, next_sequence) VALUES ('OLD', 1, 5)")
         return line.format(out=tmp_path / out, stream=stream).split()
 
-    terminal = Terminal(*arguments("terminal"))
+    terminal = Terminal(*arguments("terminal"), piped=True)
     code, output = terminal.end()
     assert code == 0, terminal.shown
     assert [text for text in texts if text.format(stream=stream) not in terminal.shown] == [], terminal.shown
@@ -108,13 +70,13 @@ def test_command_shows_bars_on_a_terminal_alone(name: str, rig: Rig, stream: str
 
 
 def test_json_on_the_same_terminal_follows_the_bars(stream: str) -> None:
-    terminal = Terminal("check", "--connect", "--format", "json", piped=False)
+    terminal = Terminal("check", "--connect", "--format", "json")
     assert terminal.end()[0] == 0
     assert json.loads(terminal.shown.rpartition(_ERASED)[2].removeprefix(_SHOWN))
 
 
 def test_dumb_terminal_gets_no_bar(stream: str) -> None:
-    terminal = Terminal("check", "--connect", term="dumb")
+    terminal = Terminal("check", "--connect", term="dumb", piped=True)
     assert terminal.end()[0] == 0
     assert not terminal.shown
 
@@ -122,7 +84,7 @@ def test_dumb_terminal_gets_no_bar(stream: str) -> None:
 def test_interrupt_shows_the_cursor_again(rig: Rig, stream: str) -> None:
     folder = rig.home / "sites" / "PARIS"
     with SiteLock(folder, "test", 0.0):
-        terminal = Terminal("forget", "--site", "PARIS")
+        terminal = Terminal("forget", "--site", "PARIS", piped=True)
         assert "PARIS: waiting for test (pid" in terminal.read("waiting")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end()[0] == 130

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import stat
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ import pytest
 import yaml
 
 from sr_assets.adapters.nats.administration import Cluster
+from sr_assets.adapters.security import NO_TLS
 from sr_assets.embedded.nats_server import NatsServer
 from sr_assets.settings import load_settings
 from sr_assets_tests.rig import Command, cluster
+from sr_assets_tests.servers import free_port
+from sr_assets_tests.terminal import Terminal
 
 FILE = Path("conf/replication.yaml")
 ADVISORIES = "CHORIA_ADVISORIES"
@@ -89,6 +93,56 @@ def test_init_asks_for_what_no_option_gives(pair: Pair, command: Command, monkey
     assert (entry["stream"], entry["inspect_field"]) == ("NODES", "version")
     with cluster(pair.source) as opened:
         assert not opened.stream_exists(ADVISORIES)
+
+
+@pytest.mark.process
+def test_init_asks_again_after_a_failed_connection(pair: Pair, tmp_path: Path) -> None:
+    closed = f"127.0.0.1:{free_port()}"
+    login = "authorization { user: nodes, password: secret }"
+    with NatsServer(tmp_path / "c", "guarded", config=login) as guarded:
+        wrong = f"nats://nodes:public@{guarded.address}"
+        terminal = Terminal("init", "--name", "LONDON", "--source", f"nats://{closed}", asks=True)
+        source, target = "URL of the source's server [nats://localhost:4222]: ", "URL of the target's server: "
+        failures = [
+            terminal.answer(source, f"{wrong}\n"),
+            terminal.answer(source, f"tls://{pair.source.address}\n"),
+            terminal.answer(source, f"{pair.target.url}\n"),
+            terminal.answer(source, f"{pair.source.url}\n"),
+        ]
+        terminal.answer("names the sender", "\n")
+        terminal.answer(target, f"nats://{closed}\n")
+        failures.append(terminal.answer(target, f"{pair.target.url}\n"))
+        terminal.answer("Create stream", "y\n")
+        assert terminal.end()[0] == 0, terminal.shown
+    expected = (
+        f"error: cannot connect to NATS: {closed}: Connection refused",
+        f"Error: cannot connect to NATS: {guarded.address}: Authorization Violation (correct the login in the URL)",
+        f"Error: cannot connect to NATS: {pair.source.address}: {NO_TLS}",
+        f"Error: {pair.target.address}: has no stream; create the stream into which the nodes publish",
+        f"Error: cannot connect to NATS: {closed}: Connection refused",
+    )
+    for line, output in zip(expected, failures, strict=True):
+        assert [line in shown for shown in output.splitlines()].count(True) == 1, output
+    assert "Traceback" not in terminal.shown
+    (stream,) = load_settings().streams
+    assert (stream.source.label, stream.target.label) == (pair.source.address, pair.target.address)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("question", ("URL of the target's server", "Create stream"))
+@pytest.mark.parametrize("key", ("c", "d"))
+def test_init_interrupted_at_a_question_leaves_no_file(pair: Pair, question: str, key: str) -> None:
+    options = pair.options[:-2] if question.startswith("URL") else pair.options
+    terminal = Terminal("init", *options, "--sender", "sender", asks=True)
+    if key == "d":
+        terminal.answer(question, "\x04")
+    else:
+        assert question in terminal.read(question)
+        terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end()[0] == 130
+    assert terminal.shown.endswith("\r\nerror: interrupted\r\n"), terminal.shown
+    assert "Traceback" not in terminal.shown
+    assert not FILE.exists()
 
 
 @pytest.mark.process

@@ -10,14 +10,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from sr_assets.adapters import times
-from sr_assets.adapters.logs import print_warning
+from sr_assets.adapters.logs import print_error, print_warning
 from sr_assets.cli.base import FILE, cli, echo
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
+from sr_assets.domain.foreign_text import visible
 
 if TYPE_CHECKING:
     from sr_assets.adapters.nats.administration import Cluster
@@ -81,7 +82,8 @@ def init(
     """Write a first configuration, test its links, and create the stream of its advisories.
 
     The file is the one of --config (default: conf/replication.yaml), and must not exist. Questions concern what no option
-    gives, and the creation of the stream.
+    gives, and the creation of the stream. If a server cannot be reached, the question for its URL is repeated; --yes
+    ends there, or writes a target all the same. Ctrl-C at a question leaves no file.
 
     Exit code 1: a link or a permission is missing; correct the file, then run `check --connect`.
     """
@@ -113,9 +115,13 @@ def init(
     except ConfigurationError as error:
         file.unlink()
         raise ConfigurationError(f"{error}; nothing was written") from None
+    try:
+        warn(settings)
+        _offer_advisory_streams(settings, yes=yes)
+    except (KeyboardInterrupt, click.Abort):
+        file.unlink()
+        raise
     echo(f"wrote {file}")
-    warn(settings)
-    _offer_advisory_streams(settings, yes=yes)
     if failed := check_connectivity(settings, "table"):
         echo(f"correct {file}, then run `sr-assets check --connect`")
     else:
@@ -160,25 +166,55 @@ class _Answers(NamedTuple):
     ) -> str:
         """Return an option, or the answer to a question, which is repeated while `check` raises an error.
 
-        With --yes, return the suggestion. Raises UsageError for a wrong option, and if there is no suggestion.
+        A RunError of `check` about an option leads to the question too. With --yes, return the suggestion. Raises
+        UsageError for a wrong option, and if there is no suggestion.
         """
 
         def checked(value: str) -> str:
             try:
                 check(value)
             except ConfigurationError as error:
-                raise click.UsageError(str(error)) from None
+                raise click.UsageError(visible(str(error))) from None
             except ValueError as error:
                 raise click.UsageError(f"--{option}: {error}") from None
             return value
 
+        def answered(value: str) -> str:
+            try:
+                return checked(value)
+            except RunError as error:
+                raise click.UsageError(visible(str(error))) from None
+
         if given := self.options[option]:
-            return checked(given)
+            try:
+                return checked(given)
+            except RunError as error:
+                print_error(str(error))
         if not self.yes:
-            return str(click.prompt(question, default=suggested, value_proc=checked))
+            return str(click.prompt(question, default=suggested, value_proc=answered))
         if suggested is None:
             raise click.UsageError(f"--yes needs --{option}: there is nothing to suggest")
         return suggested
+
+    def url(
+        self,
+        option: str,
+        question: str,
+        tls: dict[str, str],
+        suggested: str | None = None,
+        use: Callable[[Cluster], object] = lambda _: None,
+    ) -> str:
+        """Return a server's URL as `text` does; without --yes, of a server that answers when `use` asks it."""
+        from sr_assets.adapters.nats.administration import Cluster
+        from sr_assets.settings import load_cluster
+
+        def reach(url: str) -> None:
+            server = load_cluster(url, tls, named=f"--{option}")
+            if not self.yes:
+                with Cluster(server, "sr-assets init") as cluster:
+                    use(cluster)
+
+        return self.text(option, question, suggested, reach)
 
 
 def _ask(answers: _Answers, tls: dict[str, str]) -> str:
@@ -189,15 +225,11 @@ def _ask(answers: _Answers, tls: dict[str, str]) -> str:
 
     host = re.sub(r"[^A-Z0-9_-]", "_", socket.gethostname().partition(".")[0].upper())
     values = {"name": answers.text("name", "Name of this replicator, such as the city", host or None, read_site_name)}
-    values["source"] = answers.text(
-        "source", "URL of the source's server", _SOURCE, partial(load_cluster, tls=tls, named="--source")
-    )
+    values["source"] = answers.url("source", "URL of the source's server", tls, _SOURCE, partial(_streams, answers))
     with Cluster(load_cluster(values["source"], tls, named="--source"), "sr-assets init") as source:
         values["stream"] = values["target_stream"] = _stream(answers, source)
         sender = _sender(answers, source, values["stream"])
-    values["target"] = answers.text(
-        "target", "URL of the target's server", check=partial(load_cluster, tls=tls, named="--target")
-    )
+    values["target"] = answers.url("target", "URL of the target's server", tls)
     quoted = {key: _yaml(value) for key, value in values.items()}
     return _TEMPLATE.format(
         **quoted,
@@ -213,17 +245,26 @@ def _yaml(value: str) -> str:
     return str(yaml.safe_dump(value, width=10**6, allow_unicode=True).splitlines()[0])
 
 
-def _stream(answers: _Answers, source: Cluster) -> str:
-    """Return the stream to copy: the option, the only one of the source, or the answer."""
-    if given := answers.options["stream"]:
-        source.stream_info(given)
-        return given
+def _streams(answers: _Answers, source: Cluster) -> dict[str, dict[str, Any]]:
+    """Return the infos of the streams that can be copied, by name; none if an option names the stream."""
+    if answers.options["stream"]:
+        return {}
     infos = {info["config"]["name"]: info for info in source.list_streams()}
     names = sorted(name for name in infos if not name.startswith(("KV_", "OBJ_", "$")) and name != _ADVISORIES)
     if not names:
         raise ConfigurationError(
             f"{source.settings.label}: has no stream; create the stream into which the nodes publish, or correct --source"
         )
+    return {name: infos[name] for name in names}
+
+
+def _stream(answers: _Answers, source: Cluster) -> str:
+    """Return the stream to copy: the option, the only one of the source, or the answer."""
+    if given := answers.options["stream"]:
+        source.stream_info(given)
+        return given
+    infos = _streams(answers, source)
+    names = list(infos)
     echo(f"streams of {source.settings.label}:")
     for name in names:
         subjects = ", ".join(infos[name]["config"].get("subjects") or ())
