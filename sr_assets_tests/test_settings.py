@@ -483,6 +483,23 @@ def test_keys_without_effect_are_accepted_with_one_warning(keys: str, warning: s
     assert [note.split()[0] for note in warnings] == ([warning] if warning else [])
 
 
+@pytest.mark.parametrize(
+    ("keys", "of_stream", "short"),
+    (
+        ("snapshots: {retention: 2d}\nadvisories: {retention: 3d}\n", "sender", ["snapshots"]),
+        ("advisories: {retention: 71h}\n", "sender", ["advisories"]),
+        ("snapshots: {retention: 3d}\n", "sender", []),
+        ("snapshots: {retention: 1d}\n", None, []),
+    ),
+)
+def test_history_too_short_for_the_daily_inventory_gives_a_warning(
+    keys: str, of_stream: str | None, short: list[str], load: Load
+) -> None:
+    sampled = f", inspect_field: {of_stream}, inspect_duration: 1h" if of_stream else ""
+    warnings = load(TOP + keys + STREAM % sampled).warnings
+    assert list(warnings) == [f"{key}.retention: too short for inventory_daily; set it to 3d or more" for key in short]
+
+
 def test_target_initiated_gives_one_warning_for_all_streams(load: Load) -> None:
     entry = "- {stream: %s, source_url: a, target_url: b, target_initiated: true}\n"
     (warning,) = load(TOP + "streams:\n" + entry % "ONE" + entry % "TWO").warnings

@@ -119,6 +119,8 @@ _LOOPBACK: Final = "127.0.0.1"
 _INTERVAL_SECONDS: Final = 3.0
 # Silences between the template's warning and interval (timeout, recover) and above its interval (timeout, expire).
 _CHURN: Final = Churn(0.4, 12.0, 24.0)
+#: The tables without whose rows the first computation of the daily tables yields none.
+_INPUTS: Final = ("last_seen_nodes", "node_snapshots")
 _FIRST_TABLE_SECONDS: Final = 300.0
 _RUN_END_SECONDS: Final = 120.0
 _LOG_LINES: Final = 20
@@ -593,7 +595,7 @@ class _Demo:
 
     def _await_publication(self, before: list[int], services: Services) -> None:
         deadline = times.monotonic() + _FIRST_TABLE_SECONDS
-        while identity(self._folder / "fleet.duckdb") == before or not count_rows(self._folder)["last_seen_nodes"]:
+        while identity(self._folder / "fleet.duckdb") == before or not all(map(count_rows(self._folder).get, _INPUTS)):
             services.check()
             if times.monotonic() > deadline:
                 reasons = "; ".join(self._failed_runs()) or "no run failed"

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, Field, InstanceOf, model_validat
 from sr_assets.domain import subjects
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import ConfigurationError, did_you_mean
-from sr_assets.domain.positions import SECOND_NS
+from sr_assets.domain.positions import DAY_NS, SECOND_NS
 from sr_assets.domain.subjects import object_subject
 from sr_assets.settings.blocks import (
     DagsterSettings,
@@ -59,6 +59,8 @@ T = TypeVar("T")
 AnyEntry = TypeVar("AnyEntry", StreamSettings, FeedSettings)
 LogLevel = Literal["debug", "info", "warn", "error"]
 LogFormat = Literal["text", "json"]
+#: A day of `inventory_daily` becomes final after its end, and is compared with the day before.
+_INVENTORY_NS: Final = 3 * DAY_NS
 #: Settings that differ between hosts and do not affect a run.
 _WITHOUT_EFFECT: Final = frozenset(
     {
@@ -431,11 +433,15 @@ class Settings(Block):
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """Lines for the user: keys without effect, and links that the Stream Replicator would not verify."""
+        """Lines for the user: keys without effect, a history too short, and links that the Stream Replicator would not verify."""
         patient = [stream.stream for stream in self.streams if stream.target_initiated]
+        blocks = {"snapshots": self.snapshots, "advisories": self.advisories}
+        tracked = any(stream.tracked for stream in self.streams)
+        short = [key for key, block in blocks.items() if tracked and block.retention_ns < _INVENTORY_NS]
         notes = (
             (self.profiling, "profiling has no effect: there is no profiler"),
             (patient, f"target_initiated has no effect ({', '.join(patient)}); copying always tolerates latency"),
+            *((key, f"{key}.retention: too short for inventory_daily; set it to 3d or more") for key in short),
         )
         of_data = self.loaded.warnings if self.loaded else ()
         return tuple(note for condition, note in notes if condition) + self._verified() + of_data

@@ -8,16 +8,19 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import duckdb
 import pytest
 from playwright.sync_api import Page, expect
 
+from sr_assets.adapters.published.fleet_reader import count_rows
 from sr_assets.domain.errors import ConfigurationError
+from sr_assets.domain.positions import DAY_NS
 from sr_assets.embedded.demo import CITIES, configuration, run_demo
 from sr_assets.settings import load_settings
+from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
 from sr_assets_tests.browser import open_page
 from sr_assets_tests.demo_process import DemoProcess
 from sr_assets_tests.programs import chromium
@@ -176,6 +179,20 @@ def test_dialog_backfills_three_days_of_availability(demo_url: str, demo_folder:
     assert computed >= {f"{today - timedelta(days=number)}" for number in range(3)}
 
 
+# A faster test of its configuration is below.
+@pytest.mark.nightly
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_daily_tables_have_rows_before_the_first_hour(demo: DemoProcess, demo_folder: Path) -> None:
+    (home,) = (file.parent for file in demo_folder.glob("*/fleet.duckdb"))
+
+    def have_rows() -> bool:
+        rows = count_rows(home)
+        return bool(rows["availability_daily"] and rows["inventory_daily"])
+
+    demo.await_condition(have_rows, "rows of the daily tables")
+
+
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_terminated_demo_leaves_nothing(demo: DemoProcess, demo_folder: Path) -> None:
@@ -283,6 +300,17 @@ def test_configuration_treats_all_cities_alike(tmp_path: Path, count: int) -> No
         assert settings.topology.cluster_of(source), "it is joined to the native streams"
     (feed,) = settings.feeds
     assert (feed.stream, feed.source) == ("ADVISORIES", advisories[0].target)
+
+
+@pytest.mark.parametrize("stage", (AVAILABILITY_STAGE, INVENTORY_STAGE), ids=lambda stage: stage.table.name)
+def test_demo_keeps_the_history_that_a_daily_table_needs(tmp_path: Path, stage: DailyStage) -> None:
+    file = tmp_path / "demo.yaml"
+    urls = {name: f"nats://127.0.0.1:{port}" for port, name in enumerate((*CITIES[:2], "centre"), 1)}
+    file.write_text(configuration(CITIES[:2], tmp_path, urls))
+    settings = load_settings(file, {})
+    # Days begin at midnight UTC.
+    assert stage.earliest_input(settings, 10 * DAY_NS) <= date(1970, 1, 10), "yesterday cannot be computed"
+    assert settings.warnings == ()
 
 
 def test_home_with_other_files_is_refused_unchanged(tmp_path: Path) -> None:
