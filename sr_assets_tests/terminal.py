@@ -58,11 +58,11 @@ class Terminal:
         os.write(self._ours, line.encode())
         return output
 
-    def screen(self) -> list[str]:
-        """Return the lines that the terminal shows now, without the blanks at their ends."""
+    def screen(self, end: int | None = None) -> list[str]:
+        """Return the lines that the terminal shows after the output, or its first characters, without blanks at the end."""
         screen = pyte.Screen(self._columns, self._rows)
-        pyte.Stream(screen).feed(self.shown)
-        return [line.rstrip() for line in screen.display]
+        pyte.Stream(screen).feed(self.shown[:end])
+        return "\n".join(line.rstrip() for line in screen.display).rstrip().splitlines()
 
     def end(self) -> tuple[int, str]:
         """Read to the command's end, and return its exit code and its output in the pipe."""

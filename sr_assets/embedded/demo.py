@@ -111,6 +111,12 @@ _EVENTS_QUERY = """
     SELECT event_time, name, node, event, age_seconds FROM node_advisories
     ORDER BY event_time DESC, node LIMIT 8
 """
+#: The columns that a narrow terminal omits, in this order.
+_EXPENDABLE = ("as_of", "observer_alive_at", "age_seconds", "last_advisory_at", "skipped")
+#: More columns than any table needs.
+_WIDEST = 1_000
+#: Lines of the three tables without their rows.
+_FRAME_LINES = 11
 _NUMBERS = frozenset({"up", "timeout", "retired", "copied", "skipped", "lag", "age_seconds"})
 _STYLES = {"new": "green", "recover": "green", "timeout": "yellow", "expire": "red"}
 _PLAIN_SECONDS = 10.0
@@ -390,6 +396,8 @@ class Summary:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # At its end, rich would leave the first lines of a summary that is taller than the terminal.
+        self._live.update("", refresh=self._console.is_terminal)
         self._live.stop()
 
     def refresh(self) -> None:
@@ -406,10 +414,13 @@ class Summary:
         except SrAssetsError:
             return
         if self._console.is_terminal:
+            left = self._console.height - _FRAME_LINES - len(sites.values) - len(centre.values)
             tables = Group(
-                _table(sites, "sites"),
-                _table(centre, "centre, from their advisories"),
-                _table(events, "newest transitions"),
+                _table(self._console, sites, "sites"),
+                "",
+                _table(self._console, centre, "centre, from their advisories"),
+                "",
+                _table(self._console, replace(events, values=events.values[: max(1, left)]), "newest transitions"),
             )
             self._live.update(tables, refresh=True)
         else:
@@ -420,14 +431,31 @@ class Summary:
                     self._console.print(prefix + "  ".join(parts), highlight=False)
 
 
-def _table(rows: Rows, title: str) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    for column in rows.columns:
-        header = column.removesuffix("_seconds").replace("_", " ")
-        table.add_column(header, justify="right" if column in _NUMBERS else "left", no_wrap=True)
+def _table(console: Console, rows: Rows, title: str, omitted: Sequence[str] = ()) -> RenderableType:
+    """Return a table without the expendable columns for which the terminal is too narrow; its title lists them."""
+    remark = f" (not shown: {', '.join(map(_header, omitted))})" if omitted else ""
+    table = Table(
+        title=Text.assemble(title, (remark, "dim")),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    shown = {number: column for number, column in enumerate(rows.columns) if column not in omitted}
+    for column in shown.values():
+        table.add_column(_header(column), justify="right" if column in _NUMBERS else "left", no_wrap=True)
     for row in rows.values:
-        table.add_row(*map(_cell, row))
-    return table
+        table.add_row(*(_cell(row[number]) for number in shown))
+    needed = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    further = next((column for column in _EXPENDABLE if column in shown.values()), None)
+    if further is None or needed <= console.width:
+        return table
+    return _table(console, rows, title, (*omitted, further))
+
+
+def _header(column: str) -> str:
+    return column.removesuffix("_seconds").replace("_", " ")
 
 
 def _cell(value: object) -> Text:
@@ -587,7 +615,8 @@ class _Demo:
         self._console.print(
             f"    Metrics  {metrics}\n"
             f"    Ask      export SR_ASSETS_CONFIG={self._folder / FILE_NAME}\n"
-            "             sr-assets summary, sr-assets nodes --global, sr-assets advisories --global --follow, sr-assets report",
+            "             sr-assets summary, sr-assets nodes --global, sr-assets report,\n"
+            "             sr-assets advisories --global --follow",
             highlight=False,
             soft_wrap=True,
         )

@@ -9,16 +9,18 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 
 import duckdb
 import pytest
 from playwright.sync_api import Page, expect
+from rich.console import Console
 
-from sr_assets.adapters.published.fleet_reader import count_rows
+from sr_assets.adapters.published.fleet_reader import Rows, count_rows
 from sr_assets.domain.errors import ConfigurationError
 from sr_assets.domain.positions import DAY_NS
-from sr_assets.embedded.demo import CITIES, configuration, run_demo
+from sr_assets.embedded.demo import CITIES, _table, configuration, run_demo
 from sr_assets.settings import load_settings
 from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
 from sr_assets_tests.browser import open_page
@@ -26,6 +28,7 @@ from sr_assets_tests.demo_process import DemoProcess
 from sr_assets_tests.programs import chromium
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 from sr_assets_tests.servers import free_port
+from sr_assets_tests.terminal import Terminal
 
 NODES = 40
 _PATIENCE_MS = 180_000
@@ -311,6 +314,45 @@ def test_demo_keeps_the_history_that_a_daily_table_needs(tmp_path: Path, stage: 
     # Days begin at midnight UTC.
     assert stage.earliest_input(settings, 10 * DAY_NS) <= date(1970, 1, 10), "yesterday cannot be computed"
     assert settings.warnings == ()
+
+
+@pytest.mark.parametrize(("columns", "omitted"), ((80, " (not shown: as of)"), (120, "")))
+def test_summary_omits_whole_columns_on_a_narrow_terminal(columns: int, omitted: str) -> None:
+    at = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
+    names = ("name", "observer", "up", "timeout", "retired", "last_advisory_at", "observer_alive_at", "as_of")
+    rows = Rows(names, [("london", "ok", 85, 5, 10, at, at, at), ("paris", "ok", 90, 0, 10, at, None, at)])
+    console = Console(file=StringIO(), width=columns)
+    with console.capture() as shown:
+        console.print(_table(console, rows, "centre"))
+    title, header, _, *lines = (line.rstrip() for line in shown.get().splitlines())
+    assert title == f"centre{omitted}"
+    assert header.startswith("name    observer  up  timeout  retired  last advisory at     observer alive at")
+    assert header.endswith("as of") == (not omitted)
+    assert [line.split()[0] for line in lines] == ["london", "paris"]
+    assert "…" not in shown.get()
+
+
+# The test above, on the terminal of a demo.
+@pytest.mark.nightly
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_summary_fits_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("COLUMNS", "LINES", "NO_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    terminal = Terminal("demo", "--no-ui", "--nodes", str(NODES), size=(80, 24))
+    silent, erased = "\x1b[33mtimeout", "\x1b[2K"
+    try:
+        assert silent in terminal.read(silent)
+    finally:
+        terminal.process.terminate()
+    assert terminal.end()[0] == 0, terminal.shown
+    screen = terminal.screen(terminal.shown.index(erased, terminal.shown.index(silent)))
+    summary = screen[screen.index("sites") :]
+    titles = [line.partition(" (")[0] for line in summary if line[:1].isalpha() and "  " not in line]
+    assert titles == ["sites", "centre, from their advisories", "newest transitions"]
+    assert "…" not in "".join(summary)
+    assert "first rows" in terminal.screen()[-1], "the summary was not removed"
 
 
 def test_home_with_other_files_is_refused_unchanged(tmp_path: Path) -> None:
