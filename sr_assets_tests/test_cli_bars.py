@@ -81,12 +81,15 @@ def test_dumb_terminal_gets_no_bar(stream: str) -> None:
     assert not terminal.shown
 
 
-def test_interrupt_shows_the_cursor_again(rig: Rig, stream: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "end"), ((signal.SIGINT, 130, "interrupted\r\n"), (signal.SIGTERM, -signal.SIGTERM, _SHOWN))
+)
+def test_signal_shows_the_cursor_again(rig: Rig, stream: str, number: signal.Signals, code: int, end: str) -> None:
     folder = rig.home / "sites" / "PARIS"
     with SiteLock(folder, "test", 0.0):
         terminal = Terminal("forget", "--site", "PARIS", piped=True)
         assert "PARIS: waiting for test (pid" in terminal.read("waiting")
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.end()[0] == 130
-    assert terminal.shown.endswith("interrupted\r\n")
+        terminal.process.send_signal(number)
+        assert terminal.end()[0] == code
+    assert terminal.shown.endswith(end)
     assert terminal.shown.rindex(_SHOWN) > terminal.shown.rindex(_HIDDEN)

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Final
 
 from sr_assets.adapters.progress_lines import show_on
 from sr_assets.domain.foreign_text import visible
@@ -12,6 +14,9 @@ from sr_assets.domain.foreign_text import visible
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
+
+#: The end of the bars' line, and the sequence that shows the cursor.
+_END: Final = b"\n\x1b[?25h"
 
 
 @contextlib.contextmanager
@@ -30,8 +35,29 @@ def progress_bars(*, still: bool = False) -> Iterator[None]:
             terminal = stack.enter_context(os.fdopen(os.dup(sys.stderr.fileno()), "w", errors="replace"))
             console = Console(file=terminal)
             if console.is_interactive:
+                stack.enter_context(_cursor_after_sigterm(terminal.fileno()))
                 stack.enter_context(show_on(stack.enter_context(Bars(console, still=still))))
         yield
+
+
+@contextlib.contextmanager
+def _cursor_after_sigterm(terminal: int) -> Iterator[None]:
+    """Show the cursor, which bars hide, before SIGTERM ends the process inside the block, unless SIGTERM has a handler."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        # Not by rich: its lock may be taken.
+        os.write(terminal, _END)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Bars(contextlib.AbstractContextManager["Bars"]):
