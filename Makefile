@@ -19,8 +19,8 @@ install: $(INSTALLED) ## install the package into .venv, with what the demo and 
 docs: $(READY) ## build the documentation site into sr_assets/site, where `sr-assets up` serves it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-pictures: $(READY) ## draw the diagrams and take the pictures of the documents; needs chromium and npm
-	PYTHONPATH=. $(BIN)/python docs/diagrams.py && $(BIN)/python -m sr_assets_bench.pictures
+pictures: $(READY) ## draw the diagrams and timelines, and take the pictures of the documents; needs chromium and npm
+	PYTHONPATH=. $(BIN)/python docs/diagrams.py && $(BIN)/python docs/timelines.py && $(BIN)/python -m sr_assets_bench.pictures
 
 test-fast: $(READY) ## run the tests that start no server, no Spark and no other process; ARGS='-k settings'
 	$(PYTEST) -m 'not process' $(ARGS)

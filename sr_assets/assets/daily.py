@@ -110,7 +110,7 @@ def build_daily_asset(settings: Settings, daily: DailyAsset, *, may_use_spark: b
                 "fleet",
                 ["duckdb", "spark"] if may_use_spark else ["duckdb"],
                 f"Table {stage.table.name} of fleet.duckdb: one row per {ROWS[stage.table.name]}.",
-                f"rules.md#{stage.table.computed}-by-day",
+                f"daily.md#{stage.table.computed}-by-day",
                 {**column_metadata(stage.table.name), "dagster/column_lineage": _lineage(settings, daily)},
             ),
         )(compute)

@@ -147,7 +147,7 @@ class StreamAssets:
                 deps, subject = ["node_state"], stream.advisory.subject if stream.advisory else None
                 published = f"published to {subject}" if subject else "recorded, not published (no `advisory` block)"
                 text = f"{name}: transitions of nodes (new, timeout, recover, expire), {published}."
-                section, kinds = "rules.md#an-advisory", {"nats", "duckdb"}
+                section, kinds = "advisories.md#an-advisory", {"nats", "duckdb"}
             case _:
                 deps = ["source", "node_state"] if stream.tracked else ["source"]
                 copied = "each sender's messages sampled" if stream.tracked else "every message"
@@ -250,7 +250,7 @@ class FeedAssets:
         freshness = entry_freshness(settings, feed)
         return [
             entry_spec(
-                settings, feed, "advisory_feed", deps, text, "rules.md#at-the-centre", kinds=kinds, freshness=freshness
+                settings, feed, "advisory_feed", deps, text, "advisories.md#at-the-centre", kinds=kinds, freshness=freshness
             )
         ]
 

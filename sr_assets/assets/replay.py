@@ -61,7 +61,7 @@ def build_replay_asset(configured: Settings) -> dg.AssetsDefinition:
             "fleet",
             {"nats", "spark"},
             "Transitions, copies and silent nodes of a stream under other durations, next to the recorded ones.",
-            "operations.md#choose-durations",
+            "replay.md#choose-durations",
         ),
     )(compute)
     return asset

@@ -156,10 +156,10 @@ class SparkSettings(Block):
         "the engine, [local or on a cluster](hosts.md#a-spark-cluster)", "connect-local"
     )
     from_messages: Natural | None = file_key(
-        "batches from so many messages on, and [daily tables](rules.md#days-in-spark) from so many nodes on, go to Spark once"
+        "batches from so many messages on, and [daily tables](engine.md#days-in-spark) from so many nodes on, go to Spark once"
         " the engine is warm; 0 and 1 send everything, and a run waits for the engine",
         None,
-        default_text="by [the rule](rules.md#spark-or-the-runs-own-process)",
+        default_text="by [the rule](engine.md#spark-or-the-runs-own-process)",
     )
     config: Annotated[dict[str, str], Value(spark_options, type="mapping")] = file_key(
         "Spark options; with `sc://…`, session options", {}, default_text="none"

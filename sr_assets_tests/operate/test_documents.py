@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_document_is_served_as_html_with_anchors() -> None:
     page = get("/docs/rules.md").text
-    assert '<h2 id="an-advisory">' in page
+    assert '<h2 id="up-silent-retired">' in page
     assert "<td>" in page
 
 
@@ -68,7 +68,7 @@ def test_web_sockets_reach_dagster(site: Path) -> None:
 def test_site_is_served_in_the_place_of_the_documents(site: Path) -> None:
     rules = get("/docs/rules.md", site)
     assert rules.url.path == "/docs/rules/"
-    assert 'id="an-advisory"' in rules.text
+    assert 'id="up-silent-retired"' in rules.text
     assert "Watch a fleet fall silent" in get("/docs", site).text
     assert get("/docs/tutorials/watch", site).url.path == "/docs/tutorials/watch/"
     diagram = re.search(r'src="\.\./(diagrams/[^"]+)"', rules.text)
