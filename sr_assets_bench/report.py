@@ -17,6 +17,7 @@ import numpy as np
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "sr_assets"  # equal figures give equal files
+mpl.rcParams["svg.fonttype"] = "none"  # text that can be selected, in small files
 
 from matplotlib import pyplot as plt  # noqa: E402  after the choice of the backend
 
@@ -71,7 +72,9 @@ def main(source: Path) -> None:
     """Read the figures, put them into `BENCH.md`, draw the charts into `docs`."""
     figures = json.loads(source.read_text())
     _put(FILE, lines(figures))
-    _put(SIZING_FILE, sizing_lines(json.loads(SIZES_FIGURES.read_text())))
+    sizes = json.loads(SIZES_FIGURES.read_text())
+    _put(SIZING_FILE, sizing_lines(sizes))
+    _draw_sizes(sizes)
     scale = json.loads(SCALE_FIGURES.read_text())
     _put(SCALE_FILE, proof_lines(scale))
     _put(SCALE_FILE, fastest_lines(scale), FASTEST_BEGIN, FASTEST_END)
@@ -122,6 +125,24 @@ def sizing_lines(figures: dict[str, Any]) -> Iterator[str]:
             f"| {size['target_gb_per_day']} | {size['history_gb_per_day']} | {size['slowest_lag_seconds']} s |"
         )
     yield ""
+
+
+def _draw_sizes(figures: dict[str, Any]) -> None:
+    figure, (cpu, memory) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+    sizes = [size for name, size in figures.items() if name != "machine"]
+    nodes = [f"{size['nodes']:,}" for size in sizes]
+    ours = [size["ours_percent_of_a_core"] for size in sizes]
+    servers = [size["source_percent_of_a_core"] + size["target_percent_of_a_core"] for size in sizes]
+    cpu.bar(nodes, ours, 0.6, label="sr-assets, Spark included")
+    tops = cpu.bar(nodes, servers, 0.6, bottom=ours, label="both NATS servers")
+    cpu.bar_label(tops, [f"{low + share:.0f}" for low, share in zip(ours, servers, strict=True)], fontsize=8)
+    cpu.set_title("CPU, % of one core")
+    cpu.legend(fontsize=8)
+    memory.bar_label(memory.bar(nodes, [size["peak_mib"] / 1024 for size in sizes], 0.6), fmt="{:.1f}", fontsize=8)
+    memory.set_title("memory of sr-assets, GiB")
+    for axes in (cpu, memory):
+        axes.set_xlabel("nodes")
+    _save(figure, "sizing")
 
 
 def proof_lines(figures: dict[str, Any]) -> Iterator[str]:
