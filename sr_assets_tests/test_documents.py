@@ -450,8 +450,8 @@ def test_users_asset_materialises_on_the_platform(
 
 
 def threats() -> list[tuple[str, list[str]]]:
-    """Return each threat of the security document with the tests that it names."""
-    rows = re.findall(r"^- \*\*(.+?)\.\*\* .+ \*Tests:\* (.+)$", page("security"), re.MULTILINE)
+    """Return each threat of the document with the tests that it names."""
+    rows = re.findall(r"^- \*\*(.+?)\.\*\* .+ \*Tests:\* (.+)$", page("threats"), re.MULTILINE)
     return [(threat, re.findall(r"`(\w+)`", tests)) for threat, tests in rows]
 
 
