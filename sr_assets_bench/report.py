@@ -56,6 +56,20 @@ _PROVEN = {
     "from event to advisory": "{announced_p50} s, {announced_p95} s, {announced_max} s",
     "the machine's load": "{machine_percent} %",
 }
+#: The rows of a measured size, from its figures.
+_SIZE = {
+    "messages/s": "{messages_per_second:,}",
+    "copies/s": "{copies_per_second}",
+    "CPU, ours": "{ours_percent_of_a_core} %",
+    "CPU, servers": "{servers:.1f} %",
+    "memory": "{peak_mib:,} MiB",
+    "read, Mbit/s": "{read_mbit_per_second}",
+    "written, Mbit/s": "{written_mbit_per_second}",
+    "source, GB/day": "{source_gb_per_day}",
+    "target, GB/day": "{target_gb_per_day}",
+    "history, GB/day": "{history_gb_per_day}",
+    "lag": "{slowest_lag_seconds} s",
+}
 #: Step of a growth curve → its label.
 _STEPS = {
     "run_idle": "run without work",
@@ -109,22 +123,16 @@ def sizing_lines(figures: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield _measured(figures["machine"])
     yield ""
-    yield (
-        "| nodes | messages/s | copies/s | CPU, ours | CPU, servers | memory | read, Mbit/s | written, Mbit/s "
-        "| source, GB/day | target, GB/day | history, GB/day | lag |"
-    )
-    yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    for name, size in figures.items():
-        if name == "machine":
-            continue
-        servers = size["source_percent_of_a_core"] + size["target_percent_of_a_core"]
-        yield (
-            f"| {size['nodes']:,} | {size['messages_per_second']:,} | {size['copies_per_second']} "
-            f"| {size['ours_percent_of_a_core']} % | {servers:.1f} % | {size['peak_mib']:,} MiB "
-            f"| {size['read_mbit_per_second']} | {size['written_mbit_per_second']} | {size['source_gb_per_day']} "
-            f"| {size['target_gb_per_day']} | {size['history_gb_per_day']} | {size['slowest_lag_seconds']} s |"
-        )
+    sizes = [size for name, size in figures.items() if name != "machine"]
+    yield "| | " + " | ".join(f"{size['nodes']:,} nodes" for size in sizes) + " |"
+    yield f"| --- |{' ---: |' * len(sizes)}"
+    for name, cell in _SIZE.items():
+        yield f"| {name} | " + " | ".join(cell.format(servers=_servers(size), **size) for size in sizes) + " |"
     yield ""
+
+
+def _servers(size: dict[str, Any]) -> float:
+    return float(size["source_percent_of_a_core"] + size["target_percent_of_a_core"])
 
 
 def _draw_sizes(figures: dict[str, Any]) -> None:
@@ -132,7 +140,7 @@ def _draw_sizes(figures: dict[str, Any]) -> None:
     sizes = [size for name, size in figures.items() if name != "machine"]
     nodes = [f"{size['nodes']:,}" for size in sizes]
     ours = [size["ours_percent_of_a_core"] for size in sizes]
-    servers = [size["source_percent_of_a_core"] + size["target_percent_of_a_core"] for size in sizes]
+    servers = [_servers(size) for size in sizes]
     cpu.bar(nodes, ours, 0.6, label="sr-assets, Spark included")
     tops = cpu.bar(nodes, servers, 0.6, bottom=ours, label="both NATS servers")
     cpu.bar_label(tops, [f"{low + share:.0f}" for low, share in zip(ours, servers, strict=True)], fontsize=8)
@@ -142,6 +150,7 @@ def _draw_sizes(figures: dict[str, Any]) -> None:
     memory.set_title("memory of sr-assets, GiB")
     for axes in (cpu, memory):
         axes.set_xlabel("nodes")
+        axes.margins(y=0.12)
     _save(figure, "sizing")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @cli.group()
 def maintenance() -> None:
-    """Hold back the announcements of planned work."""
+    """Suppress the announcements of planned work."""
 
 
 @maintenance.command(epilog="Example: sr-assets maintenance add --match 'web*' --for 2h --reason 'new switches'")

@@ -63,7 +63,7 @@ class OutageGuardBlock(Block):
     quiet_ns: Duration | None = file_key(
         "a node is silent after this time", None, name="quiet", default_text="half of `warn_duration`"
     )
-    hold_ns: Duration = file_key("the longest time that announcements are held", "1d", name="hold")
+    hold_ns: Duration = file_key("the longest time that announcements are delayed", "1d", name="hold")
     min_nodes: Positive = file_key("fewer nodes have no outage", 10)
 
     def guard(self, warning_ns: int, classes: Mapping[str, int]) -> Guard:

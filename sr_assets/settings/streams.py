@@ -239,7 +239,7 @@ class StreamSettings(CommonKeys):
         "[windows](#block-maintenance) without announcements", None, default_text="the top level's"
     )
     outage_guard: OutageGuardBlock | None = file_key(
-        "hold announcements during an [outage](#block-outage_guard) of the site", None, default_text="the top level's"
+        "delay announcements during an [outage](#block-outage_guard) of the site", None, default_text="the top level's"
     )
     flapping: FlappingBlock | None = file_key(
         "announce `flapping` and `settled` of a [flapping](#block-flapping) node", None, default_text="the top level's"
@@ -251,7 +251,7 @@ class StreamSettings(CommonKeys):
         default_text="the top level's",
     )
     partitions: PartitionsBlock | None = file_key(
-        "[lanes](#block-partitions) that read and copy the stream in parallel", None, default_text="none"
+        "[partitions](#block-partitions) that read and copy the stream in parallel", None, default_text="none"
     )
     workers: Positive = file_key("parallel writers", 1)
 

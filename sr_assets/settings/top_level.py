@@ -345,7 +345,7 @@ class Settings(Block):
     loglevel: Annotated[LogLevel, choice(LogLevel)] = file_key("the least important lines of the log", "info")
     logfile: File | None = file_key("a log file in addition to stderr", None)
     log_format: Annotated[LogFormat, choice(LogFormat)] = file_key("see [logs](monitoring.md#logs)", "text")
-    metrics: MetricsSettings = file_key("[outlets of metrics](#block-metrics)", {})
+    metrics: MetricsSettings = file_key("[where metrics go](#block-metrics)", {})
     health: HealthSettings = file_key("[health](#block-health) without a metrics port", {})
     monitor_port: Port | None = file_key("the port of `/metrics`, same as `port` of `metrics`", None)
     notify: tuple[NotifySettings, ...] = file_key("[notifications](#block-notify)", [], default_text="none")
