@@ -250,7 +250,14 @@ class FeedAssets:
         freshness = entry_freshness(settings, feed)
         return [
             entry_spec(
-                settings, feed, "advisory_feed", deps, text, "advisories.md#at-the-centre", kinds=kinds, freshness=freshness
+                settings,
+                feed,
+                "advisory_feed",
+                deps,
+                text,
+                "advisories.md#at-the-centre",
+                kinds=kinds,
+                freshness=freshness,
             )
         ]
 
