@@ -138,7 +138,7 @@ def _look_ups(home: Path, folder: Path, nodes: int) -> dict[str, int]:
             FROM read_parquet('{files[-1]}') GROUP BY node
             """
         )
-        newest = snapshots_query(f"'{files[-1]}'", f"'{home}/'", "FROM latest")
+        newest = snapshots_query(str(home), [relative_name(files[-1])], "FROM latest")
         connection.execute(f"CREATE VIEW node_snapshots AS {newest}")
         connection.execute(
             f"CREATE VIEW node_snapshot_history AS {history_query(str(home), f'SELECT unnest([{names}]) AS file')}"
