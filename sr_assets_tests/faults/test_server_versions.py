@@ -1,4 +1,5 @@
-"""One contract for every supported server version: reader, writer and administration; then a whole run on the oldest.
+"""One contract for every supported server version and the simulated server: reader, writer and administration; then a whole
+run on the oldest.
 
 Each version has one server for all tests; streams use file and memory storage, with and without direct get.
 """
@@ -50,8 +51,12 @@ from sr_assets_tests.faults.copying import copy_plan
 from sr_assets_tests.rig import Rig, Sent, address, cluster, wait_until
 from sr_assets_tests.server_versions import MINORS, server_binary
 from sr_assets_tests.servers import NatsServer
+from sr_assets_tests.sim.server import VERSION
+from sr_assets_tests.sim.tcp import TcpServer
 
 Write = Callable[..., Receipt]
+#: The simulated server among the versions.
+SIMULATED = "simulated"
 #: Error codes of a full stream, and of an unexpected last sequence.
 STREAM_FULL = 10077
 WRONG_LAST_SEQUENCE = 10071
@@ -59,7 +64,7 @@ WRONG_LAST_SEQUENCE = 10071
 
 #: What the tests vary, with the names of the values.
 AXES: dict[str, dict[str, object]] = {
-    "minor": {minor: minor for minor in MINORS},
+    "version": {version: version for version in (*MINORS, SIMULATED)},
     "storage": {"file": "file", "memory": "memory"},
     "direct": {"direct": True, "no_direct": False},
 }
@@ -72,14 +77,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def minor(request: pytest.FixtureRequest) -> str:
+def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def server(minor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    home = tmp_path_factory.mktemp("version") / minor
-    with NatsServer(home, "versioned", binary=server_binary(minor)) as started:
+def minor(version: str) -> str:
+    return VERSION.rpartition(".")[0] if version == SIMULATED else version
+
+
+@pytest.fixture(scope="module")
+def server(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer | TcpServer]:
+    if version == SIMULATED:
+        with TcpServer() as simulated:
+            yield simulated
+        return
+    home = tmp_path_factory.mktemp("version") / version
+    with NatsServer(home, "versioned", binary=server_binary(version)) as started:
         yield started
 
 

@@ -317,6 +317,8 @@ class Sender:
                 # No acknowledgement proves nothing about a message: its leader may have lost the quorum. Send once more.
                 if lost is self._source_failure or unanswered or not self._window:
                     raise
+                # The target may have stored one too long ago to recognise it as a duplicate.
+                self._settle_found()
                 unanswered, refused = True, []
             else:
                 unanswered = False
@@ -433,18 +435,22 @@ class Sender:
             self.copies.last = end.last or before
             self._settle(end.sent[: end.stored], before + 1)
         else:
-            # Read to the end first, because the contents are read on the same connection.
-            ours = [copy for copy in self.copies.added() if self._is_copy_of_window(copy.of)]
-            genuine = self.copies.genuine(ours, self._window)
-            for copy in ours:
-                if copy.of.sequence not in self._window:
-                    continue
-                if copy.at in genuine:
-                    self._settle([copy.of.sequence], copy.at)
-                else:
-                    self._receipt.forged += 1
+            self._settle_found()
         self._receipt.batched += self._receipt.copied - count
         return clean and not self._window
+
+    def _settle_found(self) -> None:
+        """Settle the messages in flight that the target holds, as its new messages prove."""
+        # Read to the end first, because the contents are read on the same connection.
+        ours = [copy for copy in self.copies.added() if self._is_copy_of_window(copy.of)]
+        genuine = self.copies.genuine(ours, self._window)
+        for copy in ours:
+            if copy.of.sequence not in self._window:
+                continue
+            if copy.at in genuine:
+                self._settle([copy.of.sequence], copy.at)
+            else:
+                self._receipt.forged += 1
 
     def _is_copy_of_window(self, copy: CopyOf) -> bool:
         """Return whether a copy is that of a message which is in flight or waits."""

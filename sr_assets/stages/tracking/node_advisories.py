@@ -53,7 +53,7 @@ _START_NS: Final = 30_000_000_000
 
 
 class StoredAdvisories:
-    """One stream's stored advisories; each run reads them once, from the outbox's earliest event on."""
+    """One stream's stored advisories; each run reads them from the outbox's earliest event on, again if one may be missing."""
 
     def __init__(self, stream: StreamSettings, store: SiteState, clock: Clock) -> None:
         self._stream, self._store, self._clock = stream, store, clock
@@ -79,6 +79,10 @@ class StoredAdvisories:
         if self._left:
             with self._store.transaction():
                 self._left = self._outbox.count_stored(self._dropped_before_ns, self._clock.now_ns())
+
+    def forget(self) -> None:
+        """Read the streams again before the next advisory."""
+        self._read_from_ns = None
 
     def _read(self, cluster: Cluster, pattern: str, since_ns: int) -> None:
         """Note the ids of the advisories stored since a time (unix ns)."""
@@ -187,10 +191,15 @@ class AdvisoryStage:
 
     def _publish_reliably(self, cluster: Cluster) -> bool:
         sent = 0
-        self._stored.settle(cluster, advisory_pattern(self._advisory.subject))
-        while rows := self._known(self._outbox.unpublished(_CHUNK, without=self._held_back)):
+        while True:
+            self._stored.settle(cluster, advisory_pattern(self._advisory.subject))
+            if not (rows := self._known(self._outbox.unpublished(_CHUNK, without=self._held_back))):
+                break
             items = [(self._subject(row), advisory_body(self._stream, row), row["event_id"]) for row in rows]
             deliveries = cluster.publish_many(items, [row["node"] for row in rows])
+            if cluster.last_refusal is not None:
+                # One may be stored although its acknowledgement was lost.
+                self._stored.forget()
             answered = list(zip(rows, deliveries, strict=True))
             acknowledged = [row for row, delivery in answered if delivery.acknowledged]
             reach(Point.PUBLISHING_OUTBOX)

@@ -1,0 +1,74 @@
+"""`make simulate`: run histories for some time, and print what they did and found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from sr_assets_tests.sim.history import Outcome, run_history, shrink
+
+
+def _run(seed: int) -> Outcome:
+    folder = Path(tempfile.gettempdir()) / f"simulation-{os.getpid()}"
+    outcome = run_history(seed, folder)
+    return outcome if outcome.problem is None else shrink(outcome, folder)
+
+
+def main() -> int:
+    """Run seeds from `--seed` on until `--seconds` have passed, or `--histories` of them; return 1 for a difference."""
+    parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to begin new histories (60)")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed (1)")
+    parser.add_argument("--histories", type=int, default=1 << 40, help="how many histories at most")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+    options = parser.parse_args()
+    began, counts, problems = time.monotonic(), Outcome(options.seed), list[Outcome]()
+    histories = 0
+    workers = len(os.sched_getaffinity(0))
+    seeds = iter(range(options.seed, options.seed + options.histories))
+    with ProcessPoolExecutor(workers) as pool:
+        running = {pool.submit(_run, seed) for seed, _ in zip(seeds, range(2 * workers), strict=False)}
+        while running:
+            done = next(as_completed(running))
+            running.remove(done)
+            outcome = done.result()
+            histories += 1
+            for name in ("faults", "points"):
+                getattr(counts, name).update(getattr(outcome, name))
+            counts.messages += outcome.messages
+            counts.transitions += outcome.transitions
+            if outcome.problem is not None:
+                problems.append(outcome)
+                print(f"seed {outcome.seed}, faults {outcome.effective}: {outcome.problem}", file=sys.stderr, flush=True)
+            if time.monotonic() - began < options.seconds and (seed := next(seeds, None)) is not None:
+                running.add(pool.submit(_run, seed))
+    seconds = time.monotonic() - began
+    result = {
+        "histories": histories,
+        "per_minute": round(histories / seconds * 60),
+        "differences": [outcome.seed for outcome in problems],
+        "messages": counts.messages,
+        "transitions": counts.transitions,
+        "faults": dict(sorted(counts.faults.items())),
+        "points": dict(sorted(Counter({str(name): count for name, count in counts.points.items()}).items())),
+    }
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name}: {value}")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    # Sets of text have another order in every process, unless this is set; a seed must mean one history.
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+    sys.exit(main())

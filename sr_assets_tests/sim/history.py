@@ -1,0 +1,281 @@
+"""One history: a plan drawn from a seed, the platform under its faults, and the comparison with independent rules.
+
+A plan is a list of steps and a list of faults. To shrink a failure, leave out faults and steps by their numbers: the rest is
+drawn as before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
+from sr_assets.adapters.state.store import SiteState
+from sr_assets.domain.messages import last_origin
+from sr_assets_tests.reference import Expected, Rules, Seen, by_field, expect
+from sr_assets_tests.sim.network import Host
+from sr_assets_tests.sim.platform import SITE, Home, install_hook, simulated
+from sr_assets_tests.sim.streams import Stored
+from sr_assets_tests.sim.world import SECOND_NS, StuckError, World
+
+BEGIN_NS: Final = 1_800_000_000 * SECOND_NS
+#: How often the platform may try before the end of a history.
+_LAST_RUNS: Final = 8
+_REQUEST_FAULTS: Final = ("lost", "unanswered", "closed", "closed after", "restarted", "kill before", "kill after")
+_NEEDS: Final = {"spark": {"from_messages": 1_000_000}}
+
+
+class Difference(AssertionError):  # noqa: N818  a result
+    """The platform's results are not those of the rules."""
+
+
+@dataclass
+class Outcome:
+    """What a history did: faults and points by name, the steps, and the difference, if any."""
+
+    seed: int
+    faults: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    steps: list[str] = field(default_factory=list)
+    problem: str | None = None
+    #: The numbers of the faults that took effect, in the order of the requests and points that they met.
+    effective: list[int] = field(default_factory=list)
+    messages: int = 0
+    transitions: int = 0
+    #: A checksum of all requests with their times: equal for equal histories.
+    digest: int = 0
+
+
+class _Defects(logging.Handler):
+    """Collects tracebacks that the platform logs: errors that none of its rules knows."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            formatted = logging.Formatter().formatException(record.exc_info)
+            self.texts.append(f"{record.getMessage()}\n{formatted}")
+
+
+class History:
+    """A history of one seed; `only` are the numbers of the faults that may take effect, None for all."""
+
+    def __init__(self, seed: int, folder: Path, only: Collection[int] | None = None) -> None:
+        self.seed, self.folder, self.only = seed, folder / f"history-{seed}", only
+        #: Draws the plan; the world draws what happens meanwhile.
+        self.plan = random.Random(f"plan {seed}")
+        self.luck = random.Random(f"faults {seed}")
+        self.outcome = Outcome(seed)
+        self.defects = _Defects()
+        self.seen: list[Stored] = []
+        self._met = 0
+        self.disordered = False
+
+    def run(self) -> Outcome:
+        """Run the history; a difference is in the outcome."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        logger = logging.getLogger("sr_assets")
+        level, propagates = logger.level, logger.propagate
+        logger.addHandler(self.defects)
+        logger.propagate = False
+        try:
+            with simulated(self.seed, BEGIN_NS) as (self.world, self.network):
+                self.world.run(self._live)
+        except (Difference, StuckError) as difference:
+            self.outcome.problem = f"{type(difference).__name__}: {difference}"
+        finally:
+            crash_points.hook = None
+            logger.removeHandler(self.defects)
+            logger.setLevel(level)
+            logger.propagate = propagates
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.defects.texts:
+            self.outcome.problem = self.outcome.problem or self.defects.texts[0]
+        return self.outcome
+
+    # ------------------------------------------------------------------------------------------------------ the plan
+
+    def _live(self) -> None:
+        plan, world = self.plan, self.world
+        self.source, self.target = self.network.host("source:4222"), self.network.host("target:4222")
+        self.home = Home(world, self.folder, "one")
+        self.home.reached = self._reach
+        install_hook([self.home])
+        for host in (self.source, self.target):
+            host.fault = self._fault
+        self.tracked = plan.random() < 0.8
+        self.minutes = plan.choice((10, 60, 600))
+        window = {"duplicate_window": plan.choice((100_000_000, 120 * SECOND_NS))}
+        self._create(self.source, "S", allow_direct=plan.random() < 0.8)
+        self._create(self.source, "FEED", **window)
+        if plan.random() < 0.7:
+            self._create(self.target, "T", allow_direct=plan.random() < 0.8, **window)
+        self.senders = plan.choice((1, 3, 20))
+        self.rates = (0.0, 0.0)
+        for _ in range(plan.randrange(2, 5)):
+            self._step(plan.choice(("publish", *["publish and run"] * 4, "run", "wait", "wait")))
+        self._end()
+
+    def _step(self, kind: str) -> None:
+        plan = self.plan
+        self.outcome.steps.append(kind)
+        if kind == "wait":
+            self.world.sleep(plan.choice((1.0, 40.0, self.minutes * 31.0, self.minutes * 61.0, self.minutes * 130.0)))
+            return
+        if kind != "run":
+            for _ in range(plan.choice((1, 5, 12, 30))):
+                self._publish()
+        if kind != "publish":
+            self.rates = plan.choice(((0.0, 0.05), (0.01, 0.02), (0.03, 0.0), (0.1, 0.1)))
+            self.home.start(self._settings())
+            for _ in range(plan.choice((0, 0, 12))):
+                self.world.sleep(plan.choice((0.003, 0.2)))
+                self._publish()
+            self.home.join()
+            self.home.bury()
+            self.rates = (0.0, 0.0)
+
+    def _settings(self) -> Any:
+        entry: dict[str, Any] = {
+            "stream": "S",
+            "target_stream": "T",
+            "target_subject_prefix": "T",
+            "source_url": "nats://source:4222",
+            "target_url": "nats://target:4222",
+            "batch_messages": self.plan.choice((4, 10, 1000, 1000)),
+        }
+        if self.tracked:
+            entry |= {"inspect_field": "sender", "inspect_duration": f"{self.minutes}m", "size_trigger": 3}
+            entry |= {"advisory": {"subject": "FEED.%s.%v", "reliable": True}}
+        return self.home.configure({"name": SITE, "streams": [entry], **_NEEDS})
+
+    @staticmethod
+    def _create(host: Host, name: str, **config: Any) -> None:
+        host._stream_create(name, {"name": name, "subjects": [f"{name}.>"], **config})
+
+    def _publish(self) -> None:
+        body = {"sender": f"n{self.plan.randrange(self.senders)}", "n": len(self.seen), "pad": "x" * self.plan.randrange(5)}
+        payload = json.dumps(body).encode() if self.plan.random() < 0.95 else b"no sender"
+        self.source.publish(None, f"S.{self.plan.randrange(3)}", "", b"", payload)
+        stream = self.source.stream("S")
+        self.seen.append(stream.messages[stream.last])
+        self.world.sleep(self.plan.choice((0.0, 0.001, 2.0, self.minutes * 7.0)))
+
+    # ---------------------------------------------------------------------------------------------------- the faults
+
+    def _meets(self, rate: float) -> bool:
+        """Decide whether the next request or point meets a fault that may take effect."""
+        if not rate or self.luck.random() >= rate:
+            return False
+        self._met += 1
+        if self.only is not None and self._met not in self.only:
+            return False
+        self.outcome.effective.append(self._met)
+        return True
+
+    def _fault(self, host: Host, subject: str) -> str | None:
+        request = f"{self.world.now_ns} {host.address} {subject}"
+        self.outcome.digest = zlib.crc32(request.encode(), self.outcome.digest)
+        kind = self.luck.choice(_REQUEST_FAULTS)
+        if not self._meets(self.rates[0]):
+            return None
+        self.outcome.faults[kind] += 1
+        # A leader that changes within a window loses some messages and stores later ones.
+        self.disordered |= kind == "lost" and subject.startswith("T.")
+        if kind == "kill before":
+            self.home.kill()
+            return "closed"
+        if kind == "kill after":
+            self.world.call_at(self.world.now_ns, self.home.kill)
+            return None
+        return kind
+
+    def _reach(self, point: Point) -> None:
+        self.outcome.points[point] += 1
+        if self._meets(self.rates[1]):
+            self.outcome.faults[f"kill at {point}"] += 1
+            self.home.kill()
+
+    # ------------------------------------------------------------------------------------------------ the comparison
+
+    def _end(self) -> None:
+        """Let the platform recover, and compare."""
+        for _ in range(_LAST_RUNS):
+            self.world.sleep(3.0)
+            self.home.start(self._settings())
+            self.home.join()
+            if self.home.error is not None:
+                raise Difference(f"the site does not open: {self.home.error!r}")
+            quiet = not any(report.failure for report in self.home.reports.values())
+            if quiet:
+                break
+        else:
+            failures = [report.failure for report in self.home.reports.values()]
+            raise Difference(f"the last runs fail: {failures}")
+        with SiteState(self.home.folder / "sites" / SITE) as state:
+            loaded = state.load_stream("S")
+            queued = state.copy_queue("S").size()
+            waiting = state.count_unpublished("S")
+        assert loaded is not None
+        if queued or waiting:
+            raise Difference(f"{queued} copies and {waiting} advisories still wait")
+        self._compare(self._expected(loaded.watermark_ns or 0))
+
+    def _expected(self, watermark_ns: int) -> Expected:
+        minute = 60 * SECOND_NS
+        interval_ns = self.minutes * minute
+        sender: Callable[[Seen], str | None] = by_field if self.tracked else lambda _: None
+        rules = Rules(SITE, SITE, "S", interval_ns, interval_ns // 2, "sender", sender, trigger_bytes=3)
+        history = [Seen(each.sequence, each.at_ns, each.subject, each.headers, each.payload) for each in self.seen]
+        return expect(rules, history, watermark_ns)
+
+    def _compare(self, expected: Expected) -> None:
+        copied = [sequence for _, sequence in expected.copied]
+        held = self.target.streams["T"].messages.values() if "T" in self.target.streams else ()
+        copies = [origin.sequence if (origin := last_origin(each.headers)) else None for each in held]
+        self.outcome.messages = len(self.seen)
+        if self.disordered:
+            copies = sorted(copies, key=lambda sequence: sequence or 0)
+        if copies != copied:
+            raise Difference(f"copies {copies}, expected {copied}")
+        bodies = [json.loads(each.payload) for each in self.source.streams["FEED"].messages.values()]
+        told: dict[str, list[tuple[int, str, str]]] = {}
+        for body in bodies:
+            told.setdefault(body["value"], []).append((body["transition"], body["event"], body["event_time"]))
+        due: dict[str, list[tuple[int, str, str]]] = {}
+        for body in expected.advisories:
+            due.setdefault(body["value"], []).append((body["transition"], body["event"], body["event_time"]))
+        self.outcome.transitions = len(expected.advisories)
+        if told != due:
+            node = next(each for each in {**told, **due} if told.get(each) != due.get(each))
+            raise Difference(f"advisories of {node}: {told.get(node)}, expected {due.get(node)}")
+
+
+def run_history(seed: int, folder: Path, only: Collection[int] | None = None) -> Outcome:
+    """Run one history."""
+    return History(seed, folder, only).run()
+
+
+def shrink(outcome: Outcome, folder: Path) -> Outcome:
+    """Return the failing history of a seed with as few faults as possible."""
+    best = outcome
+    for number in outcome.effective:
+        fewer = [each for each in best.effective if each != number]
+        tried = run_history(outcome.seed, folder, fewer)
+        if tried.problem is not None:
+            best = tried
+    return best
+
+
+__all__ = ["Difference", "History", "Outcome", "World", "run_history", "shrink"]

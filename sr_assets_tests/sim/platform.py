@@ -1,0 +1,169 @@
+"""The platform inside a simulation: what it uses of time, threads, sockets and chance is replaced; its code is unchanged."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import random
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from sr_assets.adapters import crash_points, times
+from sr_assets.adapters.copying import copier
+from sr_assets.adapters.crash_points import Point
+from sr_assets.adapters.nats import administration, client, object_store
+from sr_assets.adapters.published import history as published_history
+from sr_assets.adapters.wire import connection
+from sr_assets.settings import Settings, load_settings
+from sr_assets.stages import campaign, checkpointing, site
+from sr_assets.stages.report import Stage, StreamReport
+from sr_assets.stages.run import SiteRun
+from sr_assets.stages.site import Site
+from sr_assets.stages.source import lag
+from sr_assets_tests.sim import network, world
+from sr_assets_tests.sim.network import Network, SimClient, SimClientThread, SimLink
+from sr_assets_tests.sim.world import (
+    SECOND_NS,
+    Killed,
+    Process,
+    SimCondition,
+    SimEvent,
+    SimExecutor,
+    SimLock,
+    SimThread,
+    World,
+)
+
+SITE: Final = "LONDON"
+#: CPU time, which nothing costs here.
+_NO_COST: Final = SimpleNamespace(process_time=lambda: 0.0, thread_time=lambda: 0.0)
+
+
+@contextlib.contextmanager
+def simulated(seed: int, begin_ns: int) -> Iterator[tuple[World, Network]]:
+    """Replace time, threads, sockets and chance inside the block, by those of a new world."""
+    simulation = World(seed, begin_ns)
+    net = Network(simulation)
+    chance = random.Random(seed)
+
+    def own_ns() -> int:
+        return simulation.now_ns + simulation.process.clock_ns
+
+    with pytest.MonkeyPatch.context() as patch:
+        world.enter(simulation)
+        patch.setattr(SimLink, "network", net, raising=False)
+        patch.setattr(times, "time_ns", own_ns)
+        patch.setattr(times, "time", lambda: own_ns() / SECOND_NS)
+        patch.setattr(times, "monotonic", lambda: simulation.seconds)
+        patch.setattr(times, "boot_seconds", lambda: simulation.seconds)
+        patch.setattr(times, "sleep", simulation.sleep)
+        patch.setattr(threading, "Thread", SimThread)
+        patch.setattr(threading, "Event", SimEvent)
+        patch.setattr(threading, "Lock", SimLock)
+        patch.setattr(threading, "RLock", lambda: SimLock(reentrant=True))
+        patch.setattr(threading, "Condition", SimCondition)
+        for module in (copier, published_history, lag, concurrent.futures):
+            patch.setattr(module, "ThreadPoolExecutor", SimExecutor)
+        for module in (site, checkpointing):
+            patch.setattr(module, "time", _NO_COST)
+        patch.setattr(connection, "Link", SimLink)
+        patch.setattr(client, "SecuredClient", SimClient)
+        for module in (administration, object_store):
+            patch.setattr(module, "ClientThread", SimClientThread)
+        patch.setattr(campaign, "instance_of", lambda folder: f"instance of {folder.parent.parent.name}")
+        patch.setattr(secrets, "token_hex", lambda count=16: f"{chance.getrandbits(8 * count):0{2 * count}x}")
+        random.seed(seed)
+        try:
+            yield simulation, net
+        finally:
+            world.enter(None)
+
+
+class Home:
+    """A home of one member, and the process that works on it. `reached` is called with each point that it passes."""
+
+    def __init__(self, simulation: World, folder: Path, name: str, clock_ns: int = 0) -> None:
+        self.world, self.folder, self.name = simulation, folder / name, name
+        self.clock_ns = clock_ns
+        self.reached: Callable[[Point], None] = lambda _point: None
+        self.process: Process | None = None
+        self.reports: dict[str, StreamReport] = {}
+        self.error: BaseException | None = None
+        self.folder.mkdir(parents=True)
+
+    def configure(self, document: dict[str, Any]) -> Settings:
+        """Return the settings of a configuration."""
+        file = self.folder / "replication.yaml"
+        # JSON is YAML.
+        file.write_text(json.dumps({"state_store": str(self.folder), **document}))
+        return load_settings(file, {})
+
+    def start(self, settings: Settings, *, drain: bool = True) -> Process:
+        """Start a run of the site in a new process."""
+        assert self.process is None or not self.process.alive
+        self.process = process = Process(self.world, self.name, self.clock_ns)
+        self.reports, self.error = {}, None
+
+        def run() -> None:
+            try:
+                with Site(settings, SITE, owner="run", run_id=f"{self.name}", wait_seconds=0) as opened:
+                    selection = {entry.stream: frozenset(Stage) for entry in opened.entries}
+                    work = SiteRun(opened, selection, drain_only=drain)
+                    for _ in work.rounds():
+                        pass
+                    self.reports = work.reports
+            except Exception as error:  # noqa: BLE001  the history decides whether it may
+                self.error = error
+
+        SimThread(target=run, name=f"run of {self.name}", process=process).start()
+        return process
+
+    def kill(self) -> None:
+        """Kill the process: the home stays as it is on the disk now."""
+        process = self.process
+        if process is None or not process.alive or process.dead:
+            return
+        saved = self.folder.with_name(f"{self.folder.name}.saved")
+        shutil.copytree(self.folder, saved)
+        self._saved = saved
+        process.kill()
+
+    def bury(self) -> None:
+        """Wait until the killed process has ended, and undo what its end did in the home."""
+        process = self.process
+        while process is not None and process.alive:
+            self.world.sleep(0.001)
+        if (saved := getattr(self, "_saved", None)) is not None:
+            shutil.rmtree(self.folder)
+            saved.rename(self.folder)
+            self._saved = None
+
+    def join(self) -> None:
+        """Wait for the end of the process."""
+        while self.process is not None and self.process.alive:
+            self.world.sleep(0.05)
+
+
+def install_hook(homes: list[Home]) -> None:
+    """Let each passing of a crash point be told to the home whose process passes it."""
+
+    def hook(point: Point) -> None:
+        process = world.current().process
+        if process.dead:
+            raise Killed
+        for home in homes:
+            if home.process is process:
+                home.reached(point)
+
+    crash_points.hook = hook
+
+
+__all__ = ["SITE", "Home", "install_hook", "network", "simulated"]
