@@ -104,7 +104,10 @@ def _free_cores(figures: Figures | None) -> Iterator[Row]:
     """Yield the rows of a workload that needs root."""
     if figures is None:
         return
-    for kind, label in (("plain", "plain copy, 900 B, two partitions"), ("sampled", "sampled, a new fleet, 7 KB, 10% due")):
+    for kind, label in (
+        ("plain", "plain copy, 900 B, two partitions"),
+        ("sampled", "sampled, a new fleet, 7 KB, 10% due"),
+    ):
         for distance in (0, 20):
             local, single, double = (
                 figures[f"{kind}_{name}_{distance}ms_per_second"] for name in ("local", "one", "two")

@@ -46,7 +46,9 @@ def main() -> int:
             counts.transitions += outcome.transitions
             if outcome.problem is not None:
                 problems.append(outcome)
-                print(f"seed {outcome.seed}, faults {outcome.effective}: {outcome.problem}", file=sys.stderr, flush=True)
+                print(
+                    f"seed {outcome.seed}, faults {outcome.effective}: {outcome.problem}", file=sys.stderr, flush=True
+                )
             if time.monotonic() - began < options.seconds and (seed := next(seeds, None)) is not None:
                 running.add(pool.submit(_run, seed))
     seconds = time.monotonic() - began
@@ -68,7 +70,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Sets of text have another order in every process, unless this is set; a seed must mean one history.
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
     sys.exit(main())

@@ -19,19 +19,28 @@ from typing import Any, Final
 
 from sr_assets.adapters import crash_points
 from sr_assets.adapters.crash_points import Point
+from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import last_origin
-from sr_assets_tests.reference import Expected, Rules, Seen, by_field, expect
+from sr_assets_tests.reference import Expected, Rules, Seen, blind_spans, by_field, expect
 from sr_assets_tests.sim.network import Host
-from sr_assets_tests.sim.platform import SITE, Home, install_hook, simulated
+from sr_assets_tests.sim.platform import IN_PROCESS, SITE, Home, install_hook, simulated
 from sr_assets_tests.sim.streams import Stored
-from sr_assets_tests.sim.world import SECOND_NS, StuckError, World
+from sr_assets_tests.sim.world import SECOND_NS, StuckError
 
 BEGIN_NS: Final = 1_800_000_000 * SECOND_NS
 #: How often the platform may try before the end of a history.
 _LAST_RUNS: Final = 8
-_REQUEST_FAULTS: Final = ("lost", "unanswered", "closed", "closed after", "restarted", "kill before", "kill after")
-_NEEDS: Final = {"spark": {"from_messages": 1_000_000}}
+_REQUEST_FAULTS: Final = (
+    "lost",
+    "unanswered",
+    "closed",
+    "closed after",
+    "restarted",
+    "tail lost",
+    "kill before",
+    "kill after",
+)
 
 
 class Difference(AssertionError):  # noqa: N818  a result
@@ -81,6 +90,11 @@ class History:
         self.seen: list[Stored] = []
         self._met = 0
         self.disordered = False
+        self.backup = folder / f"backup-{seed}"
+        #: The sequences that the source lost before they were read.
+        self.gone: list[int] = []
+        #: When each node last sent a message.
+        self.last_ns: dict[int, int] = {}
 
     def run(self) -> Outcome:
         """Run the history; a difference is in the outcome."""
@@ -99,7 +113,8 @@ class History:
             logger.removeHandler(self.defects)
             logger.setLevel(level)
             logger.propagate = propagates
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for used in (self.folder, self.backup):
+                shutil.rmtree(used, ignore_errors=True)
         if self.defects.texts:
             self.outcome.problem = self.outcome.problem or self.defects.texts[0]
         return self.outcome
@@ -117,19 +132,25 @@ class History:
         self.tracked = plan.random() < 0.8
         self.minutes = plan.choice((10, 60, 600))
         window = {"duplicate_window": plan.choice((100_000_000, 120 * SECOND_NS))}
-        self._create(self.source, "S", allow_direct=plan.random() < 0.8)
-        self._create(self.source, "FEED", **window)
+        self.source.create("S", allow_direct=plan.random() < 0.8)
+        self.source.create("FEED", **window)
         if plan.random() < 0.7:
-            self._create(self.target, "T", allow_direct=plan.random() < 0.8, **window)
+            self.target.create("T", allow_direct=plan.random() < 0.8, **window)
         self.senders = plan.choice((1, 3, 20))
+        self.incidents = plan.choice(((), ("back up", "put back", "put back"), ("lose unread",)))
+        self.home.clock_ns = plan.choice((0, 0, -20, 20)) * 60 * SECOND_NS
+        self.source.clock_ns = plan.choice((0, 0, -20, 20)) * 60 * SECOND_NS
         self.rates = (0.0, 0.0)
         for _ in range(plan.randrange(2, 5)):
-            self._step(plan.choice(("publish", *["publish and run"] * 4, "run", "wait", "wait")))
+            self._step(plan.choice(("publish", *["publish and run"] * 4, "run", "wait", "wait", *self.incidents)))
         self._end()
 
     def _step(self, kind: str) -> None:
         plan = self.plan
         self.outcome.steps.append(kind)
+        if kind in {"back up", "put back", "lose unread"}:
+            {"back up": self._back_up, "put back": self._put_back, "lose unread": self._lose_unread}[kind]()
+            return
         if kind == "wait":
             self.world.sleep(plan.choice((1.0, 40.0, self.minutes * 31.0, self.minutes * 61.0, self.minutes * 130.0)))
             return
@@ -146,6 +167,37 @@ class History:
             self.home.bury()
             self.rates = (0.0, 0.0)
 
+    def _back_up(self) -> None:
+        # A home without a state is a lost one: only an operator may let it begin again.
+        state = self._state()
+        if state is not None and state.has_position:
+            shutil.rmtree(self.backup, ignore_errors=True)
+            shutil.copytree(self.home.folder, self.backup)
+
+    def _put_back(self) -> None:
+        """Replace the home by an older one."""
+        if self.backup.exists():
+            shutil.rmtree(self.home.folder)
+            shutil.copytree(self.backup, self.home.folder)
+
+    def _state(self) -> StreamState | None:
+        folder = self.home.folder / "sites" / SITE
+        if not (folder / "state.duckdb").exists():
+            return None
+        with SiteState(folder) as state:
+            return state.load_stream("S")
+
+    def _lose_unread(self) -> None:
+        """Let the source lose messages before they are read."""
+        loaded = self._state() if self.tracked else None
+        if loaded is None or not loaded.has_position:
+            return
+        stream = self.source.stream("S")
+        unread = [sequence for sequence in stream.order if sequence >= loaded.next_sequence]
+        for sequence in self.plan.sample(unread, self.plan.randrange(len(unread) + 1)):
+            stream.remove(sequence)
+            self.gone.append(sequence)
+
     def _settings(self) -> Any:
         entry: dict[str, Any] = {
             "stream": "S",
@@ -158,15 +210,17 @@ class History:
         if self.tracked:
             entry |= {"inspect_field": "sender", "inspect_duration": f"{self.minutes}m", "size_trigger": 3}
             entry |= {"advisory": {"subject": "FEED.%s.%v", "reliable": True}}
-        return self.home.configure({"name": SITE, "streams": [entry], **_NEEDS})
-
-    @staticmethod
-    def _create(host: Host, name: str, **config: Any) -> None:
-        host._stream_create(name, {"name": name, "subjects": [f"{name}.>"], **config})
+        return self.home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry]})
 
     def _publish(self) -> None:
-        body = {"sender": f"n{self.plan.randrange(self.senders)}", "n": len(self.seen), "pad": "x" * self.plan.randrange(5)}
+        node = self.plan.randrange(self.senders)
+        if self.plan.random() < 0.2 and node in self.last_ns:
+            # A silence of exactly the warning or the interval, or just longer.
+            silence_ns = self.minutes * self.plan.choice((30, 60)) * SECOND_NS + self.plan.randrange(2)
+            self.world.sleep_until(self.last_ns[node] + silence_ns)
+        body = {"sender": f"n{node}", "n": len(self.seen), "pad": "x" * self.plan.randrange(5)}
         payload = json.dumps(body).encode() if self.plan.random() < 0.95 else b"no sender"
+        self.last_ns[node] = self.world.now_ns
         self.source.publish(None, f"S.{self.plan.randrange(3)}", "", b"", payload)
         stream = self.source.stream("S")
         self.seen.append(stream.messages[stream.last])
@@ -193,6 +247,11 @@ class History:
         self.outcome.faults[kind] += 1
         # A leader that changes within a window loses some messages and stores later ones.
         self.disordered |= kind == "lost" and subject.startswith("T.")
+        if kind == "tail lost":
+            # What the source loses is another history.
+            if host is self.target:
+                self.world.call_at(self.world.now_ns, lambda: self.target.restart(lost=self.luck.randrange(1, 6)))
+            return "closed"
         if kind == "kill before":
             self.home.kill()
             return "closed"
@@ -237,8 +296,19 @@ class History:
         interval_ns = self.minutes * minute
         sender: Callable[[Seen], str | None] = by_field if self.tracked else lambda _: None
         rules = Rules(SITE, SITE, "S", interval_ns, interval_ns // 2, "sender", sender, trigger_bytes=3)
-        history = [Seen(each.sequence, each.at_ns, each.subject, each.headers, each.payload) for each in self.seen]
-        return expect(rules, history, watermark_ns)
+        history = [
+            Seen(each.sequence, each.at_ns, each.subject, each.headers, each.payload)
+            for each in self.seen
+            if each.sequence not in self.gone
+        ]
+        spans = blind_spans(history, self.gone, watermark_ns)
+        if history and any(sequence < history[0].sequence for sequence in self.gone):
+            # The first message that the source held when the batch was planned is the last one before that hole.
+            first_ns = history[0].stored_ns
+            spans.append(
+                (first_ns, next((each.stored_ns for each in history if each.stored_ns > first_ns), watermark_ns))
+            )
+        return expect(rules, history, watermark_ns, spans)
 
     def _compare(self, expected: Expected) -> None:
         copied = [sequence for _, sequence in expected.copied]
@@ -276,6 +346,3 @@ def shrink(outcome: Outcome, folder: Path) -> Outcome:
         if tried.problem is not None:
             best = tried
     return best
-
-
-__all__ = ["Difference", "History", "Outcome", "World", "run_history", "shrink"]

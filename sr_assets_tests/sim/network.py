@@ -45,6 +45,10 @@ class Host(Server):
             seed=world.chance.randrange(1 << 30),
         )
 
+    def create(self, stream: str, **config: Any) -> None:
+        """Create a stream with the subjects `<stream>.>`."""
+        self._stream_create(stream, {"name": stream, "subjects": [f"{stream}.>"], **config})
+
     def publish(self, session: Session | None, subject: str, reply: str, headers: bytes, payload: bytes) -> None:
         """Process a client's message, unless a fault affects it."""
         match self.fault(self, subject) if session else None:
@@ -185,7 +189,7 @@ class SimLink:
 
     network: Network
 
-    def __init__(self, server: str, timeout_seconds: float, *, abrupt: bool = False, vanished_ms: int = 0) -> None:  # noqa: ARG002  the interface
+    def __init__(self, server: str, timeout_seconds: float, *, abrupt: bool = False, vanished_ms: int = 0) -> None:
         self.address, self.host = server, server.rpartition(":")[0]
         self._abrupt, self._timeout_seconds = abrupt, timeout_seconds
         self._channel = self.network.dial(server)
@@ -214,7 +218,7 @@ class SimLink:
             self._waiting = None
         return True
 
-    def await_room(self, timeout_seconds: float) -> bool:  # noqa: ARG002  there is always room
+    def await_room(self, timeout_seconds: float) -> bool:
         return True
 
     def send(self, data: memoryview) -> int:
@@ -244,7 +248,7 @@ class SimTransport(Transport):
         self._channel: Channel | None = None
         self._arrived: asyncio.Event = asyncio.Event()
 
-    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:  # noqa: ARG002
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
         try:
             self._channel = SimLink.network.dial(uri.netloc.rpartition("@")[2])
         except WireError as error:
@@ -308,6 +312,13 @@ class SimTransport(Transport):
         return data
 
 
+def _quiet_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+    task = asyncio.Task(work, loop=loop, **options)
+    # The tasks of a killed process never end.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    return task
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """An event loop that waits in simulated time; it runs only inside `run_until_complete`."""
 
@@ -315,6 +326,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._selector = self
         self._clock_resolution = 1e-6
+        self.set_task_factory(_quiet_task)
         self._waiting: SimThread | None = None
         self._arrivals: list[Callable[[], None]] = []
 
@@ -354,12 +366,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self._selector = None  # type: ignore[assignment]
         super().close()
 
-    def create_task(self, work: Any, **options: Any) -> asyncio.Task[Any]:
-        task = super().create_task(work, **options)
-        # The tasks of a killed process never end.
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-        return task
-
     def __del__(self) -> None:
         """Nor is its loop closed."""
 
@@ -395,7 +401,7 @@ class SimClientThread(ClientThread):
 
     _loop: SimLoop | None = None
 
-    def _submit(self, work: Coroutine[Any, Any, T], timeout_seconds: float) -> T:  # noqa: ARG002  coroutines have deadlines
+    def _submit(self, work: Coroutine[Any, Any, T], timeout_seconds: float) -> T:
         if self._loop is None:
             self._loop = SimLoop()
             self.woken = asyncio.Event()

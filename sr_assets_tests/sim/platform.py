@@ -8,6 +8,7 @@ import json
 import random
 import secrets
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun
 from sr_assets.stages.site import Site
 from sr_assets.stages.source import lag
-from sr_assets_tests.sim import network, world
+from sr_assets_tests.sim import world
 from sr_assets_tests.sim.network import Network, SimClient, SimClientThread, SimLink
 from sr_assets_tests.sim.world import (
     SECOND_NS,
@@ -43,8 +44,15 @@ from sr_assets_tests.sim.world import (
 )
 
 SITE: Final = "LONDON"
+#: The block `spark` that keeps every batch in the run's process.
+IN_PROCESS: Final = {"from_messages": 1_000_000}
 #: CPU time, which nothing costs here.
 _NO_COST: Final = SimpleNamespace(process_time=lambda: 0.0, thread_time=lambda: 0.0)
+
+
+def _ignore_killed(unraisable: Any) -> None:
+    if not isinstance(unraisable.exc_value, Killed):
+        sys.__unraisablehook__(unraisable)
 
 
 @contextlib.contextmanager
@@ -81,6 +89,8 @@ def simulated(seed: int, begin_ns: int) -> Iterator[tuple[World, Network]]:
         patch.setattr(campaign, "instance_of", lambda folder: f"instance of {folder.parent.parent.name}")
         patch.setattr(secrets, "token_hex", lambda count=16: f"{chance.getrandbits(8 * count):0{2 * count}x}")
         random.seed(seed)
+        # Generators of a killed process are closed by the garbage collector, whose errors nobody can catch.
+        patch.setattr(sys, "unraisablehook", _ignore_killed)
         try:
             yield simulation, net
         finally:
@@ -97,6 +107,7 @@ class Home:
         self.process: Process | None = None
         self.reports: dict[str, StreamReport] = {}
         self.error: BaseException | None = None
+        self._saved: Path | None = None
         self.folder.mkdir(parents=True)
 
     def configure(self, document: dict[str, Any]) -> Settings:
@@ -131,9 +142,8 @@ class Home:
         process = self.process
         if process is None or not process.alive or process.dead:
             return
-        saved = self.folder.with_name(f"{self.folder.name}.saved")
-        shutil.copytree(self.folder, saved)
-        self._saved = saved
+        self._saved = self.folder.with_name(f"{self.folder.name}.saved")
+        shutil.copytree(self.folder, self._saved)
         process.kill()
 
     def bury(self) -> None:
@@ -141,9 +151,9 @@ class Home:
         process = self.process
         while process is not None and process.alive:
             self.world.sleep(0.001)
-        if (saved := getattr(self, "_saved", None)) is not None:
+        if self._saved is not None:
             shutil.rmtree(self.folder)
-            saved.rename(self.folder)
+            self._saved.rename(self.folder)
             self._saved = None
 
     def join(self) -> None:
@@ -164,6 +174,3 @@ def install_hook(homes: list[Home]) -> None:
                 home.reached(point)
 
     crash_points.hook = hook
-
-
-__all__ = ["SITE", "Home", "install_hook", "network", "simulated"]

@@ -38,7 +38,9 @@ _PAGE, _NAMES_PAGE, _SUBJECTS_PAGE = 256, 1024, 100_000
 class Session:
     """One client's connection. `emit` takes what the server sends, `closed` ends the connection."""
 
-    def __init__(self, server: Server, emit: Callable[[bytes], None], closed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, server: Server, emit: Callable[[bytes], None], closed: Callable[[], None] = lambda: None
+    ) -> None:
         self._server, self._emit, self._closed = server, emit, closed
         self._buffer = b""
         self._options: dict[str, Any] = {"echo": True}
@@ -75,7 +77,9 @@ class Session:
         """Send a message of a subscription."""
         head = b"%b %b " % (subject.encode(), sid) + (b"%b " % reply.encode() if reply else b"")
         if headers:
-            self._emit(b"HMSG %b%d %d\r\n%b%b\r\n" % (head, len(headers), len(headers) + len(payload), headers, payload))
+            self._emit(
+                b"HMSG %b%d %d\r\n%b%b\r\n" % (head, len(headers), len(headers) + len(payload), headers, payload)
+            )
         else:
             self._emit(b"MSG %b%d\r\n%b\r\n" % (head, len(payload), payload))
 
@@ -135,7 +139,7 @@ class Server:
         seed: int = 0,
     ) -> None:
         self.clock, self._call_at, self.name = clock, call_at, name
-        self._chance = random.Random(seed)  # noqa: S311  which copy of a stream answers
+        self._chance = random.Random(seed)
         self.streams: dict[str, Stream] = {}
         self.sessions: dict[Session, None] = {}
 
@@ -260,7 +264,9 @@ class Server:
 
     def _refuse_overlap(self, changed: Stream) -> None:
         for other in self.streams.values():
-            patterns = ((one, two) for one in changed.config.get("subjects", ()) for two in other.config.get("subjects", ()))
+            patterns = (
+                (one, two) for one in changed.config.get("subjects", ()) for two in other.config.get("subjects", ())
+            )
             if other.name != changed.name and any(overlap(*pair) for pair in patterns):
                 raise Refusal(400, 10065, "subjects overlap with an existing stream")
 
@@ -346,9 +352,7 @@ class Server:
                 break
         self._status(reply, "204 EOB", {"Nats-Num-Pending": len(waiting) - count, "Nats-Last-Sequence": before})
 
-    def _send_direct(
-        self, stream: Stream, reply: str, message: Stored, pending: dict[str, int] | None = None
-    ) -> None:
+    def _send_direct(self, stream: Stream, reply: str, message: Stored, pending: dict[str, int] | None = None) -> None:
         lines = {
             "Nats-Stream": stream.name,
             "Nats-Subject": message.subject,

@@ -122,7 +122,9 @@ def seconds_of(text: str) -> float | None:
     if text.isdigit():
         return float(text)
     if _TTL.fullmatch(text):
-        return sum(float(count) * {"h": 3600, "m": 60, "s": 1}[unit] for count, unit in re.findall(r"([\d.]+)([hms])", text))
+        return sum(
+            float(count) * {"h": 3600, "m": 60, "s": 1}[unit] for count, unit in re.findall(r"([\d.]+)([hms])", text)
+        )
     return None
 
 
@@ -224,7 +226,9 @@ class Stream:
 
     def last_of(self, pattern: str) -> Stored | None:
         """Return the last message of a pattern."""
-        return next((self.messages[at] for at in reversed(self.order) if matches(pattern, self.messages[at].subject)), None)
+        return next(
+            (self.messages[at] for at in reversed(self.order) if matches(pattern, self.messages[at].subject)), None
+        )
 
     def get(self, request: dict[str, Any]) -> Stored:
         """Return the message that a get request names; raises Refusal."""
@@ -251,9 +255,13 @@ class Stream:
         }
         if self.by_subject:
             state["num_subjects"] = len(self.by_subject)
-        if subjects is not None and (held := {name: n for name, n in self.by_subject.items() if matches(subjects, name)}):
+        if subjects is not None and (
+            held := {name: n for name, n in self.by_subject.items() if matches(subjects, name)}
+        ):
             state["subjects"] = held
-        if self.order and (missing := self.order[-1] - self.order[0] + 1 - len(self.order) + self.last - self.order[-1]):
+        if self.order and (
+            missing := self.order[-1] - self.order[0] + 1 - len(self.order) + self.last - self.order[-1]
+        ):
             state["num_deleted"] = missing
             if deleted:
                 state["deleted"] = [at for at in range(self.order[0], self.last + 1) if at not in self.messages]
@@ -262,7 +270,12 @@ class Stream:
 
     def info(self, now_ns: int) -> dict[str, Any]:
         """Return what every response about a stream holds."""
-        return {"config": self.config, "created": rfc3339(self.created_ns), "state": self.state(), "ts": rfc3339(now_ns)}
+        return {
+            "config": self.config,
+            "created": rfc3339(self.created_ns),
+            "state": self.state(),
+            "ts": rfc3339(now_ns),
+        }
 
     # ------------------------------------------------------------------------------------------------------- changing
 
@@ -378,7 +391,11 @@ class Stream:
 
     def purge(self, request: dict[str, Any]) -> int:
         """Delete messages; return their number."""
-        pattern, before, keep = request.get("filter") or ">", request.get("seq") or self.last + 1, request.get("keep") or 0
+        pattern, before, keep = (
+            request.get("filter") or ">",
+            request.get("seq") or self.last + 1,
+            request.get("keep") or 0,
+        )
         doomed = [each.sequence for each in self.from_sequence(0, pattern) if each.sequence < before]
         if keep:
             doomed = doomed[: max(0, sum(1 for _ in self.from_sequence(0, pattern)) - keep)]
@@ -394,6 +411,7 @@ class Stream:
         for message in lost:
             self.remove(message.sequence)
         self.last = min(self.last, last)
+        self.first = self.order[0] if self.order else self.last + 1 if self.last else 0
         self.last_ns = self.messages[self.order[-1]].at_ns if self.order else 0
         self.ids = OrderedDict((key, at) for key, at in self.ids.items() if at[0] <= last)
         return lost

@@ -37,7 +37,8 @@ class TcpServer:
         self._waker.send(b"x")
         self._thread.join()
         for key in [*self._selector.get_map().values()]:
-            key.fileobj.close()  # type: ignore[union-attr]  sockets
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
         self._waker.close()
         self._selector.close()
 

@@ -23,7 +23,7 @@ SECOND_NS: Final = 10**9
 _MOST_STEPS: Final = 30_000
 
 
-class Killed(BaseException):  # noqa: N818  like SystemExit, no code of the platform catches it
+class Killed(BaseException):
     """The process of this thread was killed."""
 
 
@@ -116,16 +116,21 @@ class World:
             raise Killed
         thread.waits, number = True, thread.waited
         if seconds is not None:
-            self.call_at(self.now_ns + max(0, math.ceil(seconds * SECOND_NS)), lambda: thread.resume(number, woken=False))
+            self.call_at(
+                self.now_ns + max(0, math.ceil(seconds * SECOND_NS)), lambda: thread.resume(number, woken=False)
+            )
         self.hub.switch()
         if thread.process.dead:
             raise Killed
         return thread.woken
 
     def sleep(self, seconds: float) -> None:
-        """Wait for a time."""
-        end_ns = self.now_ns + math.ceil(seconds * SECOND_NS)
-        self.wait(seconds)
+        """Wait for a time; one of 0 lets the others act."""
+        self.wait(0)
+        self.sleep_until(self.now_ns + math.ceil(seconds * SECOND_NS))
+
+    def sleep_until(self, end_ns: int) -> None:
+        """Wait until a time, unless it has passed."""
         while self.now_ns < end_ns:
             self.wait((end_ns - self.now_ns) / SECOND_NS)
 
@@ -139,7 +144,7 @@ class SimThread:
         target: Callable[..., object],
         args: tuple[Any, ...] = (),
         name: str = "thread",
-        daemon: bool | None = None,  # noqa: ARG002  the interface of threading
+        daemon: bool | None = None,
         process: Process | None = None,
     ) -> None:
         self._world = current()
@@ -241,7 +246,7 @@ class SimLock:
         self._depth = 0
         self._waiting: deque[SimThread] = deque()
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  the interface
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         world = current()
         me = world.thread
         deadline_ns = world.now_ns + math.ceil(timeout * SECOND_NS) if timeout >= 0 else None
@@ -325,7 +330,7 @@ class SimExecutor:
         futures = [self.submit(work, *values) for values in zip(*iterables, strict=False)]
         return (future.result() for future in futures)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  the interface
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         while cancel_futures and self._queue:
             self._queue.popleft()[0].cancel()
         for worker in self._workers if wait else ():

@@ -76,6 +76,7 @@ class StoredAdvisories:
                 if isinstance(error, TransientError) and not isinstance(error, wire.DeniedError):
                     raise
                 logger.warning("%s: cannot read the stored advisories: %s", self._stream.label, error)
+            self._read_from_ns = earliest_ns
         if self._left:
             with self._store.transaction():
                 self._left = self._outbox.count_stored(self._dropped_before_ns, self._clock.now_ns())
@@ -87,7 +88,7 @@ class StoredAdvisories:
     def _read(self, cluster: Cluster, pattern: str, since_ns: int) -> None:
         """Note the ids of the advisories stored since a time (unix ns)."""
         same_clock = cluster.settings == self._stream.source
-        self._read_from_ns, self._left, firsts_ns = since_ns, False, []
+        self._left, firsts_ns = False, list[int]()
         self._outbox.forget_stored()
         for keeper in cluster.stream_names(pattern):
             info = cluster.stream_info(keeper)

@@ -1,0 +1,92 @@
+"""Histories of fixed seeds in the gate; `make simulate` runs any others. Each defect that they found has its own history."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sr_assets.adapters import crash_points
+from sr_assets.domain.messages import last_origin
+from sr_assets_tests.sim.history import BEGIN_NS, run_history
+from sr_assets_tests.sim.network import Host
+from sr_assets_tests.sim.platform import IN_PROCESS, SITE, Home, install_hook, simulated
+
+pytestmark = pytest.mark.process
+
+#: The histories of the gate: about a minute on two cores, in groups that workers share.
+GROUPS, GROUP = 12, 8
+#: Shorter than any pause before a message is sent again, so that no stream recognises a duplicate.
+WINDOW = {"duplicate_window": 100_000_000}
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_histories_end_as_the_rules_demand(group: int, tmp_path: Path) -> None:
+    for seed in range(group * GROUP, (group + 1) * GROUP):
+        outcome = run_history(seed, tmp_path)
+        assert outcome.problem is None, f"make simulate SEED={seed} ARGS='--histories 1': {outcome.problem}"
+
+
+def test_a_seed_is_one_history(tmp_path: Path) -> None:
+    first, second = (run_history(7, tmp_path) for _ in range(2))
+    assert first == second
+    assert first.digest
+
+
+@pytest.mark.parametrize(
+    "unanswered",
+    (
+        ("T.S.m",),
+        ("FEED.new.n4",),
+        # The look at what is stored fails too.
+        ("FEED.new.n4", "$JS.API.STREAM.INFO.FEED"),
+    ),
+    ids=" ".join,
+)
+def test_nothing_is_stored_twice_after_a_lost_acknowledgement(unanswered: tuple[str, ...], tmp_path: Path) -> None:
+    """The same run sends it again, after the stream's duplicate window."""
+    left = [*unanswered]
+
+    def lose_first(_host: Host, subject: str) -> str | None:
+        if left and subject.startswith(left[0]):
+            del left[0]
+            return "unanswered"
+        return None
+
+    with simulated(1, BEGIN_NS) as (world, network):
+        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
+        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
+            host.create(name, **WINDOW)
+            host.fault = lose_first
+        home = Home(world, tmp_path, "one")
+        install_hook([home])
+        entry = {
+            "stream": "S",
+            "source_url": "nats://source:4222",
+            "target_stream": "T",
+            "target_subject_prefix": "T",
+            "target_url": "nats://target:4222",
+            "inspect_field": "sender",
+            "inspect_duration": "1h",
+            "batch_messages": 4,
+            "advisory": {"subject": "FEED.%s.%v", "reliable": True},
+        }
+
+        def live() -> None:
+            for number in range(6):
+                source.publish(None, "S.m", "", b"", json.dumps({"sender": f"n{number}"}).encode())
+            home.start(home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry]}))
+            home.join()
+
+        try:
+            world.run(live)
+        finally:
+            crash_points.hook = None
+        assert home.error is None
+        assert [report.failure for report in home.reports.values()] == [None]
+        copies = [last_origin(each.headers) for each in target.streams["T"].messages.values()]
+        told = [json.loads(each.payload)["value"] for each in source.streams["FEED"].messages.values()]
+    assert not left
+    assert [origin and origin.sequence for origin in copies] == [1, 2, 3, 4, 5, 6]
+    assert sorted(told) == [f"n{number}" for number in range(6)]
