@@ -31,6 +31,9 @@ from sr_assets_tests.sim.world import SECOND_NS, StuckError
 BEGIN_NS: Final = 1_800_000_000 * SECOND_NS
 #: How often the platform may try before the end of a history.
 _LAST_RUNS: Final = 8
+_CENTRE: Final = "CENTRE"
+#: The events of advisories by the number that the centre stores.
+_EVENTS: Final = ("new", "timeout", "recover", "expire")
 _REQUEST_FAULTS: Final = (
     "lost",
     "unanswered",
@@ -130,6 +133,7 @@ class History:
         for host in (self.source, self.target):
             host.fault = self._fault
         self.tracked = plan.random() < 0.8
+        self.centre = self.tracked and plan.random() < 0.25
         self.minutes = plan.choice((10, 60, 600))
         window = {"duplicate_window": plan.choice((100_000_000, 120 * SECOND_NS))}
         self.source.create("S", allow_direct=plan.random() < 0.8)
@@ -159,12 +163,17 @@ class History:
                 self._publish()
         if kind != "publish":
             self.rates = plan.choice(((0.0, 0.05), (0.01, 0.02), (0.03, 0.0), (0.1, 0.1)))
-            self.home.start(self._settings())
+            settings = self._settings()
+            self.home.start(settings)
             for _ in range(plan.choice((0, 0, 12))):
                 self.world.sleep(plan.choice((0.003, 0.2)))
                 self._publish()
             self.home.join()
             self.home.bury()
+            if self.centre:
+                self.home.start(settings, _CENTRE)
+                self.home.join()
+                self.home.bury()
             self.rates = (0.0, 0.0)
 
     def _back_up(self) -> None:
@@ -210,7 +219,12 @@ class History:
         if self.tracked:
             entry |= {"inspect_field": "sender", "inspect_duration": f"{self.minutes}m", "size_trigger": 3}
             entry |= {"advisory": {"subject": "FEED.%s.%v", "reliable": True}}
-        return self.home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry]})
+        feeds = (
+            [{"name": _CENTRE, "stream": "FEED", "url": "nats://source:4222", "batch_messages": 7}]
+            if self.centre
+            else []
+        )
+        return self.home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry], "feeds": feeds})
 
     def _publish(self) -> None:
         node = self.plan.randrange(self.senders)
@@ -270,26 +284,44 @@ class History:
 
     def _end(self) -> None:
         """Let the platform recover, and compare."""
-        for _ in range(_LAST_RUNS):
-            self.world.sleep(3.0)
-            self.home.start(self._settings())
-            self.home.join()
-            if self.home.error is not None:
-                raise Difference(f"the site does not open: {self.home.error!r}")
-            quiet = not any(report.failure for report in self.home.reports.values())
-            if quiet:
-                break
-        else:
-            failures = [report.failure for report in self.home.reports.values()]
-            raise Difference(f"the last runs fail: {failures}")
+        for site in (SITE, *([_CENTRE] if self.centre else ())):
+            self._drain(site)
         with SiteState(self.home.folder / "sites" / SITE) as state:
             loaded = state.load_stream("S")
             queued = state.copy_queue("S").size()
             waiting = state.count_unpublished("S")
+            copying = state.load_copying("S")
         assert loaded is not None
         if queued or waiting:
             raise Difference(f"{queued} copies and {waiting} advisories still wait")
+        seen = loaded.seen_messages if self.tracked else copying.copied_messages
+        accounted = (seen, loaded.gap_messages)
+        if accounted != (len(self.seen) - len(self.gone), len(self.gone)):
+            raise Difference(f"seen, lost {accounted} of {len(self.seen)} messages, of which {len(self.gone)} are lost")
+        if self.tracked and loaded.seen_messages - loaded.skipped_messages != copying.copied_messages:
+            raise Difference(
+                f"{loaded.seen_messages} seen, {loaded.skipped_messages} skipped, {copying.copied_messages} copied"
+            )
         self._compare(self._expected(loaded.watermark_ns or 0))
+
+    def _view(self) -> dict[str, tuple[int, str]]:
+        """Return the number and the kind of each node's last transition at the centre."""
+        with SiteState(self.home.folder / "sites" / _CENTRE) as state:
+            rows = state.connection.execute("SELECT node, transition, event_code FROM global_nodes").fetchall()
+        return {node: (transition, _EVENTS[code]) for node, transition, code in rows}
+
+    def _drain(self, site: str) -> None:
+        """Run a site until a run has no failure."""
+        for _ in range(_LAST_RUNS):
+            self.world.sleep(3.0)
+            self.home.start(self._settings(), site)
+            self.home.join()
+            if self.home.error is not None:
+                raise Difference(f"{site} does not open: {self.home.error!r}")
+            failures = [report.failure for report in self.home.reports.values() if report.failure]
+            if not failures:
+                return
+        raise Difference(f"the last runs fail: {failures}")
 
     def _expected(self, watermark_ns: int) -> Expected:
         minute = 60 * SECOND_NS
@@ -327,6 +359,10 @@ class History:
         for body in expected.advisories:
             due.setdefault(body["value"], []).append((body["transition"], body["event"], body["event_time"]))
         self.outcome.transitions = len(expected.advisories)
+        if self.centre:
+            last = {node: (events[-1][0], events[-1][1]) for node, events in due.items()}
+            if (view := self._view()) != last:
+                raise Difference(f"the centre has {view}, expected {last}")
         if told != due:
             node = next(each for each in {**told, **due} if told.get(each) != due.get(each))
             raise Difference(f"advisories of {node}: {told.get(node)}, expected {due.get(node)}")

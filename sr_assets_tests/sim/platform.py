@@ -117,17 +117,17 @@ class Home:
         file.write_text(json.dumps({"state_store": str(self.folder), **document}))
         return load_settings(file, {})
 
-    def start(self, settings: Settings, *, drain: bool = True) -> Process:
-        """Start a run of the site in a new process."""
+    def start(self, settings: Settings, name: str = SITE) -> Process:
+        """Start a run of a site in a new process, which ends when there is no more work."""
         assert self.process is None or not self.process.alive
         self.process = process = Process(self.world, self.name, self.clock_ns)
         self.reports, self.error = {}, None
 
         def run() -> None:
             try:
-                with Site(settings, SITE, owner="run", run_id=f"{self.name}", wait_seconds=0) as opened:
+                with Site(settings, name, owner="run", run_id=f"{self.name}", wait_seconds=0) as opened:
                     selection = {entry.stream: frozenset(Stage) for entry in opened.entries}
-                    work = SiteRun(opened, selection, drain_only=drain)
+                    work = SiteRun(opened, selection, drain_only=True)
                     for _ in work.rounds():
                         pass
                     self.reports = work.reports

@@ -199,8 +199,7 @@ class AdvisoryStage:
             items = [(self._subject(row), advisory_body(self._stream, row), row["event_id"]) for row in rows]
             deliveries = cluster.publish_many(items, [row["node"] for row in rows])
             if cluster.last_refusal is not None:
-                # One may be stored although its acknowledgement was lost.
-                self._stored.forget()
+                self._stored.forget()  # one may be stored although its acknowledgement was lost
             answered = list(zip(rows, deliveries, strict=True))
             acknowledged = [row for row, delivery in answered if delivery.acknowledged]
             reach(Point.PUBLISHING_OUTBOX)
