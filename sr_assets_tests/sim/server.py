@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import random
 import re
 from collections.abc import Callable
@@ -16,22 +17,27 @@ from sr_assets_tests.sim.streams import (
     NOT_FOUND,
     SECOND_NS,
     Consumer,
+    Pull,
     Refusal,
     Stored,
     Stream,
     encoded,
+    full_consumer_config,
     header,
     matches,
     overlap,
     rfc3339,
 )
 
-VERSION: Final = "2.12.0"
+VERSION: Final = "2.15.1"
 MAX_PAYLOAD: Final = 1 << 20
+MAX_PENDING: Final = 64 << 20
 _API: Final = "$JS.API."
 _STREAM_NOT_FOUND: Final = Refusal(404, 10059, "stream not found")
 _CONSUMER_NOT_FOUND: Final = Refusal(404, 10014, "consumer not found")
 _SIZES: Final = re.compile(rb"(H?PUB) +(\S+)(?: +(\S+))?? +(?:(\d+) +)?(\d+)")
+#: What the answers of some operations hold even if they are errors.
+_EMPTY: Final = {"stream_purge": {"purged": 0}, "stream_info": {"total": 0, "offset": 0, "limit": 0}}
 _PAGE, _NAMES_PAGE, _SUBJECTS_PAGE = 256, 1024, 100_000
 
 
@@ -44,8 +50,8 @@ class Session:
         self._server, self._emit, self._closed = server, emit, closed
         self._buffer = b""
         self._options: dict[str, Any] = {"echo": True}
-        #: Subscription id → pattern, and how many messages it may still receive.
-        self.subscriptions: dict[bytes, list[Any]] = {}
+        #: Subscription id → pattern, received messages, and how many it may receive.
+        self.subscriptions: dict[bytes, tuple[str, int, float]] = {}
         server.sessions[self] = None
         emit(b"INFO %b \r\n" % encoded(server.greeting()))
 
@@ -72,6 +78,15 @@ class Session:
                 continue
             self._buffer = rest
             self._control(line)
+
+    def matching(self, subject: str) -> list[bytes]:
+        """Return the subscriptions that receive a message, which counts towards their limits."""
+        sids = [sid for sid, (pattern, _, _) in self.subscriptions.items() if matches(pattern, subject)]
+        for sid in sids:
+            pattern, received, most = self.subscriptions.pop(sid)
+            if received + 1 < most:
+                self.subscriptions[sid] = pattern, received + 1, most
+        return sids
 
     def deliver(self, sid: bytes, subject: str, reply: str, headers: bytes, payload: bytes) -> None:
         """Send a message of a subscription."""
@@ -111,12 +126,11 @@ class Session:
                 self._emit(b"PONG\r\n")
                 return
             case b"SUB":
-                self.subscriptions[fields[-1]] = [fields[0].decode(), None]
+                self.subscriptions.setdefault(fields[-1], (fields[0].decode(), 0, math.inf))
             case b"UNSUB":
-                if len(fields) == 1:
-                    self.subscriptions.pop(fields[0], None)
-                elif fields[0] in self.subscriptions:
-                    self.subscriptions[fields[0]][1] = int(fields[1])
+                pattern, received, _ = self.subscriptions.pop(fields[0], ("", 0, 0))
+                if len(fields) > 1 and received < int(fields[1]):
+                    self.subscriptions[fields[0]] = pattern, received, int(fields[1])
             case b"PONG" | b"":
                 return
             case _:
@@ -168,14 +182,18 @@ class Server:
                 status = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % subject.encode()
                 self._pass_on(None, reply, "", status, b"")
             return
+        stream.live(now_ns := self.clock())
         try:
-            answer = stream.live(self.clock()).store(subject, headers, payload, self.clock())
+            if reply.endswith(".$FI"):
+                answers = stream.store_batched(reply, subject, headers, payload, now_ns)
+            else:
+                answers = [stream.store(subject, headers, payload, now_ns)]
         except Refusal as refusal:
-            answer = {"error": refusal.json(), "stream": stream.name, "seq": 0}
+            answers = [{"error": refusal.json(), "stream": stream.name, "seq": 0}]
         for changed in (stream, *self._mirrors(stream.name)):
             changed.follow(stream)
             self._serve_pulls(changed)
-        if reply and not stream.config.get("no_ack"):
+        for answer in answers if reply and not stream.config.get("no_ack") else ():
             self._pass_on(None, reply, "", b"", encoded(answer).replace(b'"duplicate":true', b'"duplicate": true'))
 
     def _mirrors(self, name: str) -> list[Stream]:
@@ -191,14 +209,9 @@ class Server:
         for session in [*self.sessions]:
             if session is sender and not session.echo:
                 continue
-            for sid, (pattern, left) in [*session.subscriptions.items()]:
-                if matches(pattern, subject):
-                    if left is not None:
-                        session.subscriptions[sid][1] = left - 1
-                        if left <= 1:
-                            del session.subscriptions[sid]
-                    session.deliver(sid, subject, reply, headers, payload)
-                    some = True
+            for sid in session.matching(subject):
+                session.deliver(sid, subject, reply, headers, payload)
+                some = True
         return some
 
     # ------------------------------------------------------------------------------------------------------ the API
@@ -219,7 +232,7 @@ class Server:
         if handler is None:
             return
         label = f"{kind}_{verb}".replace(".", "_").lower() if kind != "INFO" else "account_info"
-        answer: dict[str, Any] = {"type": f"io.nats.jetstream.api.v1.{label}_response"}
+        answer: dict[str, Any] = {"type": f"io.nats.jetstream.api.v1.{label}_response", **_EMPTY.get(label, {})}
         try:
             body = json.loads(payload) if payload else {}
             answer |= handler(subjects, body)
@@ -233,12 +246,14 @@ class Server:
         consumers = sum(len(each.consumers) for each in self.streams.values())
         usage = {"memory": 0, "storage": sum(each.bytes for each in self.streams.values())}
         limits = dict.fromkeys(("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending"), -1)
-        return {**usage, "streams": len(self.streams), "consumers": consumers, "limits": limits, "api": {"level": 2}}
+        return {**usage, "streams": len(self.streams), "consumers": consumers, "limits": limits, "api": {"level": 5}}
 
     def _stream_create(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         if body.get("name") != name:
             raise Refusal(400, 10056, "stream name in subject does not match request")
         created = Stream(body, self.clock())
+        if origin := self.streams.get((body.get("mirror") or {}).get("name", "")):
+            created.config["mirror_direct"] = origin.config["allow_direct"]
         existing = self.streams.get(name)
         if existing is not None:
             if existing.config != created.config:
@@ -248,16 +263,17 @@ class Server:
         if created.config["num_replicas"] > 1:
             raise Refusal(500, 10074, "replicas > 1 not supported in non-clustered mode")
         self.streams[name] = created
-        origin = (created.config.get("mirror") or {}).get("name")
-        if origin in self.streams:
-            created.follow(self.streams[origin])
-        return {**created.info(self.clock()), "did_create": True}
+        answer = {**created.info(self.clock()), "did_create": True}
+        if origin:
+            created.follow(origin)
+        return answer
 
     def _stream_update(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         if body.get("name") != name:
             raise Refusal(400, 10056, "stream name in subject does not match request")
         stream = self.stream(name)
         changed = Stream(body, stream.created_ns)
+        stream.check_update(body)
         self._refuse_overlap(changed)
         stream.configure(body)
         return stream.live(self.clock()).info(self.clock())
@@ -271,26 +287,27 @@ class Server:
                 raise Refusal(400, 10065, "subjects overlap with an existing stream")
 
     def _stream_info(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        paging = {"total": 0, "offset": 0, "limit": 0}
-        if name not in self.streams:
-            return {"error": _STREAM_NOT_FOUND.json(), **paging}
         stream, pattern = self.stream(name), body.get("subjects_filter")
         info = stream.info(self.clock())
         info["state"] = stream.state(deleted=body.get("deleted_details", False), subjects=pattern)
-        if pattern:
-            total = len(info["state"].get("subjects", {}))
-            paging = {"total": total, "offset": body.get("offset", 0), "limit": _SUBJECTS_PAGE}
-        return {**paging, **info, "cluster": {"leader": self.name}, "ts": rfc3339(self.clock())}
+        if total := len(info["state"].get("subjects", {})):
+            info |= {"total": total, "offset": body.get("offset", 0), "limit": _SUBJECTS_PAGE}
+        return {**info, "cluster": {"leader": self.name}}
 
     def _stream_delete(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         if body:
             raise Refusal(400, 10038, "expected an empty request payload")
-        self.stream(name)
+        for consumer in self.stream(name).consumers.values():
+            self._release(consumer)
         del self.streams[name]
         return {"success": True}
 
     def _stream_purge(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        return {"success": True, "purged": self.stream(name).purge(body)}
+        stream = self.stream(name)
+        _refuse_sealed(stream)
+        if stream.config["deny_purge"]:
+            raise Refusal(500, 10110, "stream purge not permitted")
+        return {"success": True, "purged": stream.purge(body)}
 
     def _stream_names(self, _name: str, body: dict[str, Any]) -> dict[str, Any]:
         wanted, offset = body.get("subject") or ">", body.get("offset", 0)
@@ -308,6 +325,8 @@ class Server:
         return {"total": len(infos), "offset": offset, "limit": _PAGE, "streams": infos[offset : offset + _PAGE]}
 
     def _stream_msg_get(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        if not any(body.get(key) for key in ("seq", "last_by_subj", "next_by_subj")):
+            raise Refusal(400, 10003, "bad request")
         message = self.stream(name).get(body)
         answer: dict[str, Any] = {"subject": message.subject, "seq": message.sequence}
         for key, value in (("hdrs", message.headers), ("data", message.payload)):
@@ -316,7 +335,11 @@ class Server:
         return {"message": {**answer, "time": rfc3339(message.at_ns)}}
 
     def _stream_msg_delete(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.stream(name).remove(body["seq"])
+        stream = self.stream(name)
+        _refuse_sealed(stream)
+        if stream.config["deny_delete"]:
+            raise Refusal(500, 10057, "message delete not permitted")
+        stream.remove(body["seq"])
         return {"success": True}
 
     # ---------------------------------------------------------------------------------------------------- direct gets
@@ -329,7 +352,7 @@ class Server:
         mirrors = [each for each in self._mirrors(name) if each.config["mirror_direct"]]
         stream, request = self._chance.choice([self.stream(name), *mirrors]), json.loads(payload) if payload else {}
         request = {"last_by_subj": last_of} if last_of else request
-        if not request:
+        if not any(request.values()):
             self._status(reply, "408 Empty Request")
             return
         if not request.get("batch"):
@@ -338,7 +361,7 @@ class Server:
             except Refusal:
                 self._status(reply, "404 Message Not Found")
             return
-        pattern, left_bytes = request.get("next_by_subj") or ">", request.get("max_bytes") or MAX_PAYLOAD
+        pattern, left_bytes = request.get("next_by_subj") or ">", request.get("max_bytes") or MAX_PENDING
         waiting = [*stream.from_sequence(request.get("seq", 0), pattern)]
         if not waiting:
             self._status(reply, "404 Message Not Found")
@@ -347,7 +370,8 @@ class Server:
         for count, message in enumerate(waiting[: request["batch"]], 1):
             pending = {"Nats-Num-Pending": len(waiting) - count, "Nats-Last-Sequence": before}
             self._send_direct(stream, reply, message, pending)
-            before, left_bytes = message.sequence, left_bytes - len(message.headers) - len(message.payload)
+            before = message.sequence
+            left_bytes -= len(message.subject) + len(message.headers) + len(message.payload)
             if left_bytes <= 0:
                 break
         self._status(reply, "204 EOB", {"Nats-Num-Pending": len(waiting) - count, "Nats-Last-Sequence": before})
@@ -374,14 +398,10 @@ class Server:
             raise Refusal(400, 10084, "workqueue stream requires explicit ack")
         existing = stream.consumers.get(consumer_name)
         if existing is not None:
-            if body.get("action") == "create" and existing.config != config:
+            if body.get("action") == "create" and existing.config != full_consumer_config(config):
                 raise Refusal(400, 10148, "consumer already exists")
             return existing.info(self.clock())
-        first = config.get("opt_start_seq", 1)
-        if config.get("deliver_policy") == "new":
-            first = stream.last + 1
-        created = Consumer(stream, consumer_name, config, self.clock(), self.clock(), first)
-        stream.consumers[consumer_name] = created
+        created = stream.consumers[consumer_name] = Consumer(stream, consumer_name, config, self.clock())
         return created.info(self.clock())
 
     def _consumer_info(self, target: str, _body: dict[str, Any]) -> dict[str, Any]:
@@ -389,6 +409,7 @@ class Server:
 
     def _consumer_delete(self, target: str, _body: dict[str, Any]) -> dict[str, Any]:
         consumer = self._consumer(target)
+        self._release(consumer)
         del consumer.stream.consumers[consumer.name]
         return {"success": True}
 
@@ -406,39 +427,51 @@ class Server:
             self._status(reply, "503", {"Nats-Subject": f"{_API}{operation}"})
             return
         request = json.loads(payload) if payload.startswith(b"{") else {"batch": int(payload or 1)}
-        now_ns = self.clock()
-        consumer.active_ns, expires_ns = now_ns, request.get("expires") or 0
-        waiting = [reply, request.get("batch") or 1, request.get("max_bytes") or 0, bool(request.get("no_wait")), False]
-        consumer.waiting.append(waiting)
+        consumer.active_ns = now_ns = self.clock()
+        expires_ns = request.get("expires") or 0
+        limits = request.get("batch") or 1, request.get("max_bytes") or 0
+        pull = Pull(reply, *limits, bool(request.get("no_wait")), now_ns + expires_ns if expires_ns else 0)
+        if pull.no_wait:
+            pending = consumer.pending()
+            if not pending and not expires_ns:
+                self._status(reply, "404 No Messages")
+                return
+            if 0 < pending < sum(each.messages for each in consumer.waiting):
+                self._status(reply, "408 Requests Pending")
+                return
+        consumer.waiting.append(pull)
         self._serve_pulls(consumer.stream)
-        if waiting not in consumer.waiting:
-            return
-        if waiting[3] and not expires_ns:
-            consumer.waiting.remove(waiting)
-            self._status(reply, "404 No Messages")
-        elif expires_ns:
-            self._call_at(now_ns + expires_ns, lambda: self._time_out(consumer, waiting))
+        if expires_ns and pull in consumer.waiting:
+            self._call_at(pull.expires_ns, lambda: self._time_out(consumer, pull))
 
-    def _time_out(self, consumer: Consumer, waiting: list[Any]) -> None:
-        if waiting in consumer.waiting:
-            consumer.waiting.remove(waiting)
-            left = {"Nats-Pending-Messages": waiting[1], "Nats-Pending-Bytes": waiting[2]}
-            self._status(waiting[0], "408 Request Timeout", left)
+    def _time_out(self, consumer: Consumer, pull: Pull) -> None:
+        if pull in consumer.waiting:
+            self._end_pull(consumer, pull, "408 Request Timeout")
+
+    def _end_pull(self, consumer: Consumer, pull: Pull, status: str) -> None:
+        consumer.waiting.remove(pull)
+        left = {"Nats-Pending-Messages": pull.messages, "Nats-Pending-Bytes": pull.bytes}
+        self._status(pull.reply, status, left)
+
+    def _release(self, consumer: Consumer) -> None:
+        """Tell the requests of a consumer that it is being deleted."""
+        for pull in consumer.waiting:
+            self._status(pull.reply, "409 Consumer Deleted")
 
     def _serve_pulls(self, stream: Stream) -> None:
         for consumer in stream.consumers.values():
-            while consumer.waiting and self._deliver_next(consumer, consumer.waiting[0]):
+            while consumer.waiting and self._deliver_next(consumer):
                 pass
+            for pull in [*consumer.waiting]:
+                if pull.no_wait and (pull.delivered or not pull.expires_ns):
+                    consumer.waiting.remove(pull)
+                    self._status(pull.reply, "404 No Messages")
 
-    def _deliver_next(self, consumer: Consumer, waiting: list[Any]) -> bool:
-        """Serve the first request of a consumer; return whether to go on."""
-        reply, _, limit_bytes, no_wait, has_some = waiting
+    def _deliver_next(self, consumer: Consumer) -> bool:
+        """Deliver the next message to the request that waits longest; return whether there was one of both."""
         messages = consumer.stream.from_sequence(consumer.next, consumer.pattern)
         message = next(messages, None)
         if message is None:
-            if no_wait and has_some:
-                consumer.waiting.remove(waiting)
-                self._status(reply, "404 No Messages")
             return False
         pending = sum(1 for _ in messages)
         place = f"{message.sequence}.{consumer.delivered + 1}.{message.at_ns}.{pending}"
@@ -447,27 +480,37 @@ class Server:
         if consumer.config.get("headers_only"):
             headers, payload = _with_lines(headers, {"Nats-Msg-Size": len(payload)}), b""
         size = len(message.subject) + len(ack) + len(headers) + len(payload)
-        if limit_bytes and size > limit_bytes:
-            consumer.waiting.remove(waiting)
-            left = {"Nats-Pending-Messages": waiting[1], "Nats-Pending-Bytes": limit_bytes}
-            self._status(reply, "409 Message Size Exceeds MaxBytes", left)
-            return True
+        while consumer.waiting and 0 < consumer.waiting[0].bytes < size:
+            self._end_pull(consumer, consumer.waiting[0], "409 Message Size Exceeds MaxBytes")
+        if not consumer.waiting:
+            return False
+        pull = consumer.waiting.pop(0)
+        if pull.bytes:
+            pull.bytes -= size
+            if not pull.bytes:
+                pull.messages = 1
+        pull.messages, pull.delivered = pull.messages - 1, pull.delivered + 1
+        if pull.messages:
+            consumer.waiting.append(pull)
         consumer.next, consumer.delivered = message.sequence + 1, consumer.delivered + 1
-        waiting[1], waiting[4] = waiting[1] - 1, True
-        if limit_bytes:
-            waiting[2] -= size
-        if not waiting[1] or (limit_bytes and not waiting[2]):
-            consumer.waiting.remove(waiting)
         for session in [*self.sessions]:
-            for sid, (pattern, _) in [*session.subscriptions.items()]:
-                if matches(pattern, reply):
-                    session.deliver(sid, message.subject, ack, headers, payload)
+            for sid in session.matching(pull.reply):
+                session.deliver(sid, message.subject, ack, headers, payload)
+        if not pull.messages and pull.bytes:
+            self._status(
+                pull.reply, "409 Batch Completed", {"Nats-Pending-Messages": 0, "Nats-Pending-Bytes": pull.bytes}
+            )
         return True
+
+
+def _refuse_sealed(stream: Stream) -> None:
+    if stream.config["sealed"]:
+        raise Refusal(400, 10109, "invalid operation on sealed stream")
 
 
 def _with_lines(headers: bytes, lines: dict[str, Any]) -> bytes:
     """Return a header block with more lines at its end."""
-    before = (headers or b"NATS/1.0\r\n\r\n").removesuffix(b"\r\n")
+    before = (headers or b"NATS/1.0\r\n\r\n")[:-2]
     return before + "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode() + b"\r\n"
 
 

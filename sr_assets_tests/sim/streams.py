@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -40,8 +40,30 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "allow_msg_ttl": False,
 }
 _UNLIMITED: Final = ("max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size", "max_consumers")
-_HEADER: Final = re.compile(rb"([^:\r\n]+):[ \t]*([^\r\n]*)\r\n")
-_TTL: Final = re.compile(r"(?:(\d+(?:\.\d+)?)([hms]))+")
+#: What an update cannot turn off again, with the server's words.
+_LASTING: Final = {
+    "sealed": "stream configuration update can not unseal a sealed stream",
+    "deny_delete": "stream configuration update can not cancel deny message deletes",
+    "deny_purge": "stream configuration update can not cancel deny purge",
+    "allow_msg_ttl": "message TTL status can not be disabled",
+}
+_CONSUMER_DEFAULTS: Final[dict[str, Any]] = {
+    "deliver_policy": "all",
+    "ack_policy": "none",
+    "max_deliver": -1,
+    "replay_policy": "instant",
+    "max_waiting": 512,
+    "num_replicas": 0,
+}
+#: Of a consumer with acknowledgements.
+_ACK_DEFAULTS: Final = {"ack_wait": 30 * SECOND_NS, "max_ack_pending": 1000}
+#: The reply subject of a message in a fast-ingest batch: id, flow, number, operation.
+_BATCHED: Final = re.compile(r".*\.([^.]+)\.(\d+)\.fail\.(\d+)\.([013])\.\$FI")
+_START, _COMMIT_WITHOUT_STORING = "0", "3"
+_BATCH_NS: Final = 10 * SECOND_NS
+_BATCH_ACKS: Final = 500
+_NO_NUMBER: Final = (1 << 64) - 1
+_TTL: Final = re.compile(r"\+?((\d+(\.\d*)?)(h|ms|m|s))+")
 _ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 
 
@@ -58,6 +80,7 @@ class Refusal(Exception):  # noqa: N818  a response, not a failure
 
 
 NOT_FOUND: Final = Refusal(404, 10037, "no message found")
+_SUBJECT_FULL: Final = Refusal(503, 10077, "maximum messages per subject exceeded")
 
 
 class Stored(NamedTuple):
@@ -85,13 +108,15 @@ def rfc3339(ns: int) -> str:
     return text + (f".{fraction:09d}".rstrip("0") if fraction else "") + "Z"
 
 
-def header(headers: bytes, name: str) -> str | None:
-    """Return the first value of a header; the server compares names without case."""
-    wanted = name.lower().encode()
-    for key, value in _HEADER.findall(headers):
-        if key.lower() == wanted:
-            return str(value.strip(), "utf-8", "replace")
-    return None
+def header(headers: bytes, name: str) -> str:
+    """Return the first value of a header, empty if there is none; the server compares names with case."""
+    value = re.search(rb"\r\n%b: *(.*?)(\r\n|\Z)" % name.encode(), headers, re.DOTALL)
+    return value[1].decode(errors="replace") if value else ""
+
+
+def number(text: str) -> int:
+    """Return a number as the server reads it: another text is one that no sequence has."""
+    return int(text) if text.isascii() and text.isdigit() else _NO_NUMBER
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -117,30 +142,42 @@ def overlap(one: str, other: str) -> bool:
     return True
 
 
-def seconds_of(text: str) -> float | None:
-    """Return the seconds of a TTL such as `1.5s` or `90`, or None if it is none."""
-    if text.isdigit():
-        return float(text)
+def ttl_seconds(text: str) -> int | None:
+    """Return the whole seconds of a TTL such as `1.5s` or `90`, 0 without one, -1 for `never`, or None if it is invalid."""
+    if text.lower() in {"", "never"}:
+        return -1 if text else 0
     if _TTL.fullmatch(text):
-        return sum(
-            float(count) * {"h": 3600, "m": 60, "s": 1}[unit] for count, unit in re.findall(r"([\d.]+)([hms])", text)
-        )
-    return None
+        units = {"h": 3600, "m": 60, "s": 1, "ms": 0.001}
+        seconds = sum(float(count) * units[unit] for count, unit in re.findall(r"([\d.]+)(h|ms|m|s)", text))
+        return int(seconds) if seconds >= 1 else None
+    return number(text) if text != "0" and number(text) != _NO_NUMBER else None
 
 
-@dataclass
-class Consumer:
-    """A pull consumer without acknowledgements."""
+@dataclass(eq=False)
+class Pull:
+    """A request for messages; `bytes` is 0 without a limit, `expires_ns` without an end."""
 
-    stream: Stream
-    name: str
-    config: dict[str, Any]
-    created_ns: int
-    active_ns: int
-    next: int
+    reply: str
+    messages: int
+    bytes: int
+    no_wait: bool
+    expires_ns: int
     delivered: int = 0
-    #: Requests that wait for messages: reply, messages, bytes (0: no limit), deadline.
-    waiting: list[list[Any]] = field(default_factory=list)
+
+
+class Consumer:
+    """A pull consumer whose messages are never acknowledged."""
+
+    def __init__(self, stream: Stream, name: str, config: dict[str, Any], now_ns: int) -> None:
+        self.stream, self.name, self.config = stream, name, full_consumer_config(config)
+        self.created_ns = self.active_ns = now_ns
+        #: The first sequence that it may deliver next.
+        self.next = max(config.get("opt_start_seq", 1), stream.state()["first_seq"])
+        if config.get("deliver_policy") == "new":
+            self.next = stream.last + 1
+        self.started = self.next - 1
+        self.delivered = 0
+        self.waiting: list[Pull] = []
 
     @property
     def pattern(self) -> str:
@@ -153,13 +190,12 @@ class Consumer:
 
     def info(self, now_ns: int) -> dict[str, Any]:
         """Return its info."""
-        config = {"name": self.name} | self.config
-        at = {"consumer_seq": self.delivered, "stream_seq": self.next - 1 if self.delivered else 0}
+        at = {"consumer_seq": self.delivered, "stream_seq": self.next - 1}
         return {
             "stream_name": self.stream.name,
             "name": self.name,
             "created": rfc3339(self.created_ns),
-            "config": config,
+            "config": self.config,
             "delivered": at,
             "ack_floor": at,
             "num_ack_pending": 0,
@@ -168,6 +204,36 @@ class Consumer:
             "num_pending": self.pending(),
             "ts": rfc3339(now_ns),
         }
+
+
+def full_consumer_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a consumer's configuration with the server's defaults, without what is empty."""
+    acks = {} if config.get("ack_policy", "none") == "none" else _ACK_DEFAULTS
+    given = {key: value for key, value in config.items() if value}
+    return {**_CONSUMER_DEFAULTS, **acks, **given}
+
+
+@dataclass
+class Batch:
+    """A fast-ingest batch: every so many messages are acknowledged, at most `limit`."""
+
+    limit: int
+    every: int
+    active_ns: int
+    #: Of the last message, and of the last acknowledgement.
+    number: int = 0
+    acknowledged: int = 0
+    #: The sequence of the last stored message.
+    last: int = 0
+
+    def acknowledge(self, batches: int) -> list[dict[str, Any]]:
+        """Return the acknowledgement that is due, if any; `batches`: their number in the stream."""
+        if self.number < self.acknowledged + self.every:
+            return []
+        self.acknowledged = self.number - (self.number - self.acknowledged) % self.every
+        limit = min(self.limit, max(1, _BATCH_ACKS // batches))
+        self.every = min(self.every * 2, limit) if self.every < limit else max(self.every // 2, limit)
+        return [{"type": "ack", "seq": self.acknowledged, "msgs": self.every}]
 
 
 class Stream:
@@ -184,27 +250,52 @@ class Stream:
         #: Message id → sequence and time, oldest first.
         self.ids: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.consumers: dict[str, Consumer] = {}
+        self.batches: dict[str, Batch] = {}
         self.by_subject: Counter[str] = Counter()
         self.configure(config)
 
     def configure(self, config: dict[str, Any]) -> None:
         """Take over a configuration."""
+        given = {key: value for key, value in config.items() if value or key in _DEFAULTS}
         subjects = {} if config.get("mirror") else {"subjects": [self.name]}
-        full = {"name": self.name, **subjects, **_DEFAULTS, **config}
+        full = {"name": self.name, **subjects, **_DEFAULTS, **given}
         for key in _UNLIMITED:
             full[key] = full[key] or -1
-        if 0 < full["max_age"] < full["duplicate_window"]:
+        if full.get("mirror"):
+            full["duplicate_window"] = config.get("duplicate_window", 0)
+        elif 0 < full["max_age"] < full["duplicate_window"]:
             full["duplicate_window"] = full["max_age"]
+        if not full["duplicate_window"]:
+            del full["duplicate_window"]
         if full.get("subject_delete_marker_ttl"):
-            full["allow_rollup_hdrs"] = True
+            full["allow_msg_ttl"] = full["allow_rollup_hdrs"] = True
+        if full["sealed"]:
+            full |= {
+                "max_age": 0,
+                "discard": "new",
+                "deny_delete": True,
+                "deny_purge": True,
+                "allow_rollup_hdrs": False,
+            }
         full.pop("metadata", None)
         self.config = full
+        for subject in [*self.by_subject]:
+            self._limit(subject)
+
+    def check_update(self, config: dict[str, Any]) -> None:
+        """Raise Refusal if a configuration cannot replace this stream's."""
+        changed = _DEFAULTS | config
+        if changed["storage"] != self.config["storage"]:
+            raise Refusal(500, 10052, "stream configuration update can not change storage type")
+        for key, refusal in _LASTING.items():
+            if self.config[key] and not changed[key]:
+                raise Refusal(500, 10052, refusal)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
     def live(self, now_ns: int) -> Stream:
         """Remove what has expired, and return self."""
-        max_age, window = self.config["max_age"], self.config["duplicate_window"]
+        max_age, window = self.config["max_age"], self.config.get("duplicate_window", 0)
         while max_age and self.order and self.messages[self.order[0]].at_ns + max_age <= now_ns:
             self._expire(self.messages[self.order[0]], now_ns)
         if self.config["allow_msg_ttl"]:
@@ -212,6 +303,7 @@ class Stream:
                 self._expire(message, now_ns)
         while self.ids and next(iter(self.ids.values()))[1] + window <= now_ns:
             self.ids.popitem(last=False)
+        self.batches = {key: each for key, each in self.batches.items() if each.active_ns + _BATCH_NS > now_ns}
         for consumer in [*self.consumers.values()]:
             idle_ns = consumer.config.get("inactive_threshold") or 0
             if idle_ns and not consumer.waiting and consumer.active_ns + idle_ns <= now_ns:
@@ -265,89 +357,135 @@ class Stream:
             state["num_deleted"] = missing
             if deleted:
                 state["deleted"] = [at for at in range(self.order[0], self.last + 1) if at not in self.messages]
+        elif deleted and not self.first and self.config["storage"] == "file":
+            # The server counts a sequence 0 of a stream that never held a message.
+            state |= {"num_deleted": 1, "deleted": [0]}
         state["consumer_count"] = len(self.consumers)
         return state
 
     def info(self, now_ns: int) -> dict[str, Any]:
         """Return what every response about a stream holds."""
-        return {
-            "config": self.config,
-            "created": rfc3339(self.created_ns),
-            "state": self.state(),
-            "ts": rfc3339(now_ns),
-        }
+        times = {"created": rfc3339(self.created_ns), "ts": rfc3339(now_ns)}
+        origin = {"name": self.config["mirror"]["name"], "lag": 0, "active": 0} if self.config.get("mirror") else {}
+        return {"config": self.config, **times, "state": self.state(), **({"mirror": origin} if origin else {})}
 
     # ------------------------------------------------------------------------------------------------------- changing
 
-    def store(self, subject: str, headers: bytes, payload: bytes, now_ns: int) -> dict[str, Any]:
+    def store(
+        self, subject: str, headers: bytes, payload: bytes, now_ns: int, *, batched: bool = False
+    ) -> dict[str, Any]:
         """Store a message; return the acknowledgement, raises Refusal."""
-        config = self.config
+        config, message_id = self.config, header(headers, "Nats-Msg-Id")
+        self._check_size(headers, payload)
         self._expect(subject, headers)
-        message_id = header(headers, "Nats-Msg-Id")
-        if message_id and message_id in self.ids:
+        if message_id in self.ids:
             return {"stream": self.name, "seq": self.ids[message_id][0], "duplicate": True}
-        if config["sealed"]:
-            raise Refusal(400, 10109, "invalid operation on sealed stream")
-        if 0 <= config["max_msg_size"] < len(headers) + len(payload):
-            raise Refusal(400, 10054, "message size exceeds maximum allowed")
+        if (text := header(headers, "Nats-Expected-Last-Msg-Id")) and text != self.last_id:
+            raise Refusal(400, 10070, f"wrong last msg ID: {self.last_id}")
+        rollup = self._rollup(headers)
         if len(headers) >= 1 << 16:
             raise Refusal(400, 10097, "header size exceeds maximum allowed of 64k")
-        expires_ns = self._expiry(headers, now_ns)
-        rollup = header(headers, "Nats-Rollup")
-        if rollup and not config["allow_rollup_hdrs"]:
-            raise Refusal(400, 10111, "rollup not permitted")
+        ttl = ttl_seconds(header(headers, "Nats-TTL"))
+        if ttl is None:
+            raise Refusal(400, 10165, "invalid per-message TTL")
+        least = config.get("subject_delete_marker_ttl", 0) // SECOND_NS
+        if 0 < ttl < least and config["max_msgs_per_subject"] != 1:
+            ttl = least
+            headers = re.sub(rb"\r\nNats-TTL:[^\r]*", b"", headers)[:-2] + b"Nats-TTL: %d\r\n\r\n" % ttl
+        expires_ns = now_ns + ttl * SECOND_NS if ttl > 0 else 0
         message = Stored(self.last + 1, subject, headers, payload, max(now_ns, self.last_ns), expires_ns)
-        self._check_room(message)
+        self._check_room(message, rollup, batched=batched)
         self._append(message)
         if message_id:
             self.ids[message_id] = message.sequence, now_ns
-        self.last_id = message_id or ""
+        self.last_id = message_id
+        self._limit(subject)
         if rollup:
             for old in [each for each in self.order if each < message.sequence]:
                 if rollup == "all" or self.messages[old].subject == subject:
                     self.remove(old)
-        self._limit(subject)
         return {"stream": self.name, "seq": message.sequence}
 
+    def store_batched(
+        self, reply: str, subject: str, headers: bytes, payload: bytes, now_ns: int
+    ) -> list[dict[str, Any]]:
+        """Store a message of a fast-ingest batch; return the responses, raises Refusal."""
+        self._check_size(headers, payload)
+        if not self.config.get("allow_batched"):
+            raise Refusal(400, 10205, "batch publish is disabled")
+        place = _BATCHED.fullmatch(reply)
+        if place is None or not int(place[3]) or (place[4] == _START) != (place[3] == "1"):
+            raise Refusal(400, 10206, "batch publish pattern is invalid")
+        key, number_in_batch = place[1], int(place[3])
+        if number_in_batch > 1 and key not in self.batches:
+            raise Refusal(400, 10208, "batch publish ID unknown")
+        limit = int(place[2]) or 10
+        new = Batch(limit, 1 if self.batches else min(limit, _BATCH_ACKS), now_ns)
+        batch = self.batches.setdefault(key, new)
+        batch.active_ns, expected = now_ns, batch.number + 1
+        if number_in_batch != expected or place[4] == _COMMIT_WITHOUT_STORING:
+            gap = {"type": "gap", "last_seq": expected, "seq": number_in_batch}
+            return [gap, self._commit(key)] if number_in_batch != expected else [self._commit(key)]
+        responses: list[dict[str, Any]] = [{"type": "ack", "seq": 0, "msgs": batch.every}] if expected == 1 else []
+        try:
+            answer = self.store(subject, headers, payload, now_ns, batched=True)
+        except Refusal as refusal:
+            if expected > 1:
+                return [{"type": "err", "seq": expected, "error": refusal.json()}, self._commit(key)]
+            del self.batches[key]
+            return [*responses, {"error": refusal.json(), "stream": self.name, "seq": 0}]
+        batch.number = expected
+        batch.last = batch.last if "duplicate" in answer else answer["seq"]
+        return responses + batch.acknowledge(len(self.batches))
+
+    def _commit(self, key: str) -> dict[str, Any]:
+        """End a batch."""
+        batch = self.batches.pop(key)
+        return {"stream": self.name, "seq": batch.last, "batch": key, "count": batch.number}
+
+    def _check_size(self, headers: bytes, payload: bytes) -> None:
+        if self.config["sealed"]:
+            raise Refusal(400, 10109, "invalid operation on sealed stream")
+        if 0 <= self.config["max_msg_size"] < len(headers) + len(payload):
+            raise Refusal(400, 10054, "message size exceeds maximum allowed")
+
     def _expect(self, subject: str, headers: bytes) -> None:
-        if not headers:
-            return
-        if header(headers, "Nats-Expected-Stream") not in {None, "", self.name}:
+        if header(headers, "Nats-Expected-Stream") not in {"", self.name}:
             raise Refusal(400, 10060, "expected stream does not match")
-        if (text := header(headers, "Nats-Expected-Last-Sequence")) and int(text) != self.last:
-            raise Refusal(400, 10071, f"wrong last sequence: {self.last}")
+        if ttl_seconds(header(headers, "Nats-TTL")) and not self.config["allow_msg_ttl"]:
+            raise Refusal(400, 10166, "per-message TTL is disabled")
         if text := header(headers, "Nats-Expected-Last-Subject-Sequence"):
             last = self.last_of(header(headers, "Nats-Expected-Last-Subject-Sequence-Subject") or subject)
-            if int(text) != (last.sequence if last else 0):
+            if number(text) != (last.sequence if last else 0):
                 raise Refusal(400, 10071, f"wrong last sequence: {last.sequence if last else 0}")
-        if (text := header(headers, "Nats-Expected-Last-Msg-Id")) is not None and text != self.last_id:
-            raise Refusal(400, 10070, f"wrong last msg ID: {self.last_id}")
+        if (text := header(headers, "Nats-Expected-Last-Sequence")) and number(text) != self.last:
+            raise Refusal(400, 10071, f"wrong last sequence: {self.last}")
 
-    def _expiry(self, headers: bytes, now_ns: int) -> int:
-        text = header(headers, "Nats-TTL")
-        if not text or text == "never":
-            return 0
-        if not self.config["allow_msg_ttl"]:
-            raise Refusal(400, 10166, "per-message TTL is disabled")
-        seconds = seconds_of(text)
-        if seconds is None or seconds < 1:
-            raise Refusal(400, 10165, "invalid per-message TTL")
-        return now_ns + int(seconds * SECOND_NS)
+    def _rollup(self, headers: bytes) -> str:
+        rollup = header(headers, "Nats-Rollup").lower()
+        if rollup and (self.config["deny_purge"] or not self.config["allow_rollup_hdrs"]):
+            raise Refusal(500, 10111, "rollup not permitted")
+        if rollup not in {"", "sub", "all"}:
+            raise Refusal(500, 10111, f'rollup value invalid: "{rollup}"')
+        return rollup
 
-    def _check_room(self, message: Stored) -> None:
-        config = self.config
+    def _check_room(self, message: Stored, rollup: str, *, batched: bool) -> None:
+        """Raise Refusal for a message over the limits; one of a batch does not make room for itself."""
+        config, held = self.config, self.by_subject.get(message.subject, 0)
         if config["discard"] != "new":
             return
-        per_subject = config["max_msgs_per_subject"]
-        replaces = 0 < per_subject <= self.by_subject[message.subject]
-        if not self.by_subject[message.subject]:
-            del self.by_subject[message.subject]
-        if 0 < config["max_msgs"] <= len(self.order) and not replaces:
+        at_limit = 0 < config["max_msgs_per_subject"] <= held
+        replaced = next(self.from_sequence(0, message.subject)) if at_limit and not batched else None
+        subject_full = at_limit and config.get("discard_new_per_subject") and not rollup
+        if subject_full and not batched:
+            raise _SUBJECT_FULL
+        if 0 < config["max_msgs"] <= len(self.order) and not replaced:
             raise Refusal(503, 10077, "maximum messages exceeded")
-        if 0 < config["max_bytes"] < self.bytes + message.bytes_in(config["storage"]) and not replaces:
+        storage, size = config["storage"], message.bytes_in(config["storage"])
+        if 0 < config["max_bytes"] < self.bytes + size and (not replaced or replaced.bytes_in(storage) < size):
             raise Refusal(503, 10077, "maximum bytes exceeded")
-        if replaces and config.get("discard_new_per_subject"):
-            raise Refusal(503, 10077, "maximum messages per subject exceeded")
+        if subject_full:
+            raise _SUBJECT_FULL
 
     def _append(self, message: Stored) -> None:
         self.messages[message.sequence] = message
@@ -360,14 +498,17 @@ class Stream:
     def follow(self, origin: Stream) -> None:
         """Take over what a mirror's origin has stored since; do nothing for the origin itself."""
         for message in [*origin.from_sequence(self.last + 1)] if origin is not self else ():
-            self._append(message)
+            headers = re.sub(rb"\r\nNats-Expected-[^\r]*", b"", message.headers)
+            self._append(message._replace(headers=b"" if headers == b"NATS/1.0\r\n\r\n" else headers))
             self._limit(message.subject)
 
     def _limit(self, subject: str) -> None:
         config = self.config
         while 0 < config["max_msgs_per_subject"] < self.by_subject[subject]:
             self.remove(next(self.from_sequence(0, subject)).sequence)
-        while (0 < config["max_msgs"] < len(self.order)) or (0 < config["max_bytes"] < self.bytes):
+        while config["discard"] == "old" and (
+            0 < config["max_msgs"] < len(self.order) or 0 < config["max_bytes"] < self.bytes
+        ):
             self.remove(self.order[0])
 
     def _expire(self, message: Stored, now_ns: int) -> None:
@@ -391,17 +532,14 @@ class Stream:
 
     def purge(self, request: dict[str, Any]) -> int:
         """Delete messages; return their number."""
-        pattern, before, keep = (
-            request.get("filter") or ">",
-            request.get("seq") or self.last + 1,
-            request.get("keep") or 0,
-        )
-        doomed = [each.sequence for each in self.from_sequence(0, pattern) if each.sequence < before]
-        if keep:
-            doomed = doomed[: max(0, sum(1 for _ in self.from_sequence(0, pattern)) - keep)]
+        pattern, before, keep = request.get("filter") or ">", request.get("seq") or 0, request.get("keep") or 0
+        doomed = [each.sequence for each in self.from_sequence(0, pattern) if not before or each.sequence < before]
+        doomed = doomed[: max(0, len(doomed) - keep)]
         for sequence in doomed:
             self.remove(sequence)
-        if not self.order:
+        if pattern == ">" and before > self.last + 1:
+            self.last = before - 1
+        if not self.order and pattern == ">" and not keep:
             self.first = self.last + 1
         return len(doomed)
 
