@@ -25,6 +25,7 @@ from sr_assets.adapters.published import history as published_history
 from sr_assets.adapters.wire import connection
 from sr_assets.settings import Settings, load_settings
 from sr_assets.stages import campaign, checkpointing, site
+from sr_assets.stages.leadership import lead_all
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun
 from sr_assets.stages.site import Site
@@ -86,7 +87,7 @@ def simulated(seed: int, begin_ns: int) -> Iterator[tuple[World, Network]]:
         patch.setattr(client, "SecuredClient", SimClient)
         for module in (administration, object_store):
             patch.setattr(module, "ClientThread", SimClientThread)
-        patch.setattr(campaign, "instance_of", lambda folder: f"instance of {folder.parent.parent.name}")
+        patch.setattr(campaign, "instance_of", lambda folder: f"instance-{folder.parent.parent.name}")
         patch.setattr(secrets, "token_hex", lambda count=16: f"{chance.getrandbits(8 * count):0{2 * count}x}")
         random.seed(seed)
         # Generators of a killed process are closed by the garbage collector, whose errors nobody can catch.
@@ -105,6 +106,8 @@ class Home:
         self.clock_ns = clock_ns
         self.reached: Callable[[Point], None] = lambda _point: None
         self.process: Process | None = None
+        #: What campaigns for the site, with an election.
+        self.service: Process | None = None
         self.reports: dict[str, StreamReport] = {}
         self.error: BaseException | None = None
         self._saved: Path | None = None
@@ -136,6 +139,16 @@ class Home:
 
         SimThread(target=run, name=f"run of {self.name}", process=process).start()
         return process
+
+    def serve(self, settings: Settings) -> None:
+        """Campaign for the site in a process of its own, as `up` does, until it is killed."""
+        self.service = Process(self.world, self.name, self.clock_ns)
+
+        def campaign() -> None:
+            with lead_all(settings):
+                self.world.sleep(1e9)
+
+        SimThread(target=campaign, name=f"service of {self.name}", process=self.service).start()
 
     def kill(self) -> None:
         """Kill the process: the home stays as it is on the disk now."""

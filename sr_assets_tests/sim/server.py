@@ -241,6 +241,8 @@ class Server:
         except (ValueError, KeyError):
             answer |= {"error": Refusal(400, 10025, "invalid JSON").json()}
         self._pass_on(None, reply, "", b"", encoded(answer))
+        if label == "consumer_create" and "error" not in answer:
+            self._serve_pulls(self.streams[answer["stream_name"]])
 
     def _info_(self, _subjects: str, _body: dict[str, Any]) -> dict[str, Any]:
         consumers = sum(len(each.consumers) for each in self.streams.values())
@@ -281,7 +283,9 @@ class Server:
     def _refuse_overlap(self, changed: Stream) -> None:
         for other in self.streams.values():
             patterns = (
-                (one, two) for one in changed.config.get("subjects", ()) for two in other.config.get("subjects", ())
+                (own, theirs)
+                for own in changed.config.get("subjects", ())
+                for theirs in other.config.get("subjects", ())
             )
             if other.name != changed.name and any(overlap(*pair) for pair in patterns):
                 raise Refusal(400, 10065, "subjects overlap with an existing stream")
@@ -393,7 +397,8 @@ class Server:
 
     def _consumer_create(self, target: str, body: dict[str, Any]) -> dict[str, Any]:
         name, _, rest = target.partition(".")
-        consumer_name, stream, config = rest.partition(".")[0], self.stream(name), dict(body["config"])
+        stream, config = self.stream(name), dict(body["config"])
+        consumer_name = rest.partition(".")[0] or f"{self._chance.getrandbits(40):x}"
         if stream.config["retention"] != "limits" and config["ack_policy"] == "none":
             raise Refusal(400, 10084, "workqueue stream requires explicit ack")
         existing = stream.consumers.get(consumer_name)
@@ -460,6 +465,8 @@ class Server:
 
     def _serve_pulls(self, stream: Stream) -> None:
         for consumer in stream.consumers.values():
+            if to := consumer.config.get("deliver_subject"):
+                consumer.waiting = [Pull(to, 1 << 60, 0, no_wait=False, expires_ns=0)]
             while consumer.waiting and self._deliver_next(consumer):
                 pass
             for pull in [*consumer.waiting]:

@@ -130,9 +130,9 @@ def matches(pattern: str, subject: str) -> bool:
     return len(tokens) == len(wanted)
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(pattern: str, other: str) -> bool:
     """Return whether two patterns have a common subject."""
-    for left, right in itertools.zip_longest(one.split("."), other.split(".")):
+    for left, right in itertools.zip_longest(pattern.split("."), other.split(".")):
         if left is None or right is None:
             return False
         if ">" in (left, right):
