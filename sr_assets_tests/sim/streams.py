@@ -552,6 +552,7 @@ class Stream:
         self.first = self.order[0] if self.order else self.last + 1 if self.last else 0
         self.last_ns = self.messages[self.order[-1]].at_ns if self.order else 0
         self.ids = OrderedDict((key, at) for key, at in self.ids.items() if at[0] <= last)
+        self.batches.clear()
         return lost
 
 
