@@ -4,15 +4,18 @@ import contextlib
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
 import termios
 from collections.abc import Mapping
+from pathlib import Path
 
 import pyte
 
 from sr_assets_tests.forks import Forked
+from sr_assets_tests.rig import wait_until
 
 
 class Terminal:
@@ -57,6 +60,14 @@ class Terminal:
         self._answered = len(self.shown)
         os.write(self._ours, line.encode())
         return output
+
+    def interrupt(self, question: str) -> None:
+        """Send SIGINT while the command waits for an answer: Python forgets one that arrives directly before it reads."""
+        assert question in self.read(question), self.shown
+        calls = Path(f"/proc/{self.process.pid}/syscall")
+        # The first argument is the number of the file that it reads.
+        wait_until(lambda: calls.read_text().split()[1:2] == ["0x0"], "the command to read its stdin")
+        self.process.send_signal(signal.SIGINT)
 
     def screen(self, end: int | None = None) -> list[str]:
         """Return the lines that the terminal shows after the output, or its first characters, without blanks at the end."""

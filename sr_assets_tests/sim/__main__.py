@@ -12,13 +12,14 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from sr_assets_tests.sim.history import Outcome, run_history, shrink
+from sr_assets_tests.sim.elections import run_history, shrink
+from sr_assets_tests.sim.history import Choice, Outcome
 
 
-def _run(seed: int) -> Outcome:
+def _run(seed: int, choice: Choice) -> Outcome:
     folder = Path(tempfile.gettempdir()) / f"simulation-{os.getpid()}"
-    outcome = run_history(seed, folder)
-    return outcome if outcome.problem is None else shrink(outcome, folder)
+    outcome = run_history(seed, folder, choice=choice)
+    return outcome if outcome.problem is None else shrink(outcome, folder, choice)
 
 
 def main() -> int:
@@ -27,14 +28,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to begin new histories (60)")
     parser.add_argument("--seed", type=int, default=1, help="the first seed (1)")
     parser.add_argument("--histories", type=int, default=1 << 40, help="how many histories at most")
+    parser.add_argument("--members", type=int, choices=(1, 2, 3), default=0, help="only histories of so many members")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FAULT", help="a fault that may happen, such as lost"
+    )
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     options = parser.parse_args()
     began, counts, problems = time.monotonic(), Outcome(options.seed), list[Outcome]()
-    histories = 0
+    choice, histories = Choice(options.members, frozenset(options.only)), 0
     workers = len(os.sched_getaffinity(0))
     seeds = iter(range(options.seed, options.seed + options.histories))
     with ProcessPoolExecutor(workers) as pool:
-        running = {pool.submit(_run, seed) for seed, _ in zip(seeds, range(2 * workers), strict=False)}
+        running = {pool.submit(_run, seed, choice) for seed, _ in zip(seeds, range(2 * workers), strict=False)}
         while running:
             done = next(as_completed(running))
             running.remove(done)
@@ -50,7 +55,7 @@ def main() -> int:
                     f"seed {outcome.seed}, faults {outcome.effective}: {outcome.problem}", file=sys.stderr, flush=True
                 )
             if time.monotonic() - began < options.seconds and (seed := next(seeds, None)) is not None:
-                running.add(pool.submit(_run, seed))
+                running.add(pool.submit(_run, seed, choice))
     seconds = time.monotonic() - began
     result = {
         "histories": histories,

@@ -6,6 +6,7 @@ drawn as before.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import random
@@ -22,11 +23,12 @@ from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import last_origin
+from sr_assets.settings import Settings
 from sr_assets_tests.reference import Expected, Rules, Seen, blind_spans, by_field, expect
 from sr_assets_tests.sim.network import Host
 from sr_assets_tests.sim.platform import IN_PROCESS, SITE, Home, install_hook, simulated
 from sr_assets_tests.sim.streams import Stored
-from sr_assets_tests.sim.world import SECOND_NS, StuckError
+from sr_assets_tests.sim.world import SECOND_NS, Process, StuckError
 
 BEGIN_NS: Final = 1_800_000_000 * SECOND_NS
 #: How often the platform may try before the end of a history.
@@ -67,6 +69,14 @@ class Outcome:
     digest: int = 0
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What histories are drawn from: how many members (0: any), and the kinds of faults (none: all)."""
+
+    members: int = 0
+    kinds: frozenset[str] = frozenset()
+
+
 class _Defects(logging.Handler):
     """Collects tracebacks that the platform logs: errors that none of its rules knows."""
 
@@ -83,7 +93,12 @@ class _Defects(logging.Handler):
 class History:
     """A history of one seed; `only` are the numbers of the faults that may take effect, None for all."""
 
-    def __init__(self, seed: int, folder: Path, only: Collection[int] | None = None) -> None:
+    most_steps = 30_000
+
+    def __init__(
+        self, seed: int, folder: Path, only: Collection[int] | None = None, choice: Choice | None = None
+    ) -> None:
+        self.choice = choice or Choice()
         self.seed, self.folder, self.only = seed, folder / f"history-{seed}", only
         #: Draws the plan; the world draws what happens meanwhile.
         self.plan = random.Random(f"plan {seed}")
@@ -102,20 +117,22 @@ class History:
     def run(self) -> Outcome:
         """Run the history; a difference is in the outcome."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        logger = logging.getLogger("sr_assets")
-        level, propagates = logger.level, logger.propagate
-        logger.addHandler(self.defects)
-        logger.propagate = False
+        loggers = [logging.getLogger(name) for name in ("sr_assets", "asyncio")]
+        propagates = [logger.propagate for logger in loggers]
+        for logger in loggers:
+            logger.addHandler(self.defects)
+            logger.propagate = False
         try:
-            with simulated(self.seed, BEGIN_NS) as (self.world, self.network):
+            with simulated(self.seed, BEGIN_NS, self.most_steps) as (self.world, self.network):
                 self.world.run(self._live)
         except (Difference, StuckError) as difference:
             self.outcome.problem = f"{type(difference).__name__}: {difference}"
         finally:
             crash_points.hook = None
-            logger.removeHandler(self.defects)
-            logger.setLevel(level)
-            logger.propagate = propagates
+            gc.collect()
+            for logger, propagate in zip(loggers, propagates, strict=True):
+                logger.removeHandler(self.defects)
+                logger.propagate = propagate
             for used in (self.folder, self.backup):
                 shutil.rmtree(used, ignore_errors=True)
         if self.defects.texts:
@@ -125,13 +142,8 @@ class History:
     # ------------------------------------------------------------------------------------------------------ the plan
 
     def _live(self) -> None:
-        plan, world = self.plan, self.world
-        self.source, self.target = self.network.host("source:4222"), self.network.host("target:4222")
-        self.home = Home(world, self.folder, "one")
-        self.home.reached = self._reach
-        install_hook([self.home])
-        for host in (self.source, self.target):
-            host.fault = self._fault
+        plan = self.plan
+        self._found(["one"])
         self.tracked = plan.random() < 0.8
         self.centre = self.tracked and plan.random() < 0.25
         self.minutes = plan.choice((10, 60, 600))
@@ -148,6 +160,15 @@ class History:
         for _ in range(plan.randrange(2, 5)):
             self._step(plan.choice(("publish", *["publish and run"] * 4, "run", "wait", "wait", *self.incidents)))
         self._end()
+
+    def _found(self, names: list[str]) -> None:
+        """Make the servers and the homes."""
+        self.source, self.target = self.network.host("source:4222"), self.network.host("target:4222")
+        for host in (self.source, self.target):
+            host.fault = self._fault
+        self.homes = [Home(self.world, self.folder, name) for name in names]
+        self.home = self.homes[0]
+        install_hook(self.homes, self._reach)
 
     def _step(self, kind: str) -> None:
         plan = self.plan
@@ -207,7 +228,10 @@ class History:
             stream.remove(sequence)
             self.gone.append(sequence)
 
-    def _settings(self) -> Any:
+    def _settings(self) -> Settings:
+        return self._configured(self.home)
+
+    def _configured(self, home: Home, **more: Any) -> Settings:
         entry: dict[str, Any] = {
             "stream": "S",
             "target_stream": "T",
@@ -224,7 +248,7 @@ class History:
             if self.centre
             else []
         )
-        return self.home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry], "feeds": feeds})
+        return home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry], "feeds": feeds, **more})
 
     def _publish(self) -> None:
         node = self.plan.randrange(self.senders)
@@ -242,23 +266,23 @@ class History:
 
     # ---------------------------------------------------------------------------------------------------- the faults
 
-    def _meets(self, rate: float) -> bool:
-        """Decide whether the next request or point meets a fault that may take effect."""
-        if not rate or self.luck.random() >= rate:
+    def _meets(self, rate: float, kind: str) -> bool:
+        """Decide whether the next request or point meets a fault of a kind that may take effect; count it."""
+        if not rate or self.luck.random() >= rate or (self.choice.kinds and kind not in self.choice.kinds):
             return False
         self._met += 1
         if self.only is not None and self._met not in self.only:
             return False
         self.outcome.effective.append(self._met)
+        self.outcome.faults[kind] += 1
         return True
 
-    def _fault(self, host: Host, subject: str) -> str | None:
+    def _fault(self, host: Host, process: Process, subject: str) -> str | None:
         request = f"{self.world.now_ns} {host.address} {subject}"
         self.outcome.digest = zlib.crc32(request.encode(), self.outcome.digest)
         kind = self.luck.choice(_REQUEST_FAULTS)
-        if not self._meets(self.rates[0]):
+        if not self._meets(self.rates[0], kind):
             return None
-        self.outcome.faults[kind] += 1
         # A leader that changes within a window loses some messages and stores later ones.
         self.disordered |= kind == "lost" and subject.startswith("T.")
         if kind == "tail lost":
@@ -266,19 +290,19 @@ class History:
             if host is self.target:
                 self.world.call_at(self.world.now_ns, lambda: self.target.restart(lost=self.luck.randrange(1, 6)))
             return "closed"
+        home = next(each for each in self.homes if process in {each.process, each.service})
         if kind == "kill before":
-            self.home.kill()
+            home.kill()
             return "closed"
         if kind == "kill after":
-            self.world.call_at(self.world.now_ns, self.home.kill)
+            self.world.call_at(self.world.now_ns, home.kill)
             return None
         return kind
 
-    def _reach(self, point: Point) -> None:
+    def _reach(self, home: Home, point: Point) -> None:
         self.outcome.points[point] += 1
-        if self._meets(self.rates[1]):
-            self.outcome.faults[f"kill at {point}"] += 1
-            self.home.kill()
+        if self._meets(self.rates[1], f"kill at {point}"):
+            home.kill()
 
     # ------------------------------------------------------------------------------------------------ the comparison
 
@@ -366,19 +390,3 @@ class History:
         if told != due:
             node = next(each for each in {**told, **due} if told.get(each) != due.get(each))
             raise Difference(f"advisories of {node}: {told.get(node)}, expected {due.get(node)}")
-
-
-def run_history(seed: int, folder: Path, only: Collection[int] | None = None) -> Outcome:
-    """Run one history."""
-    return History(seed, folder, only).run()
-
-
-def shrink(outcome: Outcome, folder: Path) -> Outcome:
-    """Return the failing history of a seed with as few faults as possible."""
-    best = outcome
-    for number in outcome.effective:
-        fewer = [each for each in best.effective if each != number]
-        tried = run_history(outcome.seed, folder, fewer)
-        if tried.problem is not None:
-            best = tried
-    return best

@@ -36,7 +36,7 @@ class Host(Server):
         #: What its clock is ahead of the world's.
         self.clock_ns = 0
         self.up = True
-        self.fault: Callable[[Host, str], str | None] = lambda _host, _subject: None
+        self.fault: Callable[[Host, Process, str], str | None] = lambda _host, _process, _subject: None
         self.channels: dict[Session, Channel] = {}
         super().__init__(
             lambda: world.now_ns + self.clock_ns,
@@ -51,7 +51,7 @@ class Host(Server):
 
     def publish(self, session: Session | None, subject: str, reply: str, headers: bytes, payload: bytes) -> None:
         """Process a client's message, unless a fault affects it."""
-        match self.fault(self, subject) if session else None:
+        match self.fault(self, self.channels[session].process, subject) if session else None:
             case "lost":
                 return
             case "unanswered":
@@ -87,22 +87,20 @@ class Channel:
     """A connection of a process to a host. `woken` is called when bytes or the end arrive at the process."""
 
     def __init__(self, process: Process, host: Host) -> None:
-        self._process, self._host, self._world = process, host, process.world
+        self.process, self._host, self._world = process, host, process.world
         self.received = bytearray()
         self.ended = False
         self.woken: Callable[[], None] = lambda: None
         self._closed = False
         self._arrives_ns = self._leaves_ns = 0
         self._outgoing: list[bytes] = []
-        #: Until when the network carries nothing of this channel.
-        self.held_until_ns = 0
         self.session = Session(host, self._emit, self.end_from_server)
         host.channels[self.session] = self
         process.ends.append(self.abandon)
 
     def send(self, data: bytes) -> None:
         """Send bytes to the host."""
-        if self._process.dead:
+        if self.process.dead:
             raise Killed
         if not self._closed and not self.ended:
             self._leaves_ns = self._later(self._leaves_ns)
@@ -110,7 +108,7 @@ class Channel:
 
     def take(self) -> bytes:
         """Return the received bytes."""
-        if self._process.dead:
+        if self.process.dead:
             raise Killed
         data = bytes(self.received)
         self.received.clear()
@@ -159,7 +157,8 @@ class Channel:
 
     def _later(self, not_before_ns: int) -> int:
         moment_ns = self._world.chance.randrange(_LATENCY_NS // 10, _LATENCY_NS)
-        return max(not_before_ns, self.held_until_ns, self._world.now_ns + moment_ns)
+        cut_until_ns = self._world.cuts.get((self.process.name, self._host.address), 0)
+        return max(not_before_ns, cut_until_ns, self._world.now_ns + moment_ns)
 
 
 class Network:

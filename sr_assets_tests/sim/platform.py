@@ -57,9 +57,9 @@ def _ignore_killed(unraisable: Any) -> None:
 
 
 @contextlib.contextmanager
-def simulated(seed: int, begin_ns: int) -> Iterator[tuple[World, Network]]:
+def simulated(seed: int, begin_ns: int, most_steps: int = 30_000) -> Iterator[tuple[World, Network]]:
     """Replace time, threads, sockets and chance inside the block, by those of a new world."""
-    simulation = World(seed, begin_ns)
+    simulation = World(seed, begin_ns, most_steps)
     net = Network(simulation)
     chance = random.Random(seed)
 
@@ -99,12 +99,11 @@ def simulated(seed: int, begin_ns: int) -> Iterator[tuple[World, Network]]:
 
 
 class Home:
-    """A home of one member, and the process that works on it. `reached` is called with each point that it passes."""
+    """A home of one member, and the process that works on it."""
 
     def __init__(self, simulation: World, folder: Path, name: str, clock_ns: int = 0) -> None:
         self.world, self.folder, self.name = simulation, folder / name, name
         self.clock_ns = clock_ns
-        self.reached: Callable[[Point], None] = lambda _point: None
         self.process: Process | None = None
         #: What campaigns for the site, with an election.
         self.service: Process | None = None
@@ -151,23 +150,29 @@ class Home:
         SimThread(target=campaign, name=f"service of {self.name}", process=self.service).start()
 
     def kill(self) -> None:
-        """Kill the process: the home stays as it is on the disk now."""
-        process = self.process
-        if process is None or not process.alive or process.dead:
+        """Kill the home's processes: it stays as it is on the disk now."""
+        living = [each for each in (self.process, self.service) if each is not None and each.alive and not each.dead]
+        if not living or self._saved is not None:
             return
         self._saved = self.folder.with_name(f"{self.folder.name}.saved")
         shutil.copytree(self.folder, self._saved)
-        process.kill()
+        # The one that acts now last: its end ends this call too.
+        for process in sorted(living, key=lambda each: each is self.world.process):
+            process.kill()
 
     def bury(self) -> None:
-        """Wait until the killed process has ended, and undo what its end did in the home."""
-        process = self.process
-        while process is not None and process.alive:
+        """Wait until killed processes have ended, and undo what their end did in the home."""
+        while any(each.dead and each.alive for each in (self.process, self.service) if each is not None):
             self.world.sleep(0.001)
         if self._saved is not None:
             shutil.rmtree(self.folder)
             self._saved.rename(self.folder)
             self._saved = None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its processes were killed and it has not been buried."""
+        return self._saved is not None
 
     def join(self) -> None:
         """Wait for the end of the process."""
@@ -175,8 +180,8 @@ class Home:
             self.world.sleep(0.05)
 
 
-def install_hook(homes: list[Home]) -> None:
-    """Let each passing of a crash point be told to the home whose process passes it."""
+def install_hook(homes: list[Home], reached: Callable[[Home, Point], None] = lambda _home, _point: None) -> None:
+    """Call `reached` with each crash point that a process passes, and its home."""
 
     def hook(point: Point) -> None:
         process = world.current().process
@@ -184,6 +189,6 @@ def install_hook(homes: list[Home]) -> None:
             raise Killed
         for home in homes:
             if home.process is process:
-                home.reached(point)
+                reached(home, point)
 
     crash_points.hook = hook

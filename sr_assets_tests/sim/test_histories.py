@@ -9,9 +9,11 @@ import pytest
 
 from sr_assets.adapters import crash_points
 from sr_assets.domain.messages import last_origin
-from sr_assets_tests.sim.history import BEGIN_NS, run_history
+from sr_assets_tests.sim.elections import run_history
+from sr_assets_tests.sim.history import BEGIN_NS
 from sr_assets_tests.sim.network import Host
 from sr_assets_tests.sim.platform import IN_PROCESS, SITE, Home, install_hook, simulated
+from sr_assets_tests.sim.world import Process
 
 pytestmark = pytest.mark.process
 
@@ -48,7 +50,7 @@ def test_nothing_is_stored_twice_after_a_lost_acknowledgement(unanswered: tuple[
     """The same run sends it again, after the stream's duplicate window."""
     left = [*unanswered]
 
-    def lose_first(_host: Host, subject: str) -> str | None:
+    def lose_first(_host: Host, _process: Process, subject: str) -> str | None:
         if left and subject.startswith(left[0]):
             del left[0]
             return "unanswered"

@@ -19,8 +19,6 @@ from typing import Any, Final, Self
 import greenlet
 
 SECOND_NS: Final = 10**9
-#: A history that needs more steps is stuck.
-_MOST_STEPS: Final = 30_000
 
 
 class Killed(BaseException):
@@ -37,6 +35,8 @@ class Process:
     def __init__(self, world: World, name: str, clock_ns: int = 0) -> None:
         self.world, self.name, self.clock_ns = world, name, clock_ns
         self.dead = False
+        #: Until when it is suspended, as by SIGSTOP.
+        self.frozen_until_ns = 0
         #: What a kill ends besides the threads: network connections.
         self.ends: list[Callable[[], None]] = []
         self.threads: list[SimThread] = []
@@ -61,7 +61,9 @@ class Process:
 class World:
     """The clock and the scheduler of one history."""
 
-    def __init__(self, seed: int, begin_ns: int) -> None:
+    def __init__(self, seed: int, begin_ns: int, most_steps: int) -> None:
+        """A history that needs more steps is stuck."""
+        self.most_steps = most_steps
         self.chance = random.Random(seed)
         self.now_ns = self.begin_ns = begin_ns
         self._order = itertools.count()
@@ -70,6 +72,8 @@ class World:
         self.steps = 0
         self.outside = Process(self, "world")
         self.thread: SimThread | None = None
+        #: Until when the network carries nothing between a process and an address, by their names.
+        self.cuts: dict[tuple[str, str], int] = {}
 
     @property
     def process(self) -> Process:
@@ -92,7 +96,7 @@ class World:
         thread.start()
         while thread.is_alive():
             self.steps += 1
-            if not self._events or self.steps > _MOST_STEPS:
+            if not self._events or self.steps > self.most_steps:
                 waiting = [each.name for each in self.outside.threads if each.is_alive()]
                 raise StuckError(f"after {self.steps} steps at {self.now_ns}: {waiting} wait")
             self.now_ns, _, _, call = heapq.heappop(self._events)
@@ -185,6 +189,9 @@ class SimThread:
     def resume(self, number: int, *, woken: bool) -> None:
         """Continue after the wait with this number, unless it is over."""
         if self.waits and number == self.waited:
+            if self.process.frozen_until_ns > self._world.now_ns and not self.process.dead:
+                self._world.call_at(self.process.frozen_until_ns, lambda: self.resume(number, woken=woken))
+                return
             self.waits, self.woken = False, woken
             self.waited += 1
             self._world.switch(self)

@@ -212,6 +212,8 @@ class ClientThread:
             return await answer
         finally:
             del self._pending[complaint]
+            # What nats-py makes of the end is nobody's error; asyncio would log it.
+            answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             answer.cancel()
 
     def _complain(self, line: str) -> None:

@@ -1,0 +1,149 @@
+"""Histories of two and three members with different clocks, whose election decides which of them works on the site.
+
+A member's home has a service, which campaigns, and a run every few seconds. A history kills, suspends and cuts off members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from sr_assets.adapters.state.lease import Lease
+from sr_assets.domain.errors import StandbyError
+from sr_assets.settings import Settings
+from sr_assets_tests.sim.history import Choice, Difference, History, Outcome
+from sr_assets_tests.sim.network import Host
+from sr_assets_tests.sim.platform import SITE, Home
+from sr_assets_tests.sim.world import SECOND_NS, Process
+
+#: How many rounds the members get at the end of a history: a killed leader's keys expire after 10 s.
+_LAST_ROUNDS: Final = 12
+_INCIDENTS: Final = ("kill", "kill", "freeze", "cut")
+
+
+class ElectedHistory(History):
+    """A history of some members; each round takes some seconds."""
+
+    most_steps = 300_000
+
+    def _live(self) -> None:
+        plan = self.plan
+        drawn = plan.choice((2, 2, 3))
+        self._found(["north", "south", "west"][: self.choice.members or drawn])
+        for home in self.homes:
+            home.clock_ns = plan.choice((0, -20, 20)) * 60 * SECOND_NS
+        self.tracked, self.centre, self.minutes, self.senders = True, False, 2, plan.choice((3, 20))
+        window = {"duplicate_window": plan.choice((100_000_000, 120 * SECOND_NS))}
+        self.source.create("S", allow_direct=plan.random() < 0.8)
+        self.source.create("FEED", **window)
+        self.target.create("T", **window)
+        #: When a killed member starts again.
+        self.back_ns = dict.fromkeys((home.name for home in self.homes), 0)
+        self.rates = (0.0, 0.0)
+        # Until the first checkpoint, only the leader knows what it has done: without it, `recover` is an operator's decision.
+        self._publish()
+        while "OBJ_SR_ASSETS_STATE" not in self.source.streams:
+            self._round()
+        for _ in range(plan.randrange(8, 16)):
+            for _ in range(plan.choice((0, 1, 3, 9))):
+                self._publish()
+            if plan.random() < 0.25:
+                self._incident()
+            self.rates = plan.choice(((0.0, 0.0), (0.0, 0.03), (0.005, 0.0)))
+            self._round()
+        self.rates = (0.0, 0.0)
+        self._end()
+
+    def _round(self) -> None:
+        """Let every member that is not away work for some seconds."""
+        for home in self.homes:
+            if home.is_dead:
+                self.back_ns[home.name] = (
+                    self.back_ns[home.name] or self.world.now_ns + self.luck.choice((0, 5, 25)) * SECOND_NS
+                )
+                if self.world.now_ns < self.back_ns[home.name]:
+                    continue
+                home.bury()
+                self.back_ns[home.name] = 0
+            settings = self._member(home)
+            if home.service is None or not home.service.alive:
+                home.serve(settings)
+            if home.process is None or not home.process.alive:
+                home.start(settings)
+        self.world.sleep(self.plan.choice((3.0, 6.0, 12.0)))
+
+    def _incident(self) -> None:
+        """Let something happen to a member, mostly to the leader."""
+        leaders = [home for home in self.homes if Lease.read(home.folder / "sites" / SITE).holds]
+        home = self.luck.choice(leaders or self.homes) if self.luck.random() < 0.8 else self.luck.choice(self.homes)
+        kind, seconds = self.luck.choice(_INCIDENTS), self.luck.choice((1, 4, 9, 15, 40))
+        delay = self.luck.choice((0.0, 0.002, 0.01, 0.05))
+        if not self._meets(1.0, f"{kind} a member"):
+            return
+        until_ns = self.world.now_ns + seconds * SECOND_NS
+
+        def happen() -> None:
+            if kind == "kill":
+                home.kill()
+            elif kind == "freeze":
+                for process in filter(None, (home.process, home.service)):
+                    process.frozen_until_ns = until_ns
+            else:
+                for host in self.luck.choice(((self.source,), (self.target,), (self.source, self.target))):
+                    self.world.cuts[home.name, host.address] = until_ns
+
+        # While a run works.
+        self.world.call_at(self.world.now_ns + int(delay * SECOND_NS), happen)
+
+    def _member(self, home: Home) -> Settings:
+        return self._configured(home, leader_election_name=home.name)
+
+    def _fault(self, host: Host, process: Process, subject: str) -> str | None:
+        if subject.startswith(("T.", "FEED.")):
+            self._refuse_two_leaders(subject)
+        return super()._fault(host, process, subject)
+
+    def _refuse_two_leaders(self, subject: str) -> None:
+        """Note members that hold the lease at one time."""
+        leaders = [home.name for home in self.homes if Lease.read(home.folder / "sites" / SITE).holds]
+        if len(leaders) > 1:
+            self.outcome.problem = f"{leaders} lead when {subject} is published"
+
+    def _drain(self, site: str) -> None:
+        """Let the members work until the leader's run has no failure and no work."""
+        for _ in range(_LAST_ROUNDS):
+            self._round()
+            self.world.sleep(5.0)
+            for home in self.homes:
+                home.join()
+            leading = [home for home in self.homes if home.reports and not isinstance(home.error, StandbyError)]
+            errors = [home.error for home in self.homes if home.error and not isinstance(home.error, StandbyError)]
+            failures = [report.failure for home in leading for report in home.reports.values() if report.failure]
+            if leading and not errors and not failures and not any(home.is_dead for home in self.homes):
+                self.home = leading[0]
+                for home in self.homes:
+                    home.kill()
+                    home.bury()
+                return
+        raise Difference(
+            f"{site}: the last rounds fail: {failures}, {errors}, leading {[home.name for home in leading]}"
+        )
+
+
+def run_history(seed: int, folder: Path, only: Collection[int] | None = None, choice: Choice | None = None) -> Outcome:
+    """Run the history of a seed; every tenth one has members, unless the choice says otherwise."""
+    members = choice.members if choice else 0
+    elected = members > 1 or (not members and seed % 10 == 9)
+    return (ElectedHistory if elected else History)(seed, folder, only, choice).run()
+
+
+def shrink(outcome: Outcome, folder: Path, choice: Choice | None = None) -> Outcome:
+    """Return the failing history of a seed with as few faults as possible."""
+    best = outcome
+    for number in outcome.effective:
+        fewer = [each for each in best.effective if each != number]
+        tried = run_history(outcome.seed, folder, fewer, choice)
+        if tried.problem is not None:
+            best = tried
+    return best
