@@ -30,8 +30,9 @@ _numbers = itertools.count(1)
 ROOT: Final = "~"
 #: Longer than any answer takes.
 PATIENCE_SECONDS: Final = 10.0
-#: Keys of JSON whose values differ between two servers; a time counts only as one that exists or does not.
-_OWN: Final = frozenset({"ts", "created", "time", "metadata", "cluster", "active", "last_active"})
+#: Keys of JSON whose values differ between two servers, or that the platform does not read (a consumer's positions). A time
+#: counts only as one that exists or does not.
+_OWN: Final = frozenset({"ts", "created", "time", "metadata", "cluster", "active", "delivered", "ack_floor"})
 _TIMES: Final = re.compile(rb"Nats-Time-Stamp: [^\r]*Z\r\n")
 _ACK: Final = re.compile(rb"(\$JS\.ACK\.\S+\.)\d{19}(\.\d+)")
 
@@ -248,8 +249,14 @@ update = st.builds(operator.or_, configs, optional(sealed=st.just(True))).map(
 mirror = sizes_held.map(
     lambda more: Request(f"$JS.API.STREAM.CREATE.{ROOT}M", {**more, "name": f"{ROOT}M", "mirror": {"name": f"{ROOT}A"}})
 )
+_READS: Final[tuple[dict[str, Any], ...]] = (
+    {"opt_start_seq": 1},
+    {"opt_start_seq": 3, "filter_subject": f"{ROOT}.a"},
+    {"opt_start_seq": 2, "filter_subject": f"{ROOT}.*", "headers_only": True},
+    {"opt_start_seq": 1, "headers_only": True},
+)
 #: Consumers of a read, of a fence, and one that differs from it.
-CONSUMERS: Final = [
+CONSUMERS: Final[list[dict[str, Any]]] = [
     {
         "name": f"{ROOT}C{number}",
         "ack_policy": "none",
@@ -257,17 +264,9 @@ CONSUMERS: Final = [
         "mem_storage": True,
         "num_replicas": 1,
         "deliver_policy": "by_start_sequence",
-        "opt_start_seq": 1,
         **more,
     }
-    for number, more in enumerate(
-        (
-            {},
-            {"opt_start_seq": 3, "filter_subject": f"{ROOT}.a"},
-            {"opt_start_seq": 2, "filter_subject": f"{ROOT}.*", "headers_only": True},
-            {"headers_only": True},
-        )
-    )
+    for number, more in enumerate(_READS)
 ] + [
     {
         "name": f"{ROOT}F",
@@ -306,9 +305,9 @@ pulls = st.builds(
         max_bytes=st.builds(operator.add, st.sampled_from((64, 128, 192)), st.integers(-1, 1)) | st.integers(60, 400)
     ),
 )
-#: Control lines: subscriptions that receive what is published, too.
+#: Control lines: subscriptions that receive what is published, too. A client uses an id once.
 lines = st.sampled_from(
-    (f"SUB {ROOT}.> 2\r\n", f"SUB {ROOT}.a 3\r\n", f"SUB {ROOT}.c 3\r\n", "UNSUB 2\r\n", "UNSUB 3 1\r\n", "UNSUB 9\r\n")
+    (f"SUB {ROOT}.> 2\r\n", f"SUB {ROOT}.a 3\r\n", f"SUB {ROOT}.c 4\r\n", "UNSUB 2\r\n", "UNSUB 3 1\r\n", "UNSUB 9\r\n")
 )
 requests = st.one_of(
     *[publishes] * 12,
@@ -358,7 +357,7 @@ class Pair:
     def __init__(self, server: NatsServer) -> None:
         self.root = f"R{next(_numbers):06}"
         self.real, self.model = Real(server), Model()
-        self._replies, self._deleted = itertools.count(1), set[str]()
+        self._replies, self._deleted, self._lines = itertools.count(1), set[str](), set[str]()
         self.both(CONNECT + b"SUB _I.%b.> 1\r\n" % self.root.encode())
 
     def close(self) -> None:
@@ -401,16 +400,22 @@ class Pair:
         """Return whether the real server's answer is determined.
 
         Not determined are a mirror without its origin, a direct get that a mirror may answer, and a stream that is created
-        while the files of one of its name are being deleted. The platform does not delete single messages.
+        while the files of one of its name are being deleted. The platform does not delete single messages, and no consumer
+        of its own begins after the next message: the server counts messages before its beginning as pending.
         """
         if isinstance(asked, str):
-            return True
+            used = asked in self._lines
+            self._lines.add(asked)
+            return not used
         held, subject = self.model.server.streams, asked.subject.replace(ROOT, self.root)
         operation, _, name = subject.rpartition(".")
         if operation.endswith("CREATE") and name.endswith("M"):
             return f"{self.root}A" in held and name not in self._deleted
         if operation.endswith("MSG.DELETE") and isinstance(asked.body, dict):
             return name in held and asked.body["seq"] in held[name].messages
+        if "CONSUMER.CREATE" in subject:
+            stream = held.get(asked.body["stream_name"].replace(ROOT, self.root))
+            return stream is None or asked.body["config"].get("opt_start_seq", 1) <= stream.last + 1
         if f"{self.root}M" in held and (subject.endswith(f"STREAM.DELETE.{self.root}A") or "DIRECT.GET" in subject):
             return False
         if operation.endswith("STREAM.DELETE"):
