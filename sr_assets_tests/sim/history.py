@@ -6,7 +6,6 @@ drawn as before.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import random
@@ -129,7 +128,6 @@ class History:
             self.outcome.problem = f"{type(difference).__name__}: {difference}"
         finally:
             crash_points.hook = None
-            gc.collect()
             for logger, propagate in zip(loggers, propagates, strict=True):
                 logger.removeHandler(self.defects)
                 logger.propagate = propagate

@@ -55,12 +55,13 @@ class Host(Server):
             case "lost":
                 return
             case "unanswered":
-                reply = ""
+                # A batch's place is in its reply subject.
+                reply = f"unheard.{reply}"
             case "closed":
                 self.disconnect(session)
                 return
             case "closed after":
-                super().publish(session, subject, "", headers, payload)
+                super().publish(session, subject, f"unheard.{reply}", headers, payload)
                 self.disconnect(session)
                 return
             case "restarted":
