@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import json
 import random
 import secrets
@@ -31,7 +33,7 @@ from sr_assets.stages.run import SiteRun
 from sr_assets.stages.site import Site
 from sr_assets.stages.source import lag
 from sr_assets_tests.sim import world
-from sr_assets_tests.sim.network import Network, SimClient, SimClientThread, SimLink
+from sr_assets_tests.sim.network import Network, SimClient, SimClientThread, SimLink, SimLoop
 from sr_assets_tests.sim.world import (
     SECOND_NS,
     Killed,
@@ -52,7 +54,8 @@ _NO_COST: Final = SimpleNamespace(process_time=lambda: 0.0, thread_time=lambda: 
 
 
 def _ignore_killed(unraisable: Any) -> None:
-    if not isinstance(unraisable.exc_value, Killed):
+    """Ignore what the garbage collector meets when it closes generators and coroutines of killed processes."""
+    if not isinstance(unraisable.exc_value, Killed) and "ignored GeneratorExit" not in str(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 
 
@@ -90,11 +93,14 @@ def simulated(seed: int, begin_ns: int, most_steps: int = 30_000) -> Iterator[tu
         patch.setattr(campaign, "instance_of", lambda folder: f"instance-{folder.parent.parent.name}")
         patch.setattr(secrets, "token_hex", lambda count=16: f"{chance.getrandbits(8 * count):0{2 * count}x}")
         random.seed(seed)
-        # Generators of a killed process are closed by the garbage collector, whose errors nobody can catch.
         patch.setattr(sys, "unraisablehook", _ignore_killed)
+        # A coroutine of nats-py that is closed outside of a loop would make one.
+        asyncio.set_event_loop(SimLoop())
         try:
             yield simulation, net
         finally:
+            gc.collect()
+            asyncio.set_event_loop(None)
             world.enter(None)
 
 
