@@ -77,9 +77,11 @@ def image(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imag
         pytest.skip("dist/ has no wheel: run `make dist`")
     stages: dict[str, Image] = {}
     for instruction, value in instructions():
-        if instruction == "FROM":
+        if instruction == "ARG":
             # The base has the same packages as debootstrap's smallest variant, without its documents.
-            assert value.split()[0] == "docker.io/library/debian:bookworm-slim"
+            assert value == "BASE=docker.io/library/debian:bookworm-slim"
+        elif instruction == "FROM":
+            assert value.split()[0] == "$BASE"
             last = stages[value.split()[-1]] = Image(copy_of(bare, tmp_path_factory.mktemp("stage") / "root"))
         else:
             last.carry_out(instruction, value, stages)
