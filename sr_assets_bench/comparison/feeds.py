@@ -8,41 +8,39 @@ from typing import TYPE_CHECKING, Any
 
 from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets.domain.received import LIFE_CYCLE, STATUS, Advisory
-from sr_assets_bench.comparison.tables import Difference, Kind
+from sr_assets_bench.comparison.tables import Difference, Kind, Results
 from sr_assets_tests.domain.advisory_fold import Standing, fold
 from sr_assets_tests.reference import SECOND, clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sr_assets.embedded.nats_server import NatsServer
-    from sr_assets_tests.rig import Rig
 
 _EVENTS = [event.value for event in LIFE_CYCLE]
 
 
-def compare_feed(rig: Rig, feed: str, server: NatsServer, until: int) -> Iterator[Difference]:
+def compare_feed(results: Results, feed: str, server: Any, until: int) -> Iterator[Difference]:
     """Compare a feed's view and history with its stream's contents at the time of reading, at least up to sequence
     `until`.
     """
-    position = rig.row(f"SELECT next_sequence FROM replication WHERE stream = '{feed}'")["next_sequence"]
+    position = results.row(f"SELECT next_sequence FROM replication WHERE stream = '{feed}'")["next_sequence"]
     if position <= until:
         yield Difference(Kind.VIEW_WRONG, f"{feed}: read until {position} of {until}")
     received = [
         (_advisory(json.loads(message.payload)), message.stored_ns)
-        for message in rig.stored(feed, server)
+        for message in results.stored(feed, server)
         if message.sequence < position
     ]
     wanted = {key: _row(standing) for key, standing in fold({}, received).items()}
     columns = "replicator, name, stream, node, status, status_since, last_seen, event_time, received_at, source"
-    rows = rig.rows(f"SELECT {columns} FROM global_availability")
+    rows = results.rows(f"SELECT {columns} FROM global_availability")
     view = {tuple(row.values())[:4]: tuple(row.values())[4:] for row in rows}
     if len(view) < len(rows):
         yield Difference(Kind.VIEW_WRONG, f"global_availability: {len(rows)} rows for {len(view)} nodes")
     for key in sorted(wanted.keys() | view.keys()):
         if wanted.get(key) != view.get(key):
             yield Difference(Kind.VIEW_WRONG, f"global_availability {key}: {view.get(key)}, demanded {wanted.get(key)}")
-    ids = sorted(row["event_id"] for row in rig.rows("SELECT event_id FROM global_advisories"))
+    ids = sorted(row["event_id"] for row in results.rows("SELECT event_id FROM global_advisories"))
     demanded = sorted({advisory.event_id for advisory, _ in received})
     if ids != demanded:
         yield Difference(Kind.VIEW_WRONG, f"global_advisories: {len(ids)} rows, demanded {len(demanded)}")

@@ -35,14 +35,18 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A stream's contents before each rollback, its restarts, and its blind time."""
+    """A stream's contents before each rollback, its restarts, its blind time, and when it was created before each rollback.
+
+    Without the last, it is the same stream.
+    """
 
     held: Sequence[Sequence[Seen]] = ()
     beginnings: Sequence[Beginning] = ()
     blind: Sequence[tuple[int, int]] = ()
+    created: Sequence[int] = ()
 
     @classmethod
-    def of(cls, stream: str, held: Sequence[Sequence[Seen]], log: str) -> Self:
+    def of(cls, stream: str, held: Sequence[Sequence[Seen]], log: str, created: Sequence[int] = ()) -> Self:
         """Read the restarts of a stream from a log; a run that was killed before its commit has no effect."""
         begun = {
             int(match[2]): Beginning(
@@ -57,7 +61,7 @@ class Past:
             for match in _BLIND.finditer(log)
             if match[1] == stream
         }
-        return cls(held, [begun[number] for number in sorted(begun)], list(blind.items()))
+        return cls(held, [begun[number] for number in sorted(begun)], list(blind.items()), created)
 
     @property
     def known_ns(self) -> list[int]:
@@ -110,12 +114,19 @@ class Past:
             if any(since < message.stored_ns < until - _MARGIN_NS for since, until in self.blind):
                 yield f"{message.subject} {message.sequence}, stored {message.stored_ns}, was read, in blind time"
 
+    def created_ns(self, beginning: int, now_ns: int) -> int:
+        """Return when the stream was created that was read before a restart by its number, or after the last: `now_ns`."""
+        if not self.created or beginning == len(self.beginnings):
+            return now_ns
+        return self.created[self._place_of(self.beginnings[beginning])]
+
     def _source_of(self, beginning: Beginning) -> Sequence[Seen]:
-        """Return the source's message with a sequence and a stored time; no later message has the same time."""
-        if not beginning.sequence:
-            return ()
+        return self.held[self._place_of(beginning)] if beginning.sequence else ()
+
+    def _place_of(self, beginning: Beginning) -> int:
+        """Return which source held a message with a sequence and a stored time; no later message has the same time."""
         place = beginning.sequence - 1
-        for held in self.held:
+        for number, held in enumerate(self.held):
             if place < len(held) and held[place].stored_ns == beginning.stored_ns:
-                return held
+                return number
         raise AssertionError(f"the source never held message {beginning.sequence} stored {beginning.stored_ns}")

@@ -11,6 +11,7 @@ from sr_assets_bench.comparison.source_rollback import Past
 from sr_assets_bench.comparison.tables import (
     Difference,
     Kind,
+    Results,
     compare_advisories,
     compare_nodes,
     compare_row,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from sr_assets.domain.messages import Message
-    from sr_assets.embedded.nats_server import NatsServer
-    from sr_assets_tests.rig import Rig
 
 _ORIGIN = re.compile(rb"\r\nChoria-SR-Source: \S+ (\d+) ")
 _BEGINNING = re.compile(rb"\r\nNats-Msg-Id: \S+/\d+/\d+/r(\d+)\r\n")
@@ -46,7 +45,7 @@ class Comparison:
 
 
 def compare(
-    rig: Rig,
+    results: Results,
     rules: Rules,
     *,
     prefix: str = "",
@@ -55,46 +54,53 @@ def compare(
     pasts: Mapping[str, Past] | None = None,
     until: int | None = None,
     whole_history: bool = True,
+    gone: int = 0,
 ) -> Comparison:
     """Compare all results of a stream: its `target` (the stream's name by default), its rows, and its advisories in
     `feed`.
 
     `pasts` are the histories of the streams whose source was rolled back. A growing stream is compared as far as it was
     read, at least up to sequence `until`. Unless `whole_history`, the home may lack rows of copies that another made.
+    The source lost `gone` more messages before they were read.
     """
     past = (pasts or {}).get(rules.stream, _NO_PAST)
-    counted = rig.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
-    held = held_now(rig, rules.stream)
+    counted = results.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
+    held = held_now(results, rules.stream)
     now = held if until is None else [message for message in held if message.sequence < counted["next_sequence"]]
     seen = past.read(now)
-    info = rig.info(rules.stream)
-    epochs = read_epochs(rig, rules.stream)
+    info = results.info(rules.stream)
+    epochs = read_epochs(results, rules.stream)
     expected = reference.expect(rules, seen, counted["now_us"] * 1000, past.blind, past.known_ns)
     for advisory in expected.advisories:
         advisory["epoch"] = epochs.get(advisory["event_id"], max(epochs.values(), default=0))
-    copies = _Copies(rules, seen, expected, past.beyond(), prefix)
+    copies = _Copies(rules, seen, expected, past, info.created_ns, prefix)
     differences = [
-        *copies.compare(rig.copies(target or rules.stream), info.created_ns),
+        *copies.compare(results.copies(target or rules.stream)),
         *_position(counted, len(held), until),
-        *_lost(rig, rules.stream, copies.lost),
-        *_counters(counted, copies, _late_sightings(rules, seen, past)),
-        *compare_nodes(rig, rules, expected),
-        *compare_snapshots(rig, rules, copies.made_of(seen), whole_history=whole_history),
+        *_lost(results, rules.stream, copies.lost, gone),
+        *_counters(counted, copies, _late_sightings(rules, seen, past), gone),
+        *compare_nodes(results, rules, expected),
+        *compare_snapshots(results, rules, copies.made_of(seen), whole_history=whole_history),
         *compare_transitions(
-            rig, rules.stream, expected, info.created_ns, len(past.beginnings), published=feed is not None
+            results,
+            rules.stream,
+            expected,
+            min([*past.created, info.created_ns]),
+            len(past.beginnings),
+            published=feed is not None,
         ),
     ]
     if rules.inspect_field:
         differences += [Difference(Kind.BLIND_WRONG, text) for text in past.misjudged(now)]
     if feed is not None:
-        sent = [*(pasts or {}).get(feed, _NO_PAST).held, held_now(rig, feed)]
+        sent = [*(pasts or {}).get(feed, _NO_PAST).held, held_now(results, feed)]
         differences += compare_advisories(rules.stream, sent, expected, feed)
     return Comparison(len(seen), expected, differences)
 
 
-def held_now(rig: Rig, stream: str, server: NatsServer | None = None) -> list[Seen]:
+def held_now(results: Results, stream: str, server: Any = None) -> list[Seen]:
     """Return all messages of a stream on the source, or on another server."""
-    return [Seen(m.sequence, m.stored_ns, m.subject, m.headers, m.payload) for m in rig.stored(stream, server)]
+    return [Seen(m.sequence, m.stored_ns, m.subject, m.headers, m.payload) for m in results.stored(stream, server)]
 
 
 class _Copies:
@@ -103,12 +109,15 @@ class _Copies:
     An interrupted batch may have made `besides` before they counted as read; they count as copied.
     """
 
-    def __init__(self, rules: Rules, seen: list[Seen], expected: Expected, beyond: list[Seen], prefix: str) -> None:
+    def __init__(
+        self, rules: Rules, seen: list[Seen], expected: Expected, past: Past, created_ns: int, prefix: str
+    ) -> None:
+        self._past, self._created_ns = past, created_ns
         self._rules, self._expected, self._prefix = rules, expected, prefix
         self.wanted = set(expected.copied)
         self.seen = len(seen)
         #: A batch of an untracked stream may have copied it and been interrupted before its source was rolled back.
-        self._allowed = {} if rules.inspect_field else {message.key: message for message in beyond}
+        self._allowed = {} if rules.inspect_field else {message.key: message for message in past.beyond()}
         self._originals = self._allowed | {message.key: message for message in seen}
         self.made: set[_Key] = set()
         self.lost: set[_Key] = set()
@@ -118,7 +127,7 @@ class _Copies:
         """Return the messages whose copies must have been made."""
         return [message for message in seen if message.key in self.made]
 
-    def compare(self, copies: Iterable[Message], created_ns: int) -> Iterator[Difference]:
+    def compare(self, copies: Iterable[Message]) -> Iterator[Difference]:
         """Compare each copy in a target with its original."""
         stream, reasons = self._rules.stream, self._expected.reasons
         times: Counter[_Key] = Counter()
@@ -140,25 +149,28 @@ class _Copies:
             original = self._originals[key]
             demanded = (
                 self._prefix + original.subject,
-                reference.copied_headers(original, self._rules, created_ns),
+                reference.copied_headers(
+                    original, self._rules, self._past.created_ns(original.beginning, self._created_ns)
+                ),
                 original.payload,
             )
             if (copy.subject, copy.headers, copy.payload) != demanded:
                 yield Difference(Kind.ALTERED, f"{label}: {copy.subject} {copy.headers!r}")
-        last = max((message.beginning for message in self._originals.values()), default=0)
         for key in sorted(self.wanted - times.keys()):
-            if key[0] < last:
+            if key[0] < len(self._past.beginnings):
                 self.lost.add(key)
             else:
                 yield Difference(Kind.LOST, f"{stream} {key}: {reasons[key]}")
         self.made = self.wanted - self.lost
 
 
-def _lost(rig: Rig, stream: str, lost: set[_Key]) -> Iterator[Difference]:
+def _lost(results: Results, stream: str, lost: set[_Key], gone: int) -> Iterator[Difference]:
     """Compare the rows of messages that were lost with their source before they were copied."""
-    rows = rig.rows(f"SELECT * FROM gaps WHERE stream = '{stream}'")
-    if {row["reason"] for row in rows} - {"lost"} or sum(row["messages"] for row in rows) != len(lost):
-        yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {rows}, demanded {len(lost)} lost")
+    rows = results.rows(f"SELECT * FROM gaps WHERE stream = '{stream}'")
+    if {row["reason"] for row in rows} - {"lost", "deleted" if gone else "lost"} or sum(
+        row["messages"] for row in rows
+    ) != len(lost) + gone:
+        yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {rows}, demanded {len(lost) + gone} lost")
     for _, sequence in sorted(lost):
         if not any(row["first_sequence"] <= sequence <= row["last_sequence"] for row in rows):
             yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {sequence} is lost and in no row")
@@ -180,13 +192,13 @@ def _late_sightings(rules: Rules, seen: list[Seen], past: Past) -> int:
     return sum(message.beginning > 0 and message.stored_ns < past.known_ns[message.beginning - 1] for message in seen)
 
 
-def _counters(counted: Mapping[str, Any], copies: _Copies, late: int) -> Iterator[Difference]:
+def _counters(counted: Mapping[str, Any], copies: _Copies, late: int, gone: int) -> Iterator[Difference]:
     seen, copied, lost = copies.seen + copies.besides, len(copies.wanted) + copies.besides, len(copies.lost)
     wanted = {
         "seen_messages": seen - lost,
         "copied_messages": copied - lost,
         "skipped_messages": seen - copied,
-        "gap_messages": lost,
+        "gap_messages": lost + gone,
         "late_sightings": late,
         **dict.fromkeys(("too_old_messages", "parked_messages", "queued_messages"), 0),
     }

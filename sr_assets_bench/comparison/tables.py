@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from sr_assets.domain.messages import Message
     from sr_assets_tests.reference import Expected, Rules, Seen
-    from sr_assets_tests.rig import Rig
 
 _ADVISED = ("event", "age_seconds", "previous", "transition", "returned", "outage_seconds")
 
@@ -37,6 +37,33 @@ class Kind(StrEnum):
     DOUBLE_LEADER = "double_leaders"
 
 
+class Created(Protocol):
+    """What is known of a stream."""
+
+    @property
+    def created_ns(self) -> int:
+        """When it was created (unix ns)."""
+
+
+class Results(Protocol):
+    """What a site has done: its published tables, and the streams of the source and the target."""
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        """Return rows of the published tables; `query` is SQL or a table's name."""
+
+    def row(self, query: str) -> dict[str, Any]:
+        """Return the only row of a query."""
+
+    def info(self, stream: str, /) -> Created:
+        """Return the info of a stream of the source."""
+
+    def stored(self, stream: str, server: Any = None, /) -> Sequence[Message]:
+        """Return all messages of a stream of the source, or of another server."""
+
+    def copies(self, stream: str, /) -> Sequence[Message]:
+        """Return all messages of a stream of the target."""
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One difference from the rules."""
@@ -45,7 +72,7 @@ class Difference:
     text: str
 
 
-def compare_nodes(rig: Rig, rules: Rules, expected: Expected) -> Iterator[Difference]:
+def compare_nodes(results: Results, rules: Rules, expected: Expected) -> Iterator[Difference]:
     """Compare the tables with a row for each node."""
     since = ("status", "status_since", "first_seen", "last_seen")
     alive = (*since, "last_sequence", "last_copied", "copied_bytes")
@@ -61,7 +88,7 @@ def compare_nodes(rig: Rig, rules: Rules, expected: Expected) -> Iterator[Differ
         },
     }
     for table, wanted in tables.items():
-        rows = rig.rows(f"SELECT * FROM {table} WHERE stream = '{rules.stream}'")
+        rows = results.rows(f"SELECT * FROM {table} WHERE stream = '{rules.stream}'")
         by_node = {row["node"]: row for row in rows}
         if len(by_node) < len(rows):
             yield Difference(Kind.ROW_WRONG, f"{table} {rules.stream}: {len(rows)} rows for {len(by_node)} nodes")
@@ -71,18 +98,20 @@ def compare_nodes(rig: Rig, rules: Rules, expected: Expected) -> Iterator[Differ
             yield from compare_row(f"{table} {rules.stream} {node}", by_node.get(node, {}), row)
 
 
-def read_epochs(rig: Rig, stream: str) -> dict[str, int]:
+def read_epochs(results: Results, stream: str) -> dict[str, int]:
     """Return the epoch of each transition."""
-    rows = rig.rows(f"SELECT event_id, epoch FROM node_advisories WHERE stream = '{stream}'")
+    rows = results.rows(f"SELECT event_id, epoch FROM node_advisories WHERE stream = '{stream}'")
     return {row["event_id"]: row["epoch"] for row in rows}
 
 
-def compare_snapshots(rig: Rig, rules: Rules, made: list[Seen], *, whole_history: bool = True) -> Iterator[Difference]:
+def compare_snapshots(
+    results: Results, rules: Rules, made: list[Seen], *, whole_history: bool = True
+) -> Iterator[Difference]:
     """Compare each node's newest copied message, and the history of all nodes.
 
     Unless `whole_history`, rows may be missing: another home made these copies.
     """
-    history = rig.rows(
+    history = results.rows(
         f"SELECT node, sequence, payload_bytes FROM node_snapshot_history WHERE stream = '{rules.stream}'"
     )
     kept = Counter(tuple(row.values()) for row in history)
@@ -94,7 +123,7 @@ def compare_snapshots(rig: Rig, rules: Rules, made: list[Seen], *, whole_history
         yield Difference(Kind.ROW_WRONG, text)
     newest = {sender: message for message in made if (sender := rules.sender(message))}
     columns = ("sequence", "subject", "payload_bytes")
-    rows = rig.rows(f"SELECT * FROM node_snapshots WHERE stream = '{rules.stream}'")
+    rows = results.rows(f"SELECT * FROM node_snapshots WHERE stream = '{rules.stream}'")
     by_node = {row["node"]: tuple(row[column] for column in columns) for row in rows}
     if len(by_node) < len(rows) or by_node.keys() - newest.keys():
         yield Difference(Kind.ROW_WRONG, f"node_snapshots {rules.stream}: {len(rows)} rows for {len(newest)} nodes")
@@ -106,11 +135,11 @@ def compare_snapshots(rig: Rig, rules: Rules, made: list[Seen], *, whole_history
 
 
 def compare_transitions(
-    rig: Rig, stream: str, expected: Expected, created_ns: int, beginnings: int, *, published: bool
+    results: Results, stream: str, expected: Expected, created_ns: int, beginnings: int, *, published: bool
 ) -> Iterator[Difference]:
     """Compare the table of transitions, including the times of publication."""
     wanted = {advisory["event_id"]: advisory for advisory in expected.advisories}
-    rows = rig.rows(
+    rows = results.rows(
         "SELECT *, epoch_us(event_time) // 1000000 AS timestamp, epoch_us(seen) // 1000000 AS seen_s"
         f" FROM node_advisories WHERE stream = '{stream}' ORDER BY node, transition"
     )

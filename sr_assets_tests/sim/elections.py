@@ -5,7 +5,7 @@ A member's home has a service, which campaigns, and a run every few seconds. A h
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,6 @@ from sr_assets_tests.sim.world import SECOND_NS, Process
 
 #: How many rounds the members get at the end of a history: a killed leader's keys expire after 10 s.
 _LAST_ROUNDS: Final = 12
-_INCIDENTS: Final = ("kill", "kill", "freeze", "cut")
 
 
 class ElectedHistory(History):
@@ -40,7 +39,7 @@ class ElectedHistory(History):
         self.target.create("T", **window)
         #: When a killed member starts again.
         self.back_ns = dict.fromkeys((home.name for home in self.homes), 0)
-        self.rates = (0.0, 0.0)
+        self.publishes = plan.random() < 0.25
         # Until the first checkpoint, only the leader knows what it has done: without it, `recover` is an operator's decision.
         self._publish()
         while "OBJ_SR_ASSETS_STATE" not in self.source.streams:
@@ -48,8 +47,7 @@ class ElectedHistory(History):
         for _ in range(plan.randrange(8, 16)):
             for _ in range(plan.choice((0, 1, 3, 9))):
                 self._publish()
-            if plan.random() < 0.25:
-                self._incident()
+            self._disturb(self._victim())
             self.rates = plan.choice(((0.0, 0.0), (0.0, 0.03), (0.005, 0.0)))
             self._round()
         self.rates = (0.0, 0.0)
@@ -73,28 +71,23 @@ class ElectedHistory(History):
                 home.start(settings)
         self.world.sleep(self.plan.choice((3.0, 6.0, 12.0)))
 
-    def _incident(self) -> None:
-        """Let something happen to a member, mostly to the leader."""
+    def _victim(self) -> Home:
+        """Return a member, mostly the leader."""
         leaders = [home for home in self.homes if Lease.read(home.folder / "sites" / SITE).holds]
-        home = self.luck.choice(leaders or self.homes) if self.luck.random() < 0.8 else self.luck.choice(self.homes)
-        kind, seconds = self.luck.choice(_INCIDENTS), self.luck.choice((1, 4, 9, 15, 40))
-        delay = self.luck.choice((0.0, 0.002, 0.01, 0.05))
-        if not self._meets(1.0, f"{kind} a member"):
-            return
-        until_ns = self.world.now_ns + seconds * SECOND_NS
+        return self.luck.choice(leaders or self.homes) if self.luck.random() < 0.8 else self.luck.choice(self.homes)
 
-        def happen() -> None:
-            if kind == "kill":
-                home.kill()
-            elif kind == "freeze":
-                for process in filter(None, (home.process, home.service)):
-                    process.frozen_until_ns = until_ns
-            else:
-                for host in self.luck.choice(((self.source,), (self.target,), (self.source, self.target))):
-                    self.world.cuts[home.name, host.address] = until_ns
+    def _events(self, home: Home) -> dict[str, Callable[[], None]]:
+        events = {"member killed": home.kill, "member suspended": lambda: self._freeze(home)}
+        return {**super()._events(home), **events, "bucket deleted": self._delete_bucket}
 
-        # While a run works.
-        self.world.call_at(self.world.now_ns + int(delay * SECOND_NS), happen)
+    def _freeze(self, home: Home) -> None:
+        until_ns = self._later_ns()
+        for process in filter(None, (home.process, home.service)):
+            process.frozen_until_ns = until_ns
+
+    def _delete_bucket(self) -> None:
+        """Delete the bucket of the elections: the members create it again."""
+        self.source.streams.pop("KV_CHORIA_LEADER_ELECTION", None)
 
     def _member(self, home: Home) -> Settings:
         return self._configured(home, leader_election_name=home.name)

@@ -7,6 +7,7 @@ calls it and waits in simulated time. Bytes of one channel keep their order and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import ssl
 from collections.abc import Callable, Coroutine
@@ -36,6 +37,8 @@ class Host(Server):
         #: What its clock is ahead of the world's.
         self.clock_ns = 0
         self.up = True
+        #: Until when a stream has no leader, by its name: requests about it are lost.
+        self.leaderless: dict[str, int] = {}
         self.fault: Callable[[Host, Process, str], str | None] = lambda _host, _process, _subject: None
         self.channels: dict[Session, Channel] = {}
         super().__init__(
@@ -51,6 +54,12 @@ class Host(Server):
 
     def publish(self, session: Session | None, subject: str, reply: str, headers: bytes, payload: bytes) -> None:
         """Process a client's message, unless a fault affects it."""
+        if (
+            session
+            and self.leaderless
+            and self.world.now_ns < max(self.leaderless.get(token, 0) for token in subject.split("."))
+        ):
+            return
         match self.fault(self, self.channels[session].process, subject) if session else None:
             case "lost":
                 return
@@ -322,8 +331,9 @@ def _quiet_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> a
 class SimLoop(asyncio.BaseEventLoop):
     """An event loop that waits in simulated time; it runs only inside `run_until_complete`."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__()
+        world.ends.append(self._abandon)
         self._selector = self
         self._clock_resolution = 1e-6
         self.set_task_factory(_quiet_task)
@@ -361,6 +371,13 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Nobody waits in another thread."""
+
+    def _abandon(self) -> None:
+        """Close the coroutines that wait in the loop of a killed process."""
+        for task in asyncio.all_tasks(self):
+            # One that waits once more while it ends raises an error.
+            with contextlib.suppress(RuntimeError):
+                task.get_coro().close()
 
     def close(self) -> None:
         self._selector = None  # type: ignore[assignment]
@@ -403,7 +420,7 @@ class SimClientThread(ClientThread):
 
     def _submit(self, work: Coroutine[Any, Any, T], timeout_seconds: float) -> T:
         if self._loop is None:
-            self._loop = SimLoop()
+            self._loop = SimLoop(current())
             self.woken = asyncio.Event()
         try:
             return self._loop.run_until_complete(work)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import duckdb
 import pytest
 
 from sr_assets.adapters import crash_points, times
@@ -25,9 +26,10 @@ from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.nats import administration, client, object_store
 from sr_assets.adapters.published import history as published_history
 from sr_assets.adapters.wire import connection
-from sr_assets.settings import Settings, load_settings
+from sr_assets.settings import Settings, StreamSettings, load_settings
 from sr_assets.stages import campaign, checkpointing, site
 from sr_assets.stages.leadership import lead_all
+from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun
 from sr_assets.stages.site import Site
@@ -49,6 +51,8 @@ from sr_assets_tests.sim.world import (
 SITE: Final = "LONDON"
 #: The block `spark` that keeps every batch in the run's process.
 IN_PROCESS: Final = {"from_messages": 1_000_000}
+_connect: Final = duckdb.connect
+_publish: Final = Site.publish
 #: CPU time, which nothing costs here.
 _NO_COST: Final = SimpleNamespace(process_time=lambda: 0.0, thread_time=lambda: 0.0)
 
@@ -59,15 +63,33 @@ def _ignore_killed(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
+def _connect_without_threads(
+    database: str = ":memory:", read_only: bool = False, config: dict[str, Any] | None = None
+) -> duckdb.DuckDBPyConnection:
+    """Connect to DuckDB without threads of its own: a tenth of a history's CPU time."""
+    return _connect(database, read_only, {**(config or {}), "threads": 1})
+
+
 @contextlib.contextmanager
-def simulated(seed: int, begin_ns: int, most_steps: int = 30_000) -> Iterator[tuple[World, Network]]:
-    """Replace time, threads, sockets and chance inside the block, by those of a new world."""
+def simulated(
+    seed: int, begin_ns: int, most_steps: int = 30_000, *, publishes: Callable[[], bool] = lambda: True
+) -> Iterator[tuple[World, Network]]:
+    """Replace time, threads, sockets and chance inside the block, by those of a new world.
+
+    While `publishes` returns False, no tables are published, which take a quarter of a history's CPU time.
+    """
     simulation = World(seed, begin_ns, most_steps)
     net = Network(simulation)
     chance = random.Random(seed)
 
     def own_ns() -> int:
         return simulation.now_ns + simulation.process.clock_ns
+
+    def publish(site: Site, **options: bool) -> None:
+        if publishes():
+            _publish(site, **options)
+        else:
+            site._changed = site._has_events = False
 
     with pytest.MonkeyPatch.context() as patch:
         world.enter(simulation)
@@ -92,14 +114,20 @@ def simulated(seed: int, begin_ns: int, most_steps: int = 30_000) -> Iterator[tu
             patch.setattr(module, "ClientThread", SimClientThread)
         patch.setattr(campaign, "instance_of", lambda folder: f"instance-{folder.parent.parent.name}")
         patch.setattr(secrets, "token_hex", lambda count=16: f"{chance.getrandbits(8 * count):0{2 * count}x}")
+        patch.setattr(duckdb, "connect", _connect_without_threads)
+        patch.setattr(Site, "publish", publish)
         random.seed(seed)
         patch.setattr(sys, "unraisablehook", _ignore_killed)
         # A coroutine of nats-py that is closed outside of a loop would make one.
-        asyncio.set_event_loop(SimLoop())
+        asyncio.set_event_loop(SimLoop(simulation))
+        # What is older than the world takes no part in its collections.
+        gc.freeze()
         try:
             yield simulation, net
         finally:
+            simulation.end()
             gc.collect()
+            gc.unfreeze()
             asyncio.set_event_loop(None)
             world.enter(None)
 
@@ -125,25 +153,42 @@ class Home:
         file.write_text(json.dumps({"state_store": str(self.folder), **document}))
         return load_settings(file, {})
 
-    def start(self, settings: Settings, name: str = SITE) -> Process:
+    def start(self, settings: Settings, name: str = SITE) -> None:
         """Start a run of a site in a new process, which ends when there is no more work."""
-        assert self.process is None or not self.process.alive
-        self.process = process = Process(self.world, self.name, self.clock_ns)
-        self.reports, self.error = {}, None
 
         def run() -> None:
+            with Site(settings, name, owner="run", run_id=f"{self.name}", wait_seconds=0) as opened:
+                selection = {entry.stream: frozenset(Stage) for entry in opened.entries}
+                work = SiteRun(opened, selection, drain_only=True)
+                for _ in work.rounds():
+                    pass
+                self.reports = work.reports
+
+        self._act(run, f"run of {self.name}")
+
+    def recover(self, settings: Settings) -> None:
+        """Start `recover` of the site's only stream in a new process."""
+        (stream,) = (entry for entry in settings.sites[SITE] if isinstance(entry, StreamSettings))
+        self._act(lambda: recover_stream(settings, stream), f"recovery of {self.name}")
+
+    def _act(self, work: Callable[[], object], name: str) -> None:
+        assert self.process is None or not self.process.alive
+        self.process = Process(self.world, self.name, self.clock_ns)
+        self.reports, self.error = {}, None
+
+        def act() -> None:
             try:
-                with Site(settings, name, owner="run", run_id=f"{self.name}", wait_seconds=0) as opened:
-                    selection = {entry.stream: frozenset(Stage) for entry in opened.entries}
-                    work = SiteRun(opened, selection, drain_only=True)
-                    for _ in work.rounds():
-                        pass
-                    self.reports = work.reports
+                work()
             except Exception as error:  # noqa: BLE001  the history decides whether it may
                 self.error = error
 
-        SimThread(target=run, name=f"run of {self.name}", process=process).start()
-        return process
+        SimThread(target=act, name=name, process=self.process).start()
+
+    def jump(self, clock_ns: int) -> None:
+        """Set the clock of the home's machine, to what it is ahead of the world's."""
+        self.clock_ns = clock_ns
+        for process in filter(None, (self.process, self.service)):
+            process.clock_ns = clock_ns
 
     def serve(self, settings: Settings) -> None:
         """Campaign for the site in a process of its own, as `up` does, until it is killed."""

@@ -40,6 +40,7 @@ class Process:
         #: What a kill ends besides the threads: network connections.
         self.ends: list[Callable[[], None]] = []
         self.threads: list[SimThread] = []
+        world.processes.append(self)
 
     def kill(self) -> None:
         """End all threads as SIGKILL does; raises Killed in a thread of this process."""
@@ -70,7 +71,12 @@ class World:
         self._events: list[tuple[int, float, int, Callable[[], None]]] = []
         self.hub = greenlet.getcurrent()
         self.steps = 0
+        self.processes: list[Process] = []
+        #: What else ends with the world.
+        self.ends: list[Callable[[], None]] = []
         self.outside = Process(self, "world")
+        #: Errors that ended threads of the platform: nobody else learns of them.
+        self.defects: list[str] = []
         self.thread: SimThread | None = None
         #: Until when the network carries nothing between a process and an address, by their names.
         self.cuts: dict[tuple[str, str], int] = {}
@@ -103,6 +109,15 @@ class World:
             call()
         if thread.error is not None:
             raise thread.error
+
+    def end(self) -> None:
+        """Kill what still lives: its frames and coroutines end inside the simulation."""
+        for process in self.processes:
+            process.dead = True
+            for thread in process.threads:
+                thread.end()
+        for end in self.ends:
+            end()
 
     def switch(self, thread: SimThread) -> None:
         """Let a thread act until it waits; only the scheduler calls this."""
@@ -201,14 +216,22 @@ class SimThread:
         assert self._greenlet is not None
         self._greenlet.switch()
 
+    def end(self) -> None:
+        """Raise Killed in the thread."""
+        while self._greenlet is not None and not self._greenlet.dead:
+            self._world.thread = self
+            self._greenlet.throw(Killed)
+
     def _run(self) -> None:
         try:
             if not self.process.dead:
                 self._target(*self._args)
-        except Killed:
+        except (Killed, greenlet.GreenletExit):
             pass
         except BaseException as error:  # noqa: BLE001  the history raises it
             self.error = error
+            if self.process is not self._world.outside:
+                self._world.defects.append(f"thread {self.name!r} ended with {error!r}")
         finally:
             self._ended = True
             for thread in self._joining:
