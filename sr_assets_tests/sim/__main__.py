@@ -14,12 +14,13 @@ from pathlib import Path
 
 from sr_assets_tests.sim.elections import run_history, shrink
 from sr_assets_tests.sim.history import Choice, Outcome
+from sr_assets_tests.sim.platform import IN_MEMORY
 
 
 def _run(seed: int, choice: Choice) -> Outcome:
-    folder = Path(tempfile.gettempdir()) / f"simulation-{os.getpid()}"
-    outcome = run_history(seed, folder, choice=choice)
-    return outcome if outcome.problem is None else shrink(outcome, folder, choice)
+    with tempfile.TemporaryDirectory(prefix="simulation-", dir=IN_MEMORY) as folder:
+        outcome = run_history(seed, Path(folder), choice=choice)
+        return outcome if outcome.problem is None else shrink(outcome, Path(folder), choice)
 
 
 def main() -> int:

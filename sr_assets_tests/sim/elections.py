@@ -125,9 +125,9 @@ class ElectedHistory(History):
 
 
 def run_history(seed: int, folder: Path, only: Collection[int] | None = None, choice: Choice | None = None) -> Outcome:
-    """Run the history of a seed; every tenth one has members, unless the choice says otherwise."""
+    """Run the history of a seed; every twentieth one has members, unless the choice says otherwise."""
     members = choice.members if choice else 0
-    elected = members > 1 or (not members and seed % 10 == 9)
+    elected = members > 1 or (not members and seed % 20 == 19)
     return (ElectedHistory if elected else History)(seed, folder, only, choice).run()
 
 
