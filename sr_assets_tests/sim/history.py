@@ -120,7 +120,7 @@ class History:
         self.luck = random.Random(f"faults {seed}")
         self.outcome = Outcome(seed)
         self.log = _Log()
-        self._met = self.published = 0
+        self._met = self.published = self.watermark_ns = 0
         #: Whether copies may have another order than their originals, `recover` has rebuilt the state, and the source's
         #: messages may be replaced by others.
         self.disordered = self.recovered = self.resets = False
@@ -223,9 +223,20 @@ class History:
             self.rates = (0.0, 0.0)
 
     def _finish(self) -> None:
-        """Wait for the end of the home's process."""
+        """Wait for the end of the home's process, and check what it has committed."""
         self.home.join()
         self.home.bury()
+        state = self._state()
+        if state is None or not self.tracked or self.recovered:
+            return
+        with SiteState(self._site_folder) as store:
+            copying, queued = store.load_copying("S"), store.copy_queue("S").size()
+        parts = (copying.copied_messages, state.skipped_messages, queued, copying.parked_messages)
+        if state.seen_messages != sum(parts) and not self.resets:
+            raise Difference(f"{state.seen_messages} seen, of them (copied, skipped, queued, parked) {parts}")
+        if (state.watermark_ns or 0) < self.watermark_ns:
+            raise Difference(f"the watermark falls from {self.watermark_ns} to {state.watermark_ns}")
+        self.watermark_ns = state.watermark_ns or 0
 
     def _back_up(self) -> None:
         # A home without a state is a lost one: only an operator may let it begin again.
@@ -239,12 +250,16 @@ class History:
         if self.backup.exists():
             shutil.rmtree(self.home.folder)
             shutil.copytree(self.backup, self.home.folder)
+            self.watermark_ns = 0
+
+    @property
+    def _site_folder(self) -> Path:
+        return self.home.folder / "sites" / SITE
 
     def _state(self) -> StreamState | None:
-        folder = self.home.folder / "sites" / SITE
-        if not (folder / "state.duckdb").exists():
+        if not (self._site_folder / "state.duckdb").exists():
             return None
-        with SiteState(folder) as state:
+        with SiteState(self._site_folder) as state:
             return state.load_stream("S")
 
     def _lose_unread(self) -> None:
@@ -471,7 +486,11 @@ class History:
             self.outcome.messages = compared.messages
             self.outcome.transitions = len(compared.expected.advisories)
             fed = self.source.streams["FEED"].last
-            return [*compared.differences, *(compare_feed(results, "FEED", None, fed) if self.centre else ())]
+            differences = compared.differences
+            if len(past.held) > len(past.beginnings):
+                # Nobody has known of what the source lost before it was noticed.
+                differences = [each for each in differences if each.kind is not Kind.BLIND_WRONG]
+            return [*differences, *(compare_feed(results, "FEED", None, fed) if self.centre else ())]
 
     def _blind_spans(self, seen: list[Seen], results: _Results) -> list[tuple[int, int]]:
         """Return the blind spans of the messages that the source lost before they were read."""
