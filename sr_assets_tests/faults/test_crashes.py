@@ -58,6 +58,8 @@ def assert_recovered(rig: Rig, undisturbed: dict[str, Any], feed: str) -> None:
     assert len({message.headers for message in rig.stored(feed)}) == len(rig.stored(feed)) == 40
 
 
+#: The points at which a real process is killed in each gate; simulated histories are killed at all of them.
+_IN_THE_GATE = {Point.FOLDED, Point.PUBLISHING, Point.COMMITTING, Point.PUBLISHED_TABLES}
 # No node falls silent or is retired by hand here, and no files are merged; other tests end runs at these points.
 _ELSEWHERE = {Point.SWEPT, Point.ANSWERING, Point.REFILLING, Point.MERGED_HISTORY, Point.REPLACED_HISTORY}
 _OF_THE_COMMAND = {Point.PUBLISHING}
@@ -65,7 +67,14 @@ _OF_THE_COMMAND = {Point.PUBLISHING}
 _AT_NIGHT = {Point.PLANNED, Point.COMMITTED, Point.PUBLISHED_TABLES}
 
 
-@pytest.mark.parametrize("point", [point for point in Point if point not in _ELSEWHERE])
+@pytest.mark.parametrize(
+    "point",
+    [
+        point if point in _IN_THE_GATE else pytest.param(point, marks=pytest.mark.nightly)
+        for point in Point
+        if point not in _ELSEWHERE
+    ],
+)
 def test_next_run_recovers_from_a_kill_at_any_point(
     rig: Rig, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path, point: Point
 ) -> None:

@@ -246,10 +246,11 @@ class History:
             shutil.copytree(self.home.folder, self.backup)
 
     def _put_back(self) -> None:
-        """Replace the home by an older one."""
+        """Replace the home by an older one, or only its state: the history of snapshots has a folder of its own."""
         if self.backup.exists():
-            shutil.rmtree(self.home.folder)
-            shutil.copytree(self.backup, self.home.folder)
+            part = self.plan.choice((".", "sites"))
+            shutil.rmtree(self.home.folder / part)
+            shutil.copytree(self.backup / part, self.home.folder / part)
             self.watermark_ns = 0
 
     @property

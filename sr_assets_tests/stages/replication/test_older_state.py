@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import random
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +13,8 @@ from sr_assets.adapters import crash_points
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.state.operator_settings import set_paused
 from sr_assets.stages.operator_commands import act_on_node
-from sr_assets_bench.comparison.streams import compare
-from sr_assets_bench.comparison.tables import Kind
 from sr_assets_tests.axes import every_pair
-from sr_assets_tests.reference import Rules, by_field
-from sr_assets_tests.rig import SITE, Rig, Sent
+from sr_assets_tests.rig import Rig, Sent
 
 pytestmark = pytest.mark.process
 
@@ -124,63 +119,6 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[[Point | None], None]:
         monkeypatch.setattr(crash_points, "hook", hook)
 
     return at
-
-
-CRASHES = (None, None, Point.PLANNED, Point.PUBLISHED, Point.COMMITTED, Point.FOLDED, Point.PUBLISHING_OUTBOX)
-
-
-# A plain stream takes the steps of a tracked one that tracking does not add.
-@pytest.mark.parametrize(
-    "tracked", (pytest.param(False, marks=pytest.mark.nightly, id="plain"), pytest.param(True, id="tracked"))
-)
-@pytest.mark.parametrize(
-    "seed",
-    (
-        0,
-        # Another sequence of the same steps.
-        pytest.param(1, marks=pytest.mark.nightly),
-        *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3)),
-    ),
-)
-def test_any_sequence_of_older_states_and_crashes_ends_exactly(
-    rig: Rig, crash: Callable[[Point | None], None], seed: int, tracked: bool
-) -> None:
-    """Neither the target nor the advisory stream recognises a repeated message by its id for longer than 100 ms.
-
-    A day ends in each sequence, so the history's files are merged between a backup and its return.
-    """
-    chance = random.Random(seed)
-    window: dict[str, Any] = {"duplicate_window": 100_000_000}
-    stream, feed = rig.make(), rig.make("FEED", **window)
-    rig.create(stream, rig.target, **window)
-    rig.travel(seconds=(EVENING_SECONDS - time.time()) % 86_400)
-    rules = Rules(SITE, SITE, stream, 6 * HOUR, 3 * HOUR, "sender", by_field, trigger_bytes=1)
-    entry = rig.add(stream)
-    if tracked:
-        entry |= {"inspect_field": "sender", "inspect_duration": "6h", "warn_duration": "3h", "size_trigger": 1}
-        entry["advisory"] = {"subject": f"{feed}.%s.%v", "reliable": True}
-    else:
-        rules = Rules(SITE, SITE, stream, 6 * HOUR, 3 * HOUR, "", sender=lambda _: None)
-    at = 1
-    for step in range(14):
-        after = at + chance.randrange(3, 30)
-        rig.publish(stream, numbered(at, after, nodes=chance.choice((2, 5, 9))))
-        at = after
-        rig.travel(minutes=chance.choice((0, 40, 100)))
-        entry["batch_messages"] = chance.choice((4, 7, 1000))
-        crash(chance.choice(CRASHES) if step else None)
-        with contextlib.suppress(CrashError):
-            rig.run()
-        if step % 4 == 0:
-            shutil.rmtree(rig.home / "backup", ignore_errors=True)
-            back_up(rig, STATE)
-        elif chance.random() < 0.3:
-            put_back(rig, STATE)
-    crash(None)
-    rig.drain()
-    rig.drain()
-    result = compare(rig, rules, feed=feed if tracked else None)
-    assert [each.text for each in result.differences if each.kind is not Kind.DISORDERED] == []
 
 
 def announce(rig: Rig, stream: str, nodes: range) -> None:
