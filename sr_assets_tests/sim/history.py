@@ -364,8 +364,11 @@ class History:
         return events | ({"rolled back": self._roll_back, "recreated": self._recreate} if self.resets else {})
 
     def _jump(self, home: Home) -> None:
-        """Move the clock of a home's machine, or the source's forwards: a stream's times never fall."""
-        if self.luck.random() < 0.7:
+        """Move the clock of a home's machine, or the source's forwards: a stream's times never fall.
+
+        The keys of an election expire by the source's clock.
+        """
+        if len(self.homes) > 1 or self.luck.random() < 0.7:
             home.jump(self.luck.choice((-20, -1, 0, 1, 20)) * _MINUTE_NS)
         else:
             self.source.clock_ns = min(20 * _MINUTE_NS, self.source.clock_ns + self.luck.choice((1, 300)) * SECOND_NS)
