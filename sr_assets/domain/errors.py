@@ -24,6 +24,10 @@ class NothingMatchesError(RunError):
     """A lookup matches nothing. The command line exits with 3."""
 
 
+class LostStateError(RunError):
+    """A stream without a state has stored copies or advisories: another member, or `recover`, may have its state."""
+
+
 class TransientError(RunError):
     """A RunError that may be temporary, such as a lost connection: a run retries within its budget."""
 

@@ -18,6 +18,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.bucket import Entry, close_all
 from sr_assets.adapters.lease_bucket import LeaseBucket, sound_name
 from sr_assets.adapters.state.lease import Lease, forget_lease, instance_of
+from sr_assets.adapters.state.orders import is_pending
 from sr_assets.domain.election_keys import election_key
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.foreign_text import visible
@@ -35,6 +36,8 @@ _NOTICE_SECONDS: Final = 1.0
 _MARGIN: Final = 0.1
 _LONGEST_MARGIN_SECONDS: Final = 5.0
 _LEADER: Final = "leader"
+#: A follower that would not lead better than another one: it rests after a step-down, or lacks the site's state.
+_RELUCTANT: Final = "reluctant"
 #: The characters of a lock's holder that are shown.
 _LONGEST_HOLDER: Final = 100
 #: Instead of the last message of a key that is free.
@@ -124,6 +127,10 @@ class Candidate:
         """Whether this member holds all keys; it may still have to wait for the previous leader's deadline."""
         return bool(self._held)
 
+    def heirs(self) -> list[str]:
+        """Return `MEMBER on HOST` of each other member that may lead. Raises RunError as `campaign` does."""
+        return [label for label, role in self._others() if role != _RELUCTANT]
+
     def campaign(self) -> Lease:
         """Take or renew the keys.
 
@@ -186,7 +193,8 @@ class Candidate:
                 if before is not None and self._is_ours(before):
                     held[key.key] = before.revision
                     continue
-                self._give_back(held)
+                for other in (other for other in self.keys if other.key in held):
+                    self._buckets[other.location].delete(other.key, held[other.key])
                 self._contested = key
                 return before or _NOBODY
             # A leader of our kind stops its work before it deletes its keys.
@@ -237,11 +245,6 @@ class Candidate:
         # A holder of a lock whose key was deleted by hand, and which hangs, may commit until its deadline.
         return 0.0 if before.expired else self.ttl_seconds
 
-    def _give_back(self, held: dict[str, int]) -> None:
-        for key in self.keys:
-            if key.key in held:
-                self._buckets[key.location].delete(key.key, held[key.key])
-
     def _is_ours(self, entry: Entry) -> bool:
         return entry.instance == self._instance and not entry.deleted
 
@@ -276,11 +279,14 @@ class Candidate:
             return "this member will lead when the bucket is older than its TTL: a leader may know a deleted bucket"
         if times.boot_seconds() < self._waits_until:
             return "this member will lead when the previous leader has noticed that its key was deleted"
-        for instance, record in self._records.records(self._site).items():
-            if instance != self._instance and record.get("role") == _LEADER:
-                leader = f"{record.get('member')} on {record.get('host')}"
-                return f"this member will lead when the lease of {leader} has expired"
-        return None
+        leading = [label for label, role in self._others() if role == _LEADER]
+        return f"this member will lead when the lease of {leading[0]} has expired" if leading else None
+
+    def _others(self) -> list[tuple[str, object]]:
+        """Return `MEMBER on HOST` and the role of each other member with a record."""
+        records = {} if self._records is None else self._records.records(self._site)
+        others = [record for instance, record in records.items() if instance != self._instance]
+        return [(f"{each.get('member')} on {each.get('host')}", each.get("role")) for each in others]
 
     def _own_since(self) -> int | None:
         """Return the start of our own term if a crashed process of this home began it."""
@@ -292,7 +298,8 @@ class Candidate:
         """Return the lease of a member that does not hold all keys."""
         if self._records is None:
             return self._made(lock_lease(holder))
-        self._record("follower")
+        rests = times.boot_seconds() < self._lease.rests_until
+        self._record(_RELUCTANT if rests or is_pending(self._folder, "yield") else "follower")
         if holder.deleted:
             return self._made(Lease(problem="no member leads yet"))
         name = sound_name(holder.value)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from sr_assets.adapters import times
@@ -41,7 +40,7 @@ from sr_assets.adapters.state.operator_settings import (
     read_window,
     set_paused,
 )
-from sr_assets.adapters.state.orders import end_order, request_refill, take_order
+from sr_assets.adapters.state.orders import end_order, request_refill, take_order, withdraw_order
 from sr_assets.adapters.state.status_file import outdate_status, read_status
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.threads import BackgroundThread
@@ -92,9 +91,7 @@ class Checkpoints:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._store is not None:
             self._thread.stop()
             try:
@@ -180,7 +177,7 @@ def store_state(
             if replaced is None or (other := read_description(replaced.description)) is None:
                 return
             signed = not store.key or is_signed(store.key, name, other, replaced.description)
-            if unread := _unread(settings, site, other, stored.positions):
+            if unread := _unread(settings, site, other.positions, stored.positions):
                 raise RunError(
                     f"{site}: object store {store.bucket} holds a checkpoint of {', '.join(unread)}, and this home has no state"
                     " of it; the next run restores that checkpoint, or `sr-assets restore --unsigned` one without our signature"
@@ -278,8 +275,11 @@ def _read_own(folder: Path) -> _Own | None:
 
 def _is_ahead(settings: Settings, site: str, newest: Stored, own: _Own, *, elected: bool) -> bool:
     """Return whether a checkpoint holds a configured stream that this home's state lacks, or in an election is later."""
-    if _unread(settings, site, newest, own.positions):
+    if _unread(settings, site, newest.positions, own.positions):
         return True
+    if _unread(settings, site, own.positions, newest.positions):
+        # A member that lacked this home's state has stored it. This state finds what that member has done.
+        return False
     if newest.commit is not None:
         return elected and newest.commit > own.commit
     read_more = any(
@@ -288,13 +288,9 @@ def _is_ahead(settings: Settings, site: str, newest: Stored, own: _Own, *, elect
     return elected and newest.at_ns > own.commit and read_more
 
 
-def _unread(settings: Settings, site: str, stored: Stored, positions: Mapping[str, int]) -> list[str]:
-    """Return the configured streams of a checkpoint that are not among other positions."""
-    return [
-        entry.stream
-        for entry in settings.sites[site]
-        if entry.stream in stored.positions and entry.stream not in positions
-    ]
+def _unread(settings: Settings, site: str, stored: Mapping[str, int], positions: Mapping[str, int]) -> list[str]:
+    """Return the configured streams of a checkpoint, or a state, that are not among other positions."""
+    return [entry.stream for entry in settings.sites[site] if entry.stream in stored.keys() - positions.keys()]
 
 
 def find_checkpoint(settings: Settings, site: str) -> Stored | None:
@@ -343,6 +339,7 @@ def restore_site(settings: Settings, site: str, file: Path | None, *, unsigned: 
             if store is None:
                 raise RunError(f"{site}: no store is configured; set `checkpoint`, or name a file")
             about, aside = _restore_stored(settings, store, site, unsigned=unsigned)
+        withdraw_order(folder, "yield")
         _outrank_stored(settings, site)
     kept = f"; the previous state is kept as {aside}" if aside else ""
     return f"{site}: restored the checkpoint of {described(about)}{kept}"
@@ -429,9 +426,7 @@ def described(about: About | Stored) -> str:
 
 
 def described_positions(positions: Mapping[str, int], is_at: str) -> str:
-    """Return the first positions of a checkpoint as one short line: whoever may write to the store chooses their number and
-    names.
-    """
+    """Return the first positions of a checkpoint as one short line: whoever may write to the store chooses them."""
     names = sorted(positions)
     shown = [f"{visible(name[:_NAME_LETTERS])}{is_at}{positions[name]}" for name in names[:_NAMES]]
     more = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""

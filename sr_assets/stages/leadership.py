@@ -13,7 +13,7 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Final, Self
 
 from sr_assets.adapters import times
 from sr_assets.adapters.lease_bucket import LeaseBucket, sound_name
@@ -22,7 +22,7 @@ from sr_assets.adapters.private import open_private, own_folder
 from sr_assets.adapters.published.fleet_file import show_leaders
 from sr_assets.adapters.state.lease import Lease, forget_lease, guard_of, lease_age_seconds
 from sr_assets.adapters.state.lock import lock_owner
-from sr_assets.adapters.state.orders import end_order, give_order, is_pending, take_order
+from sr_assets.adapters.state.orders import end_order, give_order, is_new, is_pending, take_order
 from sr_assets.adapters.threads import BackgroundThread
 from sr_assets.domain.durations import duration
 from sr_assets.domain.errors import RunError, StandbyError, TransientError, cannot_write
@@ -193,9 +193,22 @@ class Leadership:
             if candidate.holds_keys:
                 self._step_down(candidate)
             end_order(self._folder, "step down")
-        rests = times.boot_seconds() < self.lease.rests_until
+        rests = self._yields(candidate) or times.boot_seconds() < self.lease.rests_until
         self._log((candidate.observe() if rests else candidate.campaign()).line)
         self._failing_since = None
+
+    def _yields(self, candidate: Candidate) -> bool:
+        """Step down if this home lacks the site's state; return whether another member, which may have it, must lead."""
+        if not is_pending(self._folder, "yield"):
+            return False
+        if (heirs := candidate.heirs()) and candidate.holds_keys and is_new(self._folder, "yield"):
+            may_lead = " or ".join(heirs)
+            logger.warning("%s: this member lacks the site's state and steps down: %s may lead", self._site, may_lead)
+            self._step_down(candidate)
+        if not candidate.holds_keys and is_new(self._folder, "yield"):
+            # The next term may find a checkpoint.
+            take_order(self._folder, "yield")
+        return bool(heirs) and not candidate.holds_keys
 
     def _step_down(self, candidate: Candidate) -> None:
         """Stop the site's work, then delete the keys; a run that does not stop in time loses its lease first."""
@@ -298,12 +311,11 @@ def step_down(settings: Settings, site: str, wait_seconds: float) -> bool:
             candidate.close()
             return True
     give_order(folder, "step down")
-    deadline = times.monotonic() + wait_seconds + lease.ttl_seconds
+    wait_seconds += lease.ttl_seconds
+    deadline = times.monotonic() + wait_seconds
     while is_pending(folder, "step down"):
         if times.monotonic() > deadline:
-            raise RunError(
-                f"{site}: the running process did not step down within {wait_seconds + lease.ttl_seconds:g} s"
-            )
+            raise RunError(f"{site}: the running process did not step down within {wait_seconds:g} s")
         times.sleep(_POLL_SECONDS)
     return True
 
@@ -341,7 +353,8 @@ def _members(settings: Settings, site: str) -> SiteMembers:
             records, entry = bucket.records(site), bucket.read(keys[0].key)
     except RunError as error:
         return SiteMembers(site, problem=str(error))
-    followers = tuple(sorted(str(record.get("member")) for record in records.values() if not _leads(record)))
+    leading = {instance: record for instance, record in records.items() if record.get("role") == "leader"}
+    followers = tuple(sorted(str(records[instance].get("member")) for instance in records.keys() - leading.keys()))
     if entry is None or entry.deleted:
         return SiteMembers(site, followers=followers)
     name = sound_name(entry.value)
@@ -349,11 +362,6 @@ def _members(settings: Settings, site: str) -> SiteMembers:
         lease = Lease.read(settings.home / "sites" / site)
         since_ns = lease.since_ns if (lease.leader, lease.leader_host) == (name, None) else entry.stored_ns
         return SiteMembers(site, name, None, since_ns, followers)
-    record = records.get(entry.instance, {})
-    if not _leads(record):
+    if (record := leading.get(entry.instance)) is None:
         return SiteMembers(site, followers=followers)
     return SiteMembers(site, name, record.get("host"), record.get("since_ns"), followers)
-
-
-def _leads(record: dict[str, Any]) -> bool:
-    return record.get("role") == "leader"

@@ -35,7 +35,7 @@ class StreamReport:
     """A run's work for one stream or feed.
 
     `first` and `next` are the sequences read. `failures` has a line for each work loop that gave up, `failed` the
-    stages of these loops. For a feed, `copied` counts folded and `parked` rejected messages.
+    stages of these loops; `lost`: the state is. For a feed, `copied` counts folded and `parked` rejected messages.
 
     `read_by` and `copied_by` count the messages that were read and copied by the counter of their engine (`SPARK_MESSAGES`,
     `LOCAL_MESSAGES`).
@@ -81,6 +81,7 @@ class StreamReport:
     failures: list[str] = field(default_factory=list)
     failed: set[Stage] = field(default_factory=set)
     misconfigured: bool = False
+    lost: bool = False
     state: StreamState | None = None
     copying: CopyState | None = None
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from sr_assets.adapters import times
 from sr_assets.adapters.state.operator_settings import paused_entries
+from sr_assets.adapters.state.orders import give_order, withdraw_order
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.status_file import record_alive
 from sr_assets.adapters.state.store import SiteState
@@ -29,6 +30,7 @@ from sr_assets.domain.errors import (
     EngineLostError,
     ExecutorLostError,
     LeadershipLostError,
+    LostStateError,
     SrAssetsError,
     TransientError,
     cannot_write,
@@ -160,7 +162,10 @@ class WorkLoop:
         if isinstance(error, (EngineLostError, ExecutorLostError)):
             self.reached = True
         else:
-            self._note_disconnected()
+            self._counts[Counter.CONNECTION_ERRORS] += 1
+            # An earlier error has closed the connections.
+            self._counts[Counter.CONNECTIONS_CLOSED] += not self._disconnected
+            self._disconnected = True
         # A connection that a server has dropped may look alive, so all are reopened.
         self._on_lost()
         line = _line(self._report.stream.label, error)
@@ -168,12 +173,6 @@ class WorkLoop:
             self._fail(line)
         else:
             self._retry_later(line)
-
-    def _note_disconnected(self) -> None:
-        """Count an error of a connection, and the connections that it closes unless an earlier error did."""
-        self._counts[Counter.CONNECTION_ERRORS] += 1
-        self._counts[Counter.CONNECTIONS_CLOSED] += not self._disconnected
-        self._disconnected = True
 
     def _retry_later(self, line: str) -> None:
         self._counts[Counter.ERRORS] += 1
@@ -191,6 +190,7 @@ class WorkLoop:
         """Fail with one line about an error in these stages, by default the loop's."""
         label = self._report.stream.label
         self._report.misconfigured |= isinstance(error, ConfigurationError)
+        self._report.lost |= isinstance(error, LostStateError)
         if isinstance(error, SrAssetsError):
             self._fail(_line(label, error), stages)
         elif isinstance(error, OSError):
@@ -447,7 +447,7 @@ class StreamWork(EntryWork):
         # Whether there may be work that copying has not seen yet.
         self._may_have_work = True
         self._poll_at = 0.0
-        self._has_position = self._abandoned = False
+        self._abandoned = False
 
     @property
     def _announced_at_target(self) -> bool:
@@ -504,14 +504,10 @@ class StreamWork(EntryWork):
         busy = False
         if self._stream.tracked and self.watching.due:
             busy = self.watching.attempt(lambda: self._watch(ends))
-            if not busy or (ends is None and self._caught_up):
+            if not busy or (ends is None and (self._watcher is None or self._watcher.caught_up)):
                 self.watching.rest(self._site.pace.next_poll_at)
             self._may_have_work |= busy
         return busy | (self._copies and self._continue_copying(ends))
-
-    @property
-    def _caught_up(self) -> bool:
-        return self._watcher is None or self._watcher.caught_up
 
     def _continue_copying(self, ends: Ends) -> bool:
         """Start the next copy step if one is due; return whether the previous one made copies."""
@@ -532,7 +528,7 @@ class StreamWork(EntryWork):
     def _watch(self, ends: Ends) -> bool:
         busy = False
         if self._watcher is not None:
-            self._refuse_lost_state()
+            refuse_lost_state(self._stream, self._site.state, self._site.clusters)
             self._lanes.update(self._site.state, self._site.clusters)
             busy = self._watcher.fold_next(ends)
             busy |= self._watcher.sweep_due()
@@ -540,16 +536,6 @@ class StreamWork(EntryWork):
         if not self._announced_with_copies:
             busy |= self._announce(self._site.clusters, self._stream.source, busy=busy)
         return busy
-
-    def _refuse_lost_state(self) -> None:
-        """Raise RunError before the first message of a stream whose state was lost: nothing is folded or announced."""
-        if self._has_position:
-            return
-        store = self._site.state
-        state = store.load_stream(self._stream.stream)
-        if state is None or not state.has_position:
-            refuse_lost_state(self._stream, store, self._site.clusters)
-        self._has_position = True
 
     def _announce(self, clusters: Clusters, where: ClusterSettings, *, busy: bool) -> bool:
         if self._events is None or self._advisories is None or self._heartbeat is None:
@@ -692,6 +678,8 @@ class SiteRun:
         #: Whether to linger for longer than the settings say.
         self.wanted: Callable[[], bool] = lambda: False
         self._budget_ends = times.monotonic() + site.settings.run_budget_ns / 1e9
+        #: Whether it is known if this home has or lacks the site's state.
+        self._knows_state = False
         self._works = [
             self._work_on(entry, selection[entry.stream]) for entry in site.entries if entry.stream in selection
         ]
@@ -723,6 +711,7 @@ class SiteRun:
         works = self._works
         try:
             yield from self._do_rounds()
+            self._note_lost_state()
             copies_end = times.monotonic() + _COPY_SECONDS
             for work in works:
                 work.join(copies_end)
@@ -742,6 +731,18 @@ class SiteRun:
         if (locks := self._site.leadership.locks) is not None:
             locks.ensure()
 
+    def _note_lost_state(self) -> None:
+        """Order this member to yield the leadership if the state of all entries is lost, and no longer if it has one."""
+        if not self._knows_state and self._site.leadership.elects:
+            states = [self._site.state.load_stream(entry.stream) for entry in self._site.entries]
+            has_state = any(state is not None and state.has_position for state in states)
+            lost = all(work.report.lost for work in self._works)
+            if has_state:
+                withdraw_order(self._site.folder, "yield")
+            elif lost:
+                give_order(self._site.folder, "yield")
+            self._knows_state = has_state or lost
+
     def _do_rounds(self) -> Iterator[bool]:
         """Let each entry take steps, in rounds, until no work or no time is left."""
         site, works, drain_only = self._site, self._works, self._drain_only
@@ -756,6 +757,7 @@ class SiteRun:
             busy = False
             for work in works:
                 busy |= work.step(ends)
+            self._note_lost_state()
             now = times.monotonic()
             if busy or any(work.batch_active for work in works):
                 active = now

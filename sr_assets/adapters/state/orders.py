@@ -1,6 +1,7 @@
 """Orders to a site's process: a checkpoint, the end of this member's leadership, the refill of a stream's history.
 
-The process takes an order before it begins: one that comes later is another one.
+The process takes an order before it begins: one that comes later is another one. The order "yield" remains while this home
+lacks the site's state; it is new in the term that has found this out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sr_assets.adapters import control
 if TYPE_CHECKING:
     from sr_assets.settings import Settings, StreamSettings
 
-Order = Literal["checkpoint", "step down"]
+Order = Literal["checkpoint", "step down", "yield"]
 
 
 def request_checkpoint(settings: Settings, site: str) -> None:
@@ -25,8 +26,7 @@ def request_checkpoint(settings: Settings, site: str) -> None:
 
 def checkpoint_waits(settings: Settings, site: str) -> bool:
     """Return whether an ordered checkpoint waits for a run."""
-    folder = settings.home / "sites" / site
-    return settings.checkpoint_store(site) is not None and _orders(folder, "checkpoint")[:1] == [0]
+    return settings.checkpoint_store(site) is not None and is_new(settings.home / "sites" / site, "checkpoint")
 
 
 def give_order(folder: Path, order: Order) -> None:
@@ -40,6 +40,11 @@ def is_pending(folder: Path, order: Order) -> bool:
     return bool(_orders(folder, order))
 
 
+def is_new(folder: Path, order: Order) -> bool:
+    """Return whether an order was given that no process has taken."""
+    return 0 in _orders(folder, order)
+
+
 def take_order(folder: Path, order: Order) -> bool:
     """Take an order, also one that a killed process took; return whether there is one."""
     home, site = control.place_of(folder)
@@ -50,18 +55,18 @@ def take_order(folder: Path, order: Order) -> bool:
 
 def end_order(folder: Path, order: Order) -> None:
     """Remove the order that was taken."""
-    _remove(folder, order, taken=1)
+    _remove(folder, order, since=1)
 
 
 def withdraw_order(folder: Path, order: Order) -> None:
-    """Remove an order that was not taken."""
-    _remove(folder, order, taken=0)
+    """Remove an order, also one that was taken."""
+    _remove(folder, order, since=0)
 
 
-def _remove(folder: Path, order: Order, *, taken: int) -> None:
+def _remove(folder: Path, order: Order, *, since: int) -> None:
     home, site = control.place_of(folder)
-    if taken in _orders(folder, order):
-        control.change(home, "DELETE FROM orders WHERE site = ? AND name = ? AND taken = ?", site, order, taken)
+    if any(taken >= since for taken in _orders(folder, order)):
+        control.change(home, "DELETE FROM orders WHERE site = ? AND name = ? AND taken >= ?", site, order, since)
 
 
 def _orders(folder: Path, order: Order) -> list[int]:

@@ -21,7 +21,7 @@ from sr_assets.adapters.published.history import source_mark
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.state.stream_tables import gap_row
-from sr_assets.domain.errors import RunError, TransientError
+from sr_assets.domain.errors import LostStateError, RunError, TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, forged_text
 from sr_assets.domain.received import Advisory, read_message
@@ -41,24 +41,28 @@ _ALL = 1 << 62
 
 
 def refuse_lost_state(stream: StreamSettings, store: SiteState, clusters: Clusters) -> None:
-    """Raise RunError if a tracked stream without a position has copies in its target, or stored advisories.
+    """Raise LostStateError if a stream without a position has copies in its target, or stored advisories.
 
-    A stream may begin while its target is unreachable, but only if nothing can be announced a second time: it has no
-    advisories, or their stream holds none of it. Otherwise TransientError is raised.
+    Call it before the position is stored, which makes this home one with a state. A stream may begin while its target is
+    unreachable, but only without an election, in which another member may have the state, and if nothing can be announced a
+    second time: it has no advisories, or their stream holds none of it. Otherwise TransientError is raised.
     """
+    state = store.load_stream(stream.stream)
+    if state is not None and state.has_position:
+        return
     source = clusters.connect(stream.source).stream_info(stream.stream)
     unannounced = stream.advisory is None or _refuse_announced(stream, clusters)
     try:
         target = clusters.connect(stream.target).find_stream(stream.target_stream)
         refuse_lost_copies(stream, store, store.load_copying(stream.stream), source, target)
     except TransientError as error:
-        if not unannounced:
+        if not unannounced or clusters.leadership.elects:
             raise
-        logger.warning("%s: nodes are tracked, although the target's copies are unknown: %s", stream.label, error)
+        logger.warning("%s: reading begins, although the target's copies are unknown: %s", stream.label, error)
 
 
 def _refuse_announced(stream: StreamSettings, clusters: Clusters) -> bool:
-    """Raise RunError if a stream has stored advisories; return whether it is proven that none were announced."""
+    """Raise LostStateError if a stream has stored advisories; return whether it is proven that none were announced."""
     assert stream.advisory is not None
     assert stream.advisory_cluster is not None
     if stream.advisory.reliable is False:
@@ -73,7 +77,7 @@ def _refuse_announced(stream: StreamSettings, clusters: Clusters) -> bool:
         logger.warning("%s: cannot read the stored advisories, which would show a lost state: %s", stream.label, error)
         return False
     if advisory is not None:
-        raise RunError(
+        raise LostStateError(
             f"there is no state for {stream.label}, but a stream on {stream.advisory_cluster.label} already holds"
             f" advisories of it (node {advisory.node}, transition {advisory.transition}); run `sr-assets recover --stream"
             f" {stream.label}`"
@@ -84,7 +88,7 @@ def _refuse_announced(stream: StreamSettings, clusters: Clusters) -> bool:
 def refuse_lost_copies(
     stream: StreamSettings, store: SiteState, copying: CopyState, source: StreamInfo, target: StreamInfo | None
 ) -> None:
-    """Raise RunError if the target holds copies of a stream whose state has none.
+    """Raise LostStateError if the target holds copies of a stream whose state has none.
 
     The whole target is scanned once in a stream's life: on a shared target, our copies may be older than many others. An
     interrupted scan resumes; the scan of another target does not count. The state then has the name of the target, which
@@ -112,17 +116,14 @@ def _scan(stream: StreamSettings, store: SiteState, copying: CopyState, source: 
     with LongWork(looking, len(held)) as progress, wire.Connection(stream.target, "sr-assets review") as connection:
         for messages in wire.read_headers(connection, stream.target_stream, held):
             claims = [(message, copy) for message in messages if (copy := find_copy(message.headers, identity))]
-            genuine = None
-            for message, copy in claims:
-                if copy.created_ns not in (None, source.created_ns):
-                    genuine = message.sequence, copy.sequence
-                    break
+            of_others = ((at, copy) for at, copy in claims if copy.created_ns not in (None, source.created_ns))
+            genuine = next(((message.sequence, copy.sequence) for message, copy in of_others), None)
             if claims and genuine is None:
                 # A run cannot copy again what the source never held.
                 genuine = first_genuine(stream, claims, lost_until=source.last_sequence)
             if genuine is not None:
                 at, sequence = genuine
-                raise RunError(
+                raise LostStateError(
                     f"there is no state for {stream.label}, but target stream {stream.target_stream} already holds copies"
                     f" of it ({sequence} at {at}); run `sr-assets recover --stream {stream.label}`"
                 )
@@ -164,9 +165,8 @@ def last_announced(stream: StreamSettings, clusters: Clusters, unknown: list[str
         return announced
     try:
         for advisory in stored_advisories(stream, clusters.connect(stream.advisory_cluster)):
-            known = announced.get(advisory.node)
-            if known is None or advisory.transition > known.transition:
-                announced[advisory.node] = advisory
+            known = announced.get(advisory.node, advisory)
+            announced[advisory.node] = max(known, advisory, key=lambda each: each.transition)
     except RunError as error:
         unknown.append(f"which transitions were announced: {error}")
         return announced

@@ -28,7 +28,7 @@ from sr_assets.adapters.published.history import (
     stream_folder,
 )
 from sr_assets.adapters.state.database import BrokenStateError, keep_newest_asides
-from sr_assets.adapters.state.orders import request_refill
+from sr_assets.adapters.state.orders import request_refill, withdraw_order
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.stream_tables import Gap, gap_row
 from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
@@ -234,14 +234,10 @@ def _see(
     splay = splay_ns(sender, policy.interval_ns)
     state, _, transitions = sight(policy, splay, before, sighting, rebuilt.blind, silence=silence)
     expired = any(transition.event == "expire" for transition in transitions)
-    known = None if before is None or expired else before
-    if copied:
-        state = replace(state, copied_ns=state.seen_ns, copied_bytes=sighting.payload_bytes)
-    else:
-        state = replace(
-            state, copied_ns=known.copied_ns if known else None, copied_bytes=known.copied_bytes if known else None
-        )
-    rebuilt.nodes[sender], rebuilt.classes[sender] = state, node_class
+    last_copy = (before.copied_ns, before.copied_bytes) if before and not expired else (None, None)
+    copied_ns, copied_bytes = (state.seen_ns, sighting.payload_bytes) if copied else last_copy
+    rebuilt.nodes[sender] = replace(state, copied_ns=copied_ns, copied_bytes=copied_bytes)
+    rebuilt.classes[sender] = node_class
     rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
 
 
@@ -375,6 +371,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         pending = _commit(site, stream, source, state, copying, copies, rebuilt)
         files = _index_history(site, stream, state)
         request_refill(site.folder, stream)
+        withdraw_order(site.folder, "yield")
         site.publish()
     return "\n".join([*lines, *_summary(stream, state, copies, rebuilt, pending, files)])
 

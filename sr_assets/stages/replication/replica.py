@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from sr_assets.adapters import times
 from sr_assets.adapters.crash_points import Point, reach
-from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.progress_lines import Progress
 from sr_assets.adapters.state.records import CopyState, Intent, StreamState
@@ -24,7 +23,12 @@ from sr_assets.domain.positions import SequenceRange
 from sr_assets.stages.replication.batch import CopyBatch, begin_again, is_suspect
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.found_copies import FoundCopies
-from sr_assets.stages.replication.lost import refuse_lost_copies, settle_abandoned_batch, settle_lost_source
+from sr_assets.stages.replication.lost import (
+    refuse_lost_copies,
+    refuse_lost_state,
+    settle_abandoned_batch,
+    settle_lost_source,
+)
 from sr_assets.stages.replication.target_review import TargetReview, adopt_copies
 from sr_assets.stages.replication.target_setup import prepare_target, target_drift
 from sr_assets.stages.source.holes import without_hole
@@ -105,20 +109,22 @@ class ReplicaStage:
             # The target may have been restored to an earlier state, and other writers may have filled it since.
             self._compared = False
         tracked = store.load_stream(stream.stream) if stream.tracked else None
-        if stream.tracked and (
-            tracked is None or not tracked.has_position or self._waits_for_fold() or self._nothing_due()
-        ):
+        intent = store.open_intent(stream.stream)
+        # A queued batch contains messages that were read; any other batch follows them, and is folded before a queued one.
+        reading = intent if intent is not None and not intent.folded else None
+        if stream.tracked and (tracked is None or not tracked.has_position or reading or self._nothing_due()):
             return False
         source_cluster = self._context.clusters.connect(stream.source)
         source = source_cluster.stream_info(stream.stream)
         self._context.clock.set(source.ts_ns)
         if not self._compared and not stream.tracked:
             check_source(stream, source)
-        if tracked and self._is_another_source(source_cluster, source, tracked):
+            refuse_lost_state(stream, store, self._context.clusters)
+        if tracked and (problem := another_source(source_cluster, stream, source, tracked)):
+            # It holds other messages at the queued sequences: reading must follow it first.
+            if stream.on_source_reset == "stop":
+                raise source_reset_error(problem)
             return False
-        # A queued batch contains messages that were read; any other batch follows them.
-        intent = store.open_intent(stream.stream)
-        reading = intent if intent is not None and not intent.folded else None
         state = tracked or load_position(store, source_cluster, stream, source, reading)
         copying = self._report.copying = store.load_copying(stream.stream)
         if not stream.tracked:
@@ -126,16 +132,6 @@ class ReplicaStage:
         if settle_lost_source(self._context, source, copying):
             return True
         return self._continue(source, state, copying, ends)
-
-    def _is_another_source(self, cluster: Cluster, source: StreamInfo, state: StreamState) -> bool:
-        """Return whether the source holds other messages at the queued sequences, so that reading must follow it first.
-
-        Raises RunError if `on_source_reset` is `stop`.
-        """
-        problem = another_source(cluster, self._stream, source, state)
-        if problem and self._stream.on_source_reset == "stop":
-            raise source_reset_error(problem)
-        return problem is not None
 
     def _continue(self, source: StreamInfo, state: StreamState, copying: CopyState, ends: Ends) -> bool:
         stream, report = self._stream, self._report
@@ -156,7 +152,9 @@ class ReplicaStage:
         intent = self._plan(source, state, copying, target, ends)
         if intent is None:
             if not stream.tracked:
-                self._note_caught_up(state, source)
+                # Watermark and lag advance without a copy; the end of the run commits them.
+                advance(state, source, warning_ns=None, caught_up=source.last_sequence < state.next_sequence)
+                report.state = state
             return False
         return self._make(source, state, copying, intent, target)
 
@@ -220,11 +218,6 @@ class ReplicaStage:
             and not store.copy_log(name).resends(1)
         )
 
-    def _waits_for_fold(self) -> bool:
-        """Return whether a batch from before the stream was tracked is open and must be folded first."""
-        intent = self._store.open_intent(self._stream.stream)
-        return intent is not None and not intent.folded
-
     def _follow_restart(
         self,
         review: TargetReview,
@@ -262,12 +255,7 @@ class ReplicaStage:
         return resending or (None if batch is not None and batch.waits else batch)
 
     def _plan(
-        self,
-        source: StreamInfo,
-        state: StreamState,
-        copying: CopyState,
-        target: StreamInfo,
-        ends: Ends,
+        self, source: StreamInfo, state: StreamState, copying: CopyState, target: StreamInfo, ends: Ends
     ) -> Intent | None:
         """Plan the next copies and commit their intent, or return None if no copy is due."""
         stream, store = self._stream, self._store
@@ -332,9 +320,3 @@ class ReplicaStage:
         cluster = self._context.clusters.connect(stream.source)
         end = reading_end(ends, state, source, self._store.partitions(state.stream).begins())
         return next_range(stream, state.next_sequence, source, end, cluster, copied_per_second=rate)
-
-    def _note_caught_up(self, state: StreamState, source: StreamInfo) -> None:
-        """Advance watermark and lag without a copy; the end of the run commits them."""
-        caught_up = source.last_sequence < state.next_sequence
-        advance(state, source, warning_ns=None, caught_up=caught_up)
-        self._report.state = state
