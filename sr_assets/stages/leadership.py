@@ -249,10 +249,18 @@ class Leadership:
 
 @contextlib.contextmanager
 def lead_all(settings: Settings) -> Iterator[None]:
-    """Campaign for all sites with an election inside the block."""
+    """Campaign for all sites with an election inside the block, also in place of another process of this home that ends."""
     with contextlib.ExitStack() as stack:
-        for site in settings.sites:
-            stack.enter_context(Leadership(settings, site, patient=True))
+        members = [stack.enter_context(Leadership(settings, site, patient=True)) for site in settings.sites]
+
+        def begin() -> Generator[float]:
+            while True:
+                yield _LONGEST_PAUSE_SECONDS
+                for each in members:
+                    each.begin()
+
+        if any(each.elects for each in members):
+            stack.enter_context(BackgroundThread("elections", begin))
         yield
 
 

@@ -14,7 +14,7 @@ from sr_assets.adapters.private import write_private
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.domain.errors import LeadershipLostError, RunError, StandbyError
 from sr_assets.settings import Settings
-from sr_assets.stages.leadership import Leadership, standby_line, step_down
+from sr_assets.stages.leadership import Leadership, lead_all, standby_line, step_down
 from sr_assets.stages.report import Stage
 from sr_assets.stages.run import run_site
 from sr_assets.stages.site import Site
@@ -190,6 +190,15 @@ def test_step_down_lets_the_other_lead_and_rests(rig: Rig, tmp_path: Path, strea
         assert leader.lease.campaigns == campaigns
         rig.travel(seconds=TTL_SECONDS)
         wait_until(lambda: leader.leads, "the end of the rest")
+
+
+def test_service_campaigns_when_a_run_of_its_home_has_ended(rig: Rig, tmp_path: Path, stream: str, bucket: str) -> None:
+    settings = member(rig, tmp_path, "a", bucket)
+    with contextlib.ExitStack() as stack:
+        with leading(settings) as run:
+            stack.enter_context(lead_all(settings))
+            assert run.campaigns
+        wait_until(lambda: run.lease.holds, "the service to lead")
 
 
 def test_full_disk_ends_no_campaigns(
