@@ -40,10 +40,7 @@ class ElectedHistory(History):
         #: When a killed member starts again.
         self.back_ns = dict.fromkeys((home.name for home in self.homes), 0)
         self.publishes = plan.random() < 0.25
-        # Until the first checkpoint, only the leader knows what it has done: without it, `recover` is an operator's decision.
         self._publish()
-        while "OBJ_SR_ASSETS_STATE" not in self.source.streams:
-            self._round()
         for _ in range(plan.randrange(8, 16)):
             for _ in range(plan.choice((0, 1, 3, 9))):
                 self._publish()
@@ -110,7 +107,7 @@ class ElectedHistory(History):
             self.world.sleep(5.0)
             for home in self.homes:
                 home.join()
-            leading = [home for home in self.homes if home.reports and not isinstance(home.error, StandbyError)]
+            leading = [home for home in self.homes if home.reports and Lease.read(home.folder / "sites" / SITE).holds]
             errors = [home.error for home in self.homes if home.error and not isinstance(home.error, StandbyError)]
             failures = [report.failure for home in leading for report in home.reports.values() if report.failure]
             if leading and not errors and not failures and not any(home.is_dead for home in self.homes):
