@@ -147,6 +147,8 @@ class Home:
         self.service: Process | None = None
         self.reports: dict[str, StreamReport] = {}
         self.error: BaseException | None = None
+        #: Whether the process has done its work, and was not killed.
+        self.completed = False
         self._saved: Path | None = None
         self.folder.mkdir(parents=True)
 
@@ -178,11 +180,12 @@ class Home:
     def _act(self, work: Callable[[], object], name: str) -> None:
         assert self.process is None or not self.process.alive
         self.process = Process(self.world, self.name, self.clock_ns)
-        self.reports, self.error = {}, None
+        self.reports, self.error, self.completed = {}, None, False
 
         def act() -> None:
             try:
                 work()
+                self.completed = True
             except Exception as error:  # noqa: BLE001  the history decides whether it may
                 self.error = error
 
