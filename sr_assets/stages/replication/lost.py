@@ -30,6 +30,7 @@ from sr_assets.settings import StreamSettings
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.replication.batch import Writers
 from sr_assets.stages.replication.target_copies import first_genuine, read_stream
+from sr_assets.stages.replication.target_review import within_target
 from sr_assets.stages.replication.target_setup import copies_pattern
 from sr_assets.stages.source.source_reading import save_gaps
 
@@ -247,7 +248,7 @@ def _settle(
     if target is None or target.created_ns != intent.target_created_ns:
         sequences = range(rows.first, rows.next) if isinstance(rows, SequenceRange) else rows["sequence"].to_pylist()
         return Receipt(missing=[(sequence, sequence + 1) for sequence in sequences])
-    writers = Writers(context, source, state, intent, target, _mark(intent))
+    writers = Writers(context, source, state, within_target(context, intent, target), target, _mark(intent))
     writers.take_over()
     return writers.settle(rows)
 

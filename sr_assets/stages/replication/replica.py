@@ -235,9 +235,10 @@ class ReplicaStage:
         is_first = not copying.created_ns and not copying.copied_messages and self._open_intent() is None
         if is_first and copying.target_stream != self._stream.target_stream:
             refuse_lost_copies(self._stream, self._store, copying, source, target)
-        elif not is_first and not same:
+        restarts, lost = not is_first and not same, list[SequenceRange]()
+        if restarts:
             settle_abandoned_batch(self._context, source, state, copying)
-            review.restart()
+            lost = review.lost_copies()
             # The target may hold copies of an abandoned attempt, and those of a later state that restarted as well.
             checked = max(copying.target_checked, copying.target_sequence)
             copying.target_adopted, self._adopted = copying.target_adopted or checked + 1, None
@@ -245,6 +246,8 @@ class ReplicaStage:
         copying.created_ns, copying.starts = created_ns, starts
         copying.target_stream = copying.target_stream or self._stream.target_stream
         with self._store.transaction():
+            if restarts:
+                review.restart(lost)
             self._store.save_copying(copying)
             if not self._stream.tracked:
                 self._store.save_stream(state)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -29,12 +29,13 @@ from sr_assets.adapters.state.records import CopyState, Intent, StreamState
 from sr_assets.adapters.state.stream_tables import Counter, gap_row
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
-from sr_assets.domain.positions import SequenceRange, merge_ranges
+from sr_assets.domain.positions import SequenceRange, merge_ranges, missing
 from sr_assets.domain.provenance import CopyOf, find_copy, forged_text, other_writer_text
 from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 from sr_assets.stages.replication.target_copies import claimed_copies, first_genuine
 from sr_assets.stages.replication.target_setup import copies_pattern, create_target, prepare_target
+from sr_assets.stages.source.position import ends_before
 from sr_assets.stages.source.source_reading import save_gaps
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ class TargetReview:
             target = self._target = self._create()
         # An open batch may belong to a target that was deleted before a commit, or created since.
         intents = [self._store.open_intent(stream.stream, resend=resend) for resend in (False, True)]
+        for intent in filter(None, intents):
+            self._follow_lost_end(intent, target)
         if any(intent is not None and intent.target_created_ns != target.created_ns for intent in intents):
             chosen = any(intent and intent.target_stream not in (None, stream.target_stream) for intent in intents)
             end = target.last_sequence if chosen else 0
@@ -93,6 +96,13 @@ class TargetReview:
                 again = bool(self._log.resends(1))
                 self._move_intents(created_ns=target.created_ns, target_sequence=end, waits=again)
         return target
+
+    def _follow_lost_end(self, intent: Intent, target: StreamInfo) -> None:
+        """Commit where an open batch's copies may begin, in a target that has lost its end, perhaps of other writers."""
+        within = within_target(self._context, intent, target)
+        if within != intent:
+            with self._store.transaction():
+                self._store.save_intent(within)
 
     def _create(self) -> StreamInfo:
         source, target = map(self._context.clusters.connect, (self._stream.source, self._stream.target))
@@ -128,14 +138,42 @@ class TargetReview:
                 logger.error("%s: %s", self._stream.label, forged_text(self._stream.target_stream, forged))
         copying.target_checked = max(copying.target_checked, target.last_sequence)
 
-    def restart(self) -> None:
-        """Forget the earlier copies: the next ones belong to another source or restart."""
-        with self._store.transaction():
-            self._log.clear()
-            for resend in (False, True):
-                intent = self._store.open_intent(self._stream.stream, resend=resend)
-                if intent is not None and (resend or not self._stream.tracked):
-                    self._store.clear_intent(self._stream.stream, resend=resend)
+    def lost_copies(self) -> list[SequenceRange]:
+        """Return the sequences of the copies that the target has lost and that no resend has made again; commit the loss."""
+        copying, target = self._copying, self._target
+        if target is None or target.created_ns != copying.target_created_ns:
+            return []
+        if copying.target_sequence and self._rolled_back(target):
+            self._note_rollback(target)
+        made: set[int] = set()
+        if self._store.open_intent(self._stream.stream, resend=True):
+            behind = SequenceRange(copying.target_sequence + 1, max(copying.target_sequence, target.last_sequence) + 1)
+            made = {copy.sequence for _, copy in self._read_claims(behind) if not copy.is_before(copying.starts)}
+        lost = (resend.covered for resend in self._log.resends() if resend.was_copied)
+        return [
+            part for hole in lost for part in missing(hole, sorted(made.intersection(range(hole.first, hole.next))))
+        ]
+
+    def restart(self, lost: Sequence[SequenceRange]) -> None:
+        """Forget the earlier copies, inside the caller's transaction: the next ones belong to another source or restart.
+
+        `lost` are the `lost_copies`, which no longer have an original. The caller commits `copying`.
+        """
+        stream, copying, store = self._stream, self._copying, self._store
+        if lost:
+            count, now_ns = sum(map(len, lost)), self._context.clock.now_ns()
+            copying.copied_messages -= count
+            copying.lost_messages += count
+            gaps = [gap_row(stream.stream, hole, len(hole), "lost", now_ns) for hole in lost]
+            save_gaps(store, stream, gaps, self._context.report)
+            store.counters(stream.stream).add({Counter.RECALLED_MESSAGES: count})
+            self._context.report.gap_messages += count
+            logger.error("%s: %d copies that the target lost are lost with their source", stream.label, count)
+        self._log.clear()
+        for resend in (False, True):
+            intent = store.open_intent(stream.stream, resend=resend)
+            if intent is not None and (resend or not stream.tracked):
+                store.clear_intent(stream.stream, resend=resend)
 
     def _read_claims(self, held: SequenceRange, subjects: str | None = None) -> Iterator[tuple[Message, CopyOf]]:
         """Yield the messages with the headers of this entry's copies in a range of the target, without payloads."""
@@ -227,13 +265,17 @@ class TargetReview:
         held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
         stream, copying, before = self._stream, self._copying, self._copying.target_sequence
         copies = FoundCopies(self._context.folder)
+        # The place of the last copy of any age, and its original's.
+        latest = target.first_sequence - 1, 0
         for message, claim in self._read_claims(held):
-            copies.add(_copy(message, claim))
+            latest = message.sequence, claim.sequence
+            # A restart copies messages again that an earlier one has copied.
+            if not claim.is_before(copying.starts):
+                copies.add(_copy(message, claim))
         copies.read_log(self._store.connection, stream.stream)
         kept = copies.last_logged()
-        # Without such a copy of the last hour, use the last copy of any age that the target holds.
-        last = kept or (copies.latest if len(copies) else None)
-        at, sequence = (last.target_sequence, last.sequence) if last else (target.first_sequence - 1, 0)
+        # Without such a copy of the last hour, use the last one.
+        at, sequence = (kept.target_sequence, kept.sequence) if kept else latest
         known_at, known_from = copies.first_logged_after(at) or (before + 1, copying.target_holds + 1)
         unknown = 0 if kept or known_from <= sequence + 1 else max(0, known_at - at - 1)
         intent = self._store.open_intent(stream.stream)
@@ -262,6 +304,15 @@ class TargetReview:
             self._store.save_copying(copying)
         happened = f"was rolled back from {before} to {at}; sending {count} copies again, {unknown} older ones are lost"
         logger.error("%s: target stream %s %s", stream.label, stream.target_stream, happened)
+
+
+def within_target(context: CopyContext, intent: Intent, target: StreamInfo) -> Intent:
+    """Return an intent whose copies begin in its target, which may have lost its end since: then it has lost the copies."""
+    if target.created_ns != intent.target_created_ns or target.last_sequence >= intent.target_sequence:
+        return intent
+    if not ends_before(context.clusters.connect(context.stream.target), target.stream, intent.target_sequence):
+        return intent
+    return replace(intent, target_sequence=target.last_sequence)
 
 
 def _moved(intent: Intent, target_created_ns: int, target_sequence: int, *, waits: bool) -> Intent:

@@ -49,7 +49,9 @@ def load_position(
         state.starts += 1
         state.next_sequence = first_sequence(cluster, entry.start, source)
         state.mark_sequence = state.mark_ns = None
-    elif source.last_sequence < state.source_last_sequence and _ends_before(cluster, entry, state.source_last_sequence):
+    elif source.last_sequence < state.source_last_sequence and ends_before(
+        cluster, entry.stream, state.source_last_sequence
+    ):
         logger.warning(
             "%s: source stream %s ends at %d, before %d, which it held: it was rolled back over unread messages",
             entry.label,
@@ -79,7 +81,7 @@ def another_source(
     edited = f"or the state was edited (then set the state aside and run `sr-assets recover --stream {entry.label}`)"
     planned = intent.source_sequence if intent and intent.source_sequence else 0
     read = max(state.next_sequence - 1 if state.has_read else 0, planned)
-    if source.last_sequence < read and _ends_before(cluster, entry, read):
+    if source.last_sequence < read and ends_before(cluster, entry.stream, read):
         return (
             f"source stream {entry.stream} ends at {source.last_sequence}, before {read}, the last message read: it was"
             f" rolled back, {edited}"
@@ -124,10 +126,10 @@ def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int |
     return later is None or later.sequence > sequence
 
 
-def _ends_before(cluster: Cluster, entry: Entry, sequence: int) -> bool:
-    """Return whether a source ends before a sequence, even when queried again: a new leader may be out of date."""
+def ends_before(cluster: Cluster, stream: str, sequence: int) -> bool:
+    """Return whether a stream ends before a sequence, even when queried again: a new leader may be out of date."""
     deadline = times.monotonic() + _OLD_ANSWERS_SECONDS
-    while cluster.stream_info(entry.stream).last_sequence < sequence:
+    while cluster.stream_info(stream).last_sequence < sequence:
         if times.monotonic() > deadline:
             return True
         times.sleep(0.2)
