@@ -412,7 +412,7 @@ class EventStage:
         store, stream = self._store, self._stream.stream
         published = False
         for kind, rows in (("site", store.guard(stream)), ("node", store.undecided(stream))):
-            events = rows.unpublished()
+            events = rows.unpublished() if rows.count_unpublished() else []
             for first in range(0, len(events), _CHUNK):
                 sent, refusal = self._publish(kind, events[first : first + _CHUNK], cluster)
                 if sent:
