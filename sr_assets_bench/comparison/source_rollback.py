@@ -94,16 +94,19 @@ class Past:
             if (message.sequence, message.stored_ns) not in kept
         ]
 
-    def beyond(self) -> list[Seen]:
-        """Return the messages that the source held after the last one read, each with the restart that followed.
+    def beyond(self, now_ns: int) -> Iterator[tuple[int, Seen]]:
+        """Yield the messages that the source held after the last one read, each with the restart that followed.
 
-        A batch of an untracked stream may have copied some of them, including restored messages that are copied again.
+        Before it comes when the source was created: `now_ns`, unless it was created again. A batch of an untracked stream
+        may have copied some of them, including restored messages that are copied again.
         """
-        return [
-            replace(message, beginning=number)
-            for number, beginning in enumerate(self.beginnings)
-            for message in self._source_of(beginning)[beginning.sequence :]
-        ]
+        for number, beginning in enumerate(self.beginnings):
+            # Before the first commit, the batch may have read any of the sources.
+            places = [self._place_of(beginning)] if beginning.sequence else range(len(self.held))
+            for place in places:
+                created_ns = self.created[place] if self.created else now_ns
+                for message in self.held[place][beginning.sequence :]:
+                    yield created_ns, replace(message, beginning=number)
 
     def misjudged(self, now: Sequence[Seen]) -> Iterator[str]:
         """Yield the errors of the blind time: lost messages outside it, and messages inside it that were read."""

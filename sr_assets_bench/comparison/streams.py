@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,13 @@ def compare(
         *_lost(results, rules.stream, copies.lost, gone),
         *_counters(counted, copies, _late_sightings(rules, seen, past), gone),
         *compare_nodes(results, rules, expected),
-        *compare_snapshots(results, rules, copies.made_of(seen), whole_history=whole_history),
+        *compare_snapshots(
+            results,
+            rules,
+            [message for message in seen if message.key in copies.made],
+            lost=[message for message in seen if message.key in copies.lost],
+            whole_history=whole_history,
+        ),
         *compare_transitions(
             results,
             rules.stream,
@@ -112,20 +118,18 @@ class _Copies:
     def __init__(
         self, rules: Rules, seen: list[Seen], expected: Expected, past: Past, created_ns: int, prefix: str
     ) -> None:
-        self._past, self._created_ns = past, created_ns
-        self._rules, self._expected, self._prefix = rules, expected, prefix
+        self._past, self._rules, self._expected, self._prefix = past, rules, expected, prefix
         self.wanted = set(expected.copied)
         self.seen = len(seen)
         #: A batch of an untracked stream may have copied it and been interrupted before its source was rolled back.
-        self._allowed = {} if rules.inspect_field else {message.key: message for message in past.beyond()}
-        self._originals = self._allowed | {message.key: message for message in seen}
+        self._originals = defaultdict[_Key, list[tuple[int, Seen]]](list)
+        for created, message in () if rules.inspect_field else past.beyond(created_ns):
+            self._originals[message.key].append((created, message))
+        for message in seen:
+            self._originals[message.key] = [(past.created_ns(message.beginning, created_ns), message)]
         self.made: set[_Key] = set()
         self.lost: set[_Key] = set()
         self.besides = 0
-
-    def made_of(self, seen: Iterable[Seen]) -> list[Seen]:
-        """Return the messages whose copies must have been made."""
-        return [message for message in seen if message.key in self.made]
 
     def compare(self, copies: Iterable[Message]) -> Iterator[Difference]:
         """Compare each copy in a target with its original."""
@@ -142,19 +146,16 @@ class _Copies:
             highest = max(highest, key)
             if times[key] > 1:
                 yield Difference(Kind.DUPLICATE, label)
-            if key not in self.wanted and key not in self._allowed:
+            is_wanted = key in self.wanted
+            if not is_wanted and (key in reasons or key not in self._originals):
                 yield Difference(Kind.UNWANTED, f"{label}: {reasons.get(key, 'not in the source')}")
                 continue
-            self.besides += key not in self.wanted
-            original = self._originals[key]
-            demanded = (
-                self._prefix + original.subject,
-                reference.copied_headers(
-                    original, self._rules, self._past.created_ns(original.beginning, self._created_ns)
-                ),
-                original.payload,
-            )
-            if (copy.subject, copy.headers, copy.payload) != demanded:
+            self.besides += not is_wanted
+            demanded = {
+                (self._prefix + each.subject, reference.copied_headers(each, self._rules, created_ns), each.payload)
+                for created_ns, each in self._originals[key]
+            }
+            if (copy.subject, copy.headers, copy.payload) not in demanded:
                 yield Difference(Kind.ALTERED, f"{label}: {copy.subject} {copy.headers!r}")
         for key in sorted(self.wanted - times.keys()):
             if key[0] < len(self._past.beginnings):
@@ -167,9 +168,8 @@ class _Copies:
 def _lost(results: Results, stream: str, lost: set[_Key], gone: int) -> Iterator[Difference]:
     """Compare the rows of messages that were lost with their source before they were copied."""
     rows = results.rows(f"SELECT * FROM gaps WHERE stream = '{stream}'")
-    if {row["reason"] for row in rows} - {"lost", "deleted" if gone else "lost"} or sum(
-        row["messages"] for row in rows
-    ) != len(lost) + gone:
+    reasons = {"lost", "deleted", "overtaken"} if gone else {"lost"}
+    if {row["reason"] for row in rows} - reasons or sum(row["messages"] for row in rows) != len(lost) + gone:
         yield Difference(Kind.GAP_WRONG, f"gaps {stream}: {rows}, demanded {len(lost) + gone} lost")
     for _, sequence in sorted(lost):
         if not any(row["first_sequence"] <= sequence <= row["last_sequence"] for row in rows):
