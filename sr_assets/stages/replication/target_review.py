@@ -150,9 +150,7 @@ class TargetReview:
             behind = SequenceRange(copying.target_sequence + 1, max(copying.target_sequence, target.last_sequence) + 1)
             made = {copy.sequence for _, copy in self._read_claims(behind) if not copy.is_before(copying.starts)}
         lost = (resend.covered for resend in self._log.resends() if resend.was_copied)
-        return [
-            part for hole in lost for part in missing(hole, sorted(made.intersection(range(hole.first, hole.next))))
-        ]
+        return [part for hole in lost for part in missing(hole, sorted(made))]
 
     def restart(self, lost: Sequence[SequenceRange]) -> None:
         """Forget the earlier copies, inside the caller's transaction: the next ones belong to another source or restart.
