@@ -120,8 +120,8 @@ class History:
         self.log = _Log()
         self._met = self.published = self.watermark_ns = 0
         #: Whether copies may have another order than their originals, `recover` has rebuilt the state, and the source's
-        #: messages may be replaced by others.
-        self.disordered = self.recovered = self.resets = False
+        #: messages may be replaced by others, or its target.
+        self.disordered = self.recovered = self.resets = self.target_resets = False
         #: What the source held before each rollback.
         self.held: list[list[Seen]] = []
         self.created: list[int] = []
@@ -165,19 +165,24 @@ class History:
         self.centre = self.tracked and plan.random() < 0.25
         self.minutes = plan.choice((10, 60, 600))
         self.home.clock_ns = plan.choice((0, 0, -20, 20)) * _MINUTE_NS
-        self.source.clock_ns = plan.choice((0, 0, -20, 20)) * _MINUTE_NS
+        #: The most that the source's clock was ahead.
+        self.ahead_ns = self.source.clock_ns = plan.choice((0, 0, -20, 20)) * _MINUTE_NS
         window = {"duplicate_window": plan.choice((100_000_000, 120 * SECOND_NS))}
         self.source.create("S", allow_direct=plan.random() < 0.8)
         self.source.create("FEED", **window)
+        others = plan.choice((["T.>"], ["T.>"], ["T.>", "other.>"]))
+        self.target_keys = {"allow_direct": plan.random() < 0.8, "subjects": others, **window}
         if plan.random() < 0.7:
-            self.target.create("T", allow_direct=plan.random() < 0.8, **window)
+            self.target.create("T", **self.target_keys)
         self.senders = plan.choice((1, 3, 20))
         self.publishes = plan.random() < 0.25
         incidents = {"back up": self._back_up, "put back": self._put_back, "lose unread": self._lose_unread}
         incidents |= {"roll back": self._roll_back, "recreate": self._recreate, "lose the home": self._lose_home}
+        incidents |= {"delete the target": self._delete_target}
         # Each of them leaves what another one would not expect.
         kinds = plan.choice(((), ("back up", "put back", "put back"), *((kind,) * 3 for kind in [*incidents][2:])))
         self.resets = not {"roll back", "recreate"}.isdisjoint(kinds)
+        self.target_resets = "delete the target" in kinds
         for _ in range(plan.randrange(2, 5)):
             kind = plan.choice(("publish", *["publish and run"] * 4, "run", "wait", "wait", *kinds))
             self.outcome.steps.append(kind)
@@ -295,6 +300,12 @@ class History:
         config = self.source.streams.pop("S").config
         self.source.create("S", allow_direct=config["allow_direct"])
 
+    def _delete_target(self) -> None:
+        """Delete the target's stream, and perhaps create it again; otherwise the platform does."""
+        self.target.streams.pop("T", None)
+        if self.luck.random() < 0.5:
+            self.target.create("T", **self.target_keys)
+
     def _lose_home(self) -> None:
         """Lose the home when all work is done, and recover it."""
         self._drain(SITE)
@@ -329,6 +340,7 @@ class History:
             "target_url": "nats://target:4222",
             "batch_messages": self.plan.choice((4, 10, 1000, 1000)),
             "on_source_reset": "recopy",
+            "on_target_reset": "recopy",
         }
         if self.tracked:
             entry |= {"inspect_field": "sender", "inspect_duration": f"{self.minutes}m", "size_trigger": 3}
@@ -351,6 +363,9 @@ class History:
         payload = json.dumps(body).encode() if self.plan.random() < 0.95 else b"no sender"
         self.last_ns[node] = self.world.now_ns
         self.source.publish(None, f"S.{self.plan.randrange(3)}", "", b"", payload)
+        if self.plan.random() < 0.3:
+            # Unless the target takes it, nothing happens.
+            self.target.publish(None, "other.m", "", b"", b"")
         self.world.sleep(self.plan.choice((0.0, 0.001, 2.0, self.minutes * 7.0)))
 
     # ---------------------------------------------------------------------------------------------------- the faults
@@ -370,17 +385,20 @@ class History:
             "stream full": self._fill,
             "network cut": lambda: self._cut(home),
         }
-        return events | ({"rolled back": self._roll_back, "recreated": self._recreate} if self.resets else {})
+        if self.resets:
+            events |= {"rolled back": self._roll_back, "recreated": self._recreate}
+        return events | ({"target deleted": self._delete_target} if self.target_resets else {})
 
     def _jump(self, home: Home) -> None:
-        """Move the clock of a home's machine, or the source's forwards: a stream's times never fall.
+        """Move the clock of a home's machine, or the source's: forwards, or back by less than a watermark's margin.
 
         The keys of an election expire by the source's clock.
         """
-        if len(self.homes) > 1 or self.luck.random() < 0.7:
+        if len(self.homes) > 1 or self.luck.random() < 0.5:
             home.jump(self.luck.choice((-20, -1, 0, 1, 20)) * _MINUTE_NS)
         else:
-            self.source.clock_ns = min(20 * _MINUTE_NS, self.source.clock_ns + self.luck.choice((1, 300)) * SECOND_NS)
+            self.ahead_ns = min(20 * _MINUTE_NS, self.ahead_ns + self.luck.choice((0, 1, 300)) * SECOND_NS)
+            self.source.clock_ns = self.ahead_ns - self.luck.choice((0, SECOND_NS - 1))
 
     def _take_leader(self) -> None:
         """Leave a stream without a leader for some time: requests about it are lost."""
@@ -463,6 +481,9 @@ class History:
                 for each in differences
                 if each.kind not in unknown and not each.text.startswith("node_advisories ")
             ]
+        if self.target_resets and self.tracked:
+            # No history has the messages without a sender, so they are not copied again.
+            differences = [each for each in differences if not (each.kind is Kind.LOST and "no_sender" in each.text)]
         if self.disordered:
             differences = [each for each in differences if each.kind is not Kind.DISORDERED]
         if differences:
@@ -550,4 +571,4 @@ class _Results:
         return [Message(each.sequence, each.at_ns, each.subject, each.headers, each.payload) for each in messages]
 
     def copies(self, stream: str, /) -> list[Message]:
-        return self.stored(stream, self.target)
+        return [message for message in self.stored(stream, self.target) if not message.subject.startswith("other.")]
