@@ -145,9 +145,12 @@ class Candidate:
         began = times.boot_seconds()
         self._campaigns[_LEADER if self._since_ns else "candidate"] += 1
         holder = None if self._held else self._take()
+        problem = self._announce() if self._held else None
         if self._held and not self._renew():
             holder = self._drop()
-        return self._keep(self._follow(holder) if holder else self._lead(began))
+        if holder is not None:
+            return self._keep(self._follow(holder))
+        return self._keep(self._made(Lease(problem=problem)) if problem else self._lead(began))
 
     def observe(self) -> Lease:
         """Find out who leads, without campaigning."""
@@ -253,15 +256,21 @@ class Candidate:
 
     # ------------------------------------------------------------------------------------------------------- the role
 
-    def _lead(self, began: float) -> Lease:
-        """Return the lease of a member that holds and has renewed all keys since `began`."""
-        if self._since_ns is None and (wait := self._wait_for_predecessor()):
+    def _announce(self) -> str | None:
+        """Write our record; return why this member does not lead yet although it holds all keys, or None.
+
+        The renewals come after it: whoever takes a key that was deleted after its renewal finds our record.
+        """
+        if self._since_ns is None and (problem := self._wait_for_predecessor()):
             self._record("candidate")
-            return self._made(Lease(problem=wait))
+            return problem
         self._since_ns = self._since_ns or self._own_since() or times.time_ns()
         if self._records is not None:
-            # Written after the renewals of this campaign: it expires after our deadline too.
             self._records.keep_record(self._site, self._about(_LEADER))
+        return None
+
+    def _lead(self, began: float) -> Lease:
+        """Return the lease of a member that has written its record and renewed all keys since `began`."""
         margin = min(_MARGIN * self.ttl_seconds, _LONGEST_MARGIN_SECONDS)
         lease = Lease(
             leader=self.keys[0].member,
