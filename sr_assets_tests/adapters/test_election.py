@@ -1,16 +1,17 @@
-"""The contract of an election's bucket, for a real one and for the simulated one."""
+"""The contract of an election's bucket, on a real server and on the simulated one."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import NamedTuple
 
 import pytest
 
-from sr_assets.adapters import times
 from sr_assets.adapters.lease_bucket import LeaseBucket
-from sr_assets_tests.members import TTL_SECONDS, expire, make_bucket
+from sr_assets.domain.clusters import ClusterSettings
+from sr_assets_tests.members import TTL_SECONDS, bucket_config, expire, make_bucket
 from sr_assets_tests.rig import SITE, Rig, address, wait_until
-from sr_assets_tests.simulated import SimulatedBucket, Store
+from sr_assets_tests.sim.streams import SECOND_NS, Stream
+from sr_assets_tests.sim.tcp import TcpServer
 
 REAL = pytest.param("real", marks=pytest.mark.process)
 #: As `real`, but keys expire by the server's own clock.
@@ -26,23 +27,26 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture(params=("simulated", REAL))
-def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    if request.param == "simulated":
-        store = Store(TTL_SECONDS)
-        moved_ns = times.moved_ns + int(TTL_SECONDS * 1e9)
-        expiring: Callable[[], None] = lambda: monkeypatch.setattr(times, "moved_ns", moved_ns)  # noqa: E731
-        yield Pair(SimulatedBucket(store, "one"), SimulatedBucket(store, "two"), expiring)
-        return
-    rig: Rig = request.getfixturevalue("rig")
-    bucket = make_bucket(rig, 1 if request.param == "real ttl" else TTL_SECONDS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        if request.param == "simulated":
+            tcp = stack.enter_context(TcpServer())
+            cluster, bucket, server = ClusterSettings((tcp.address,)), "ELECTION", tcp.server
+            now_ns, ttl_ns = server.clock, int(TTL_SECONDS * SECOND_NS)
+            server.streams[f"KV_{bucket}"] = Stream(bucket_config(bucket), now_ns() - 2 * ttl_ns)
 
-    def pass_ttl() -> None:
-        if request.param == "real":
-            expire(rig, bucket)
-        wait_until(lambda: rig.info(f"KV_{bucket}").messages == 0, "the keys to expire")
+            def pass_ttl() -> None:
+                server.clock = lambda: now_ns() + ttl_ns
+        else:
+            rig: Rig = request.getfixturevalue("rig")
+            cluster, bucket = address(rig.source), make_bucket(rig, 1 if request.param == "real ttl" else TTL_SECONDS)
 
-    opened = [LeaseBucket(address(rig.source), bucket, member) for member in ("one", "two")]
-    with closing(opened[0]) as first, closing(opened[1]) as second:
+            def pass_ttl() -> None:
+                if request.param == "real":
+                    expire(rig, bucket)
+                wait_until(lambda: rig.info(f"KV_{bucket}").messages == 0, "the keys to expire")
+
+        first, second = (stack.enter_context(closing(LeaseBucket(cluster, bucket, name))) for name in ("one", "two"))
         yield Pair(first, second, pass_ttl)
 
 

@@ -34,16 +34,16 @@ class Host(Server):
 
     def __init__(self, world: World, address: str) -> None:
         self.world, self.address = world, address
-        #: What its clock is ahead of the world's.
-        self.clock_ns = 0
+        #: What its clock is ahead of the world's at first, and what it gains per second.
+        self.clock_ns, self.drift = 0, 0.0
         self.up = True
         #: Until when a stream has no leader, by its name: requests about it are lost.
         self.leaderless: dict[str, int] = {}
         self.fault: Callable[[Host, Process, str], str | None] = lambda _host, _process, _subject: None
         self.channels: dict[Session, Channel] = {}
         super().__init__(
-            lambda: world.now_ns + self.clock_ns,
-            lambda at_ns, call: world.call_at(at_ns - self.clock_ns, call),
+            lambda: world.now_ns + self.clock_ns + round((world.now_ns - world.begin_ns) * self.drift),
+            lambda at_ns, call: world.call_at(world.now_ns + round((at_ns - self.clock()) / (1 + self.drift)), call),
             address.partition(":")[0],
             seed=world.chance.randrange(1 << 30),
         )

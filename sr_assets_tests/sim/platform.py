@@ -22,7 +22,7 @@ from typing import Any, Final
 import duckdb
 import pytest
 
-from sr_assets.adapters import crash_points, times
+from sr_assets.adapters import control, crash_points, times
 from sr_assets.adapters.copying import copier
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.nats import administration, client, object_store
@@ -62,8 +62,9 @@ _NO_COST: Final = SimpleNamespace(**{**vars(time), "process_time": lambda: 0.0, 
 
 
 def _ignore_killed(unraisable: Any) -> None:
-    """Ignore what the garbage collector meets when it closes generators and coroutines of killed processes."""
-    if not isinstance(unraisable.exc_value, Killed) and "ignored GeneratorExit" not in str(unraisable.exc_value):
+    """Ignore what the garbage collector meets when it closes generators, coroutines and files of killed processes."""
+    error = unraisable.exc_value
+    if not isinstance(error, Killed | ResourceWarning) and "ignored GeneratorExit" not in str(error):
         sys.__unraisablehook__(unraisable)
 
 
@@ -72,6 +73,15 @@ def _connect_without_threads(
 ) -> duckdb.DuckDBPyConnection:
     """Connect to DuckDB without threads of its own: a tenth of a history's CPU time."""
     return _connect(database, read_only, {**(config or {}), "threads": 1})
+
+
+def _close_control_stores() -> None:
+    """Close the connections to control stores, also those that the platform keeps because their file was deleted."""
+    connections = control._connections
+    connections._close_all()
+    connections.guard.release()
+    while connections._left:
+        connections._left.pop().close()
 
 
 @contextlib.contextmanager
@@ -130,6 +140,7 @@ def simulated(
             yield simulation, net
         finally:
             simulation.end()
+            _close_control_stores()
             gc.collect()
             gc.unfreeze()
             asyncio.set_event_loop(None)

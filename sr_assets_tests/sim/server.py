@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sr_assets_tests.sim.streams import (
-    NOT_FOUND,
     SECOND_NS,
     Consumer,
     Pull,
@@ -33,8 +32,6 @@ VERSION: Final = "2.15.1"
 MAX_PAYLOAD: Final = 1 << 20
 MAX_PENDING: Final = 64 << 20
 _API: Final = "$JS.API."
-_STREAM_NOT_FOUND: Final = Refusal(404, 10059, "stream not found")
-_CONSUMER_NOT_FOUND: Final = Refusal(404, 10014, "consumer not found")
 _SIZES: Final = re.compile(rb"(H?PUB) +(\S+)(?: +(\S+))?? +(?:(\d+) +)?(\d+)")
 #: What the answers of some operations hold even if they are errors.
 _EMPTY: Final = {"stream_purge": {"purged": 0}, "stream_info": {"total": 0, "offset": 0, "limit": 0}}
@@ -165,7 +162,7 @@ class Server:
     def stream(self, name: str) -> Stream:
         """Return a stream without what has expired; raises Refusal."""
         if name not in self.streams:
-            raise _STREAM_NOT_FOUND
+            raise Refusal(404, 10059, "stream not found")
         return self.streams[name].live(self.clock())
 
     # ---------------------------------------------------------------------------------------------------- publishing
@@ -422,7 +419,7 @@ class Server:
         name, _, consumer = target.partition(".")
         stream = self.stream(name)
         if consumer not in stream.consumers:
-            raise _CONSUMER_NOT_FOUND
+            raise Refusal(404, 10014, "consumer not found")
         return stream.consumers[consumer]
 
     def _pull(self, operation: str, reply: str, payload: bytes) -> None:
@@ -521,4 +518,4 @@ def _with_lines(headers: bytes, lines: dict[str, Any]) -> bytes:
     return before + "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode() + b"\r\n"
 
 
-__all__ = ["MAX_PAYLOAD", "NOT_FOUND", "SECOND_NS", "VERSION", "Server", "Session", "header"]
+__all__ = ["MAX_PAYLOAD", "SECOND_NS", "VERSION", "Server", "Session", "header"]

@@ -79,8 +79,7 @@ class Refusal(Exception):  # noqa: N818  a response, not a failure
         return {"code": self.code, "err_code": self.err_code, "description": self.description}
 
 
-NOT_FOUND: Final = Refusal(404, 10037, "no message found")
-_SUBJECT_FULL: Final = Refusal(503, 10077, "maximum messages per subject exceeded")
+_SUBJECT_FULL: Final = 503, 10077, "maximum messages per subject exceeded"
 
 
 class Stored(NamedTuple):
@@ -331,7 +330,7 @@ class Stream:
         else:
             message = self.messages.get(request.get("seq", 0))
         if message is None:
-            raise NOT_FOUND
+            raise Refusal(404, 10037, "no message found")
         return message
 
     def state(self, *, deleted: bool = False, subjects: str | None = None) -> dict[str, Any]:
@@ -478,14 +477,14 @@ class Stream:
         replaced = next(self.from_sequence(0, message.subject)) if at_limit and not batched else None
         subject_full = at_limit and config.get("discard_new_per_subject") and not rollup
         if subject_full and not batched:
-            raise _SUBJECT_FULL
+            raise Refusal(*_SUBJECT_FULL)
         if 0 < config["max_msgs"] <= len(self.order) and not replaced:
             raise Refusal(503, 10077, "maximum messages exceeded")
         storage, size = config["storage"], message.bytes_in(config["storage"])
         if 0 < config["max_bytes"] < self.bytes + size and (not replaced or replaced.bytes_in(storage) < size):
             raise Refusal(503, 10077, "maximum bytes exceeded")
         if subject_full:
-            raise _SUBJECT_FULL
+            raise Refusal(*_SUBJECT_FULL)
 
     def _append(self, message: Stored) -> None:
         self.messages[message.sequence] = message

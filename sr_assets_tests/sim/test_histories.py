@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,16 @@ def test_a_seed_is_one_history(seed: int, folder: Path) -> None:
     first, second = (run_history(seed, folder) for _ in range(2))
     assert first == second
     assert first.digest
+
+
+def test_a_history_leaves_no_open_files(tmp_path: Path) -> None:
+    assert run_history(7, tmp_path).faults["kill after"]
+    opened = []
+    for link in Path("/proc/self/fd").iterdir():
+        # The listing's own is closed by now.
+        with contextlib.suppress(FileNotFoundError):
+            opened.append(str(link.readlink()))
+    assert [file for file in opened if file.startswith(str(tmp_path))] == []
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ class SimThread:
                 self._world.defects.append(f"thread {self.name!r} ended with {error!r}")
         finally:
             self._ended = True
+            del self._target, self._args
             for thread in self._joining:
                 thread.wake()
 
