@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sr_assets_tests.sim.streams import (
-    SECOND_NS,
     Consumer,
     Pull,
     Refusal,
@@ -22,7 +21,6 @@ from sr_assets_tests.sim.streams import (
     Stream,
     encoded,
     full_consumer_config,
-    header,
     matches,
     overlap,
     rfc3339,
@@ -516,6 +514,3 @@ def _with_lines(headers: bytes, lines: dict[str, Any]) -> bytes:
     """Return a header block with more lines at its end."""
     before = (headers or b"NATS/1.0\r\n\r\n")[:-2]
     return before + "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode() + b"\r\n"
-
-
-__all__ = ["MAX_PAYLOAD", "SECOND_NS", "VERSION", "Server", "Session", "header"]
