@@ -42,7 +42,7 @@ class StreamReport:
 
     `state` and `copying` are the rows as last committed, or with the watermark that the end of the run commits.
     `alive_at` is the time of the last heartbeat, `began_at` the start of the run (monotonic seconds); `alive_ns`,
-    `alive_due_ns` and `advisories_stored` go into the state.
+    `alive_due_ns`, `advisories_stored` and `epoch_ns`, the latest one of the stored advisories, go into the state.
     """
 
     stream: Entry
@@ -78,12 +78,18 @@ class StreamReport:
     wrong_clock: str | None = None
     target_drift: list[str] = field(default_factory=list)
     advisories_stored: bool = False
+    epoch_ns: int = 0
     failures: list[str] = field(default_factory=list)
     failed: set[Stage] = field(default_factory=set)
     misconfigured: bool = False
     lost: bool = False
     state: StreamState | None = None
     copying: CopyState | None = None
+
+    def take_published(self, state: StreamState) -> None:
+        """Note in the state what is known of the stored advisories: only the reading thread writes its row."""
+        state.advisories_stored |= self.advisories_stored
+        state.epoch_ns = max(state.epoch_ns, self.epoch_ns)
 
     @property
     def failure(self) -> str | None:

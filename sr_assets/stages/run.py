@@ -330,7 +330,7 @@ class EntryWork(ABC):
             state.ahead_clocks = max(state.ahead_clocks, report.state.ahead_clocks)
             state.source_last_sequence = report.state.source_last_sequence
             state.lag_messages = report.state.lag_messages
-        state.advisories_stored |= report.advisories_stored
+        report.take_published(state)
         if state.has_position:
             self._note_lag(state)
         state.as_of_ns = site.clock.now_ns()

@@ -7,10 +7,13 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from sr_assets.adapters import crash_points
+from sr_assets.adapters.crash_points import Point
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.domain.messages import last_origin
 from sr_assets_tests.sim.elections import run_history
 from sr_assets_tests.sim.history import BEGIN_NS
@@ -24,6 +27,17 @@ pytestmark = pytest.mark.process
 GROUPS, GROUP = 8, 12
 #: Shorter than any pause before a message is sent again, so that no stream recognises a duplicate.
 WINDOW = {"duplicate_window": 100_000_000}
+ENTRY: Final = {
+    "stream": "S",
+    "source_url": "nats://source:4222",
+    "target_stream": "T",
+    "target_subject_prefix": "T",
+    "target_url": "nats://target:4222",
+    "inspect_field": "sender",
+    "inspect_duration": "1h",
+    "batch_messages": 4,
+    "advisory": {"subject": "FEED.%s.%v", "reliable": True},
+}
 
 
 @pytest.fixture
@@ -84,22 +98,11 @@ def test_nothing_is_stored_twice_after_a_lost_acknowledgement(unanswered: tuple[
             host.fault = lose_first
         home = Home(world, folder, "one")
         install_hook([home])
-        entry = {
-            "stream": "S",
-            "source_url": "nats://source:4222",
-            "target_stream": "T",
-            "target_subject_prefix": "T",
-            "target_url": "nats://target:4222",
-            "inspect_field": "sender",
-            "inspect_duration": "1h",
-            "batch_messages": 4,
-            "advisory": {"subject": "FEED.%s.%v", "reliable": True},
-        }
 
         def live() -> None:
             for number in range(6):
                 source.publish(None, "S.m", "", b"", json.dumps({"sender": f"n{number}"}).encode())
-            home.start(home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry]}))
+            home.start(home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]}))
             home.join()
 
         try:
@@ -113,3 +116,37 @@ def test_nothing_is_stored_twice_after_a_lost_acknowledgement(unanswered: tuple[
     assert not left
     assert [origin and origin.sequence for origin in copies] == [1, 2, 3, 4, 5, 6]
     assert sorted(told) == [f"n{number}" for number in range(6)]
+
+
+def test_home_that_has_read_nothing_continues_the_epoch_of_a_later_one(folder: Path) -> None:
+    """A centre would rank its advisories below those of the home that began in between, and has ended."""
+
+    def kill_first(home: Home, point: Point) -> None:
+        if home is homes[0] and point is Point.FOLDING and not told:
+            home.kill()
+
+    with simulated(1, BEGIN_NS) as (world, network):
+        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
+        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
+            host.create(name, **WINDOW)
+        homes, told = [Home(world, folder, name) for name in ("one", "two")], list[tuple[str, int]]()
+        install_hook(homes, kill_first)
+
+        def live() -> None:
+            for number, home in enumerate((*homes, homes[0])):
+                source.publish(None, "S.m", "", b"", json.dumps({"sender": f"n{number}"}).encode())
+                world.sleep(60.0)
+                home.start(home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]}))
+                home.join()
+                home.bury()
+                bodies = [json.loads(each.payload) for each in source.streams["FEED"].messages.values()]
+                told[:] = [(body["value"], body["epoch"]) for body in bodies]
+
+        try:
+            world.run(live)
+        finally:
+            crash_points.hook = None
+        with open_fleet(homes[0].folder) as fleet:
+            epochs = fleet.execute("SELECT DISTINCT epoch FROM node_advisories").fetchall()
+    assert [node for node, _ in told] == ["n0", "n1", "n2"]
+    assert epochs == [(epoch,) for epoch in {epoch for _, epoch in told}]

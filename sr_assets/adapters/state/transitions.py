@@ -164,6 +164,13 @@ class Transitions(StreamTable):
         # Not remembered: it depends on tables of this connection alone.
         return int(self._connection.execute(query, [self._stream] * 2).fetchall()[0][0])
 
+    def raise_epoch(self, epoch_ns: int) -> None:
+        """Give the unpublished transitions of earlier epochs this one; call it inside a transaction."""
+        self._connection.execute(
+            "UPDATE transitions SET epoch = $2 WHERE stream = $1 AND outbox AND published_ns IS NULL AND epoch < $2",
+            [self._stream, epoch_ns],
+        )
+
     def count_stored(self, dropped_before_ns: int, now_ns: int) -> bool:
         """Mark unpublished transitions as published at the time of their stored advisory; return whether others are left.
 

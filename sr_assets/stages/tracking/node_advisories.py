@@ -63,9 +63,14 @@ class StoredAdvisories:
         # Whether stored advisories may match later rows, and the time before which retention has deleted some.
         self._left = False
         self._dropped_before_ns = 0
+        #: The latest epoch of the stream's stored advisories, 0 without any.
+        self.epoch_ns = 0
 
     def settle(self, cluster: Cluster, pattern: str) -> None:
-        """Mark the stored advisories in the outbox as published."""
+        """Mark the stored advisories in the outbox as published, and give the others their epoch if it is a later one.
+
+        Otherwise a centre would rank them below those of a home that began without this state and has ended.
+        """
         earliest_ns = self._outbox.earliest_ns()
         if earliest_ns is None:
             return
@@ -77,8 +82,12 @@ class StoredAdvisories:
                     raise
                 logger.warning("%s: cannot read the stored advisories: %s", self._stream.label, error)
             self._read_from_ns = earliest_ns
-        if self._left:
+        state = self._store.load_stream(self._stream.stream)
+        is_later = state is not None and self.epoch_ns > state.epoch_ns
+        if self._left or is_later:
             with self._store.transaction():
+                if is_later:
+                    self._outbox.raise_epoch(self.epoch_ns)
                 self._left = self._outbox.count_stored(self._dropped_before_ns, self._clock.now_ns())
 
     def forget(self) -> None:
@@ -111,9 +120,10 @@ class StoredAdvisories:
         """Yield an advisory's id, its stored time, and its event's time if it names this stream."""
         ids = header_values(message.headers, MESSAGE_ID_HEADER)
         if ids:
-            advisory = read_message(message.payload, message.stored_ns)
+            advisory, event_ns = read_message(message.payload, message.stored_ns), None
             ours = self._stream.replicator, self._stream.name, self._stream.stream
-            event_ns = advisory.event_ns if isinstance(advisory, Advisory) and advisory[:3] == ours else None
+            if isinstance(advisory, Advisory) and advisory[:3] == ours:
+                event_ns, self.epoch_ns = advisory.event_ns, max(self.epoch_ns, advisory.epoch_ns)
             yield published_id(ids[-1]), message.stored_ns, event_ns
 
 
@@ -194,6 +204,7 @@ class AdvisoryStage:
         sent = 0
         while True:
             self._stored.settle(cluster, advisory_pattern(self._advisory.subject))
+            self._report.epoch_ns = max(self._report.epoch_ns, self._stored.epoch_ns)
             if not (rows := self._known(self._outbox.unpublished(_CHUNK, without=self._held_back))):
                 break
             items = [(self._subject(row), advisory_body(self._stream, row), row["event_id"]) for row in rows]

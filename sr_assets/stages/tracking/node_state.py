@@ -243,6 +243,7 @@ class NodeStage(FoldStage):
     def _commit(self, state: StreamState, source: StreamInfo, batch: ReadBatch) -> None:
         stream, store, report = self._stream, self._store, self._report
         left_open, covered = self._left_open, batch.covered
+        report.take_published(state)
         cutoff_ns = left_open.cutoff_ns if left_open else too_old_before(stream.max_age_ns, source)
         rows, refused = self._within_limit(batch.rows)
         sightings, ahead = self._credible(state, source, rows)
@@ -257,7 +258,6 @@ class NodeStage(FoldStage):
         state.hole_open = hole_open
         self._advance(state, source, caught_up=covered.next > source.last_sequence)
         state.as_of_ns = self._clock.now_ns()
-        state.advisories_stored |= report.advisories_stored
         with store.transaction():
             if stream.guard is not None:
                 store.guard(stream.stream).add(sightings)
