@@ -11,6 +11,7 @@ import logging
 import random
 import re
 import shutil
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -145,6 +146,8 @@ class History:
                 self.world.run(self._live)
         except (Difference, StuckError) as difference:
             self.outcome.problem = f"{type(difference).__name__}: {difference}"
+        except Exception:  # noqa: BLE001  results that the comparison does not understand; the next history runs
+            self.outcome.problem = traceback.format_exc()
         finally:
             crash_points.hook = None
             for logger, propagate in zip(loggers, propagates, strict=True):
