@@ -32,7 +32,8 @@ class ElectedHistory(History):
         self._found(["north", "south", "west"][: self.choice.members or drawn])
         for home in self.homes:
             home.clock_ns = plan.choice((0, -20, 20)) * 60 * SECOND_NS
-        self.tracked, self.centre, self.minutes, self.senders = True, False, 2, plan.choice((3, 20))
+        self.tracked, self.minutes, self.senders = True, 2, plan.choice((3, 20))
+        self.centre = plan.random() < 0.5
         window = {"duplicate_window": plan.choice((100_000_000, 120 * SECOND_NS))}
         self.source.create("S", allow_direct=plan.random() < 0.8)
         self.source.create("FEED", **window)
@@ -101,7 +102,10 @@ class ElectedHistory(History):
             self.outcome.problem = f"{leaders} lead when {subject} is published"
 
     def _drain(self, site: str) -> None:
-        """Let the members work until the leader's run has no failure and no work."""
+        """Let the members work until the leader's run has no failure and no work; its home is the centre's too."""
+        if site != SITE:
+            super()._drain(site)
+            return
         for _ in range(_LAST_ROUNDS):
             self._round()
             self.world.sleep(5.0)
