@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -55,13 +56,15 @@ def compare(
     until: int | None = None,
     whole_history: bool = True,
     gone: int = 0,
+    recovered: bool = False,
 ) -> Comparison:
     """Compare all results of a stream: its `target` (the stream's name by default), its rows, and its advisories in
     `feed`.
 
     `pasts` are the histories of the streams whose source was rolled back. A growing stream is compared as far as it was
     read, at least up to sequence `until`. Unless `whole_history`, the home may lack rows of copies that another made.
-    The source lost `gone` more messages before they were read.
+    The source lost `gone` more messages before they were read. A `recovered` state lacks the transitions before it, so their
+    epochs are those of the feed.
     """
     past = (pasts or {}).get(rules.stream, _NO_PAST)
     counted = results.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
@@ -70,6 +73,9 @@ def compare(
     seen = past.read(now)
     info = results.info(rules.stream)
     epochs = read_epochs(results, rules.stream)
+    if recovered and feed is not None:
+        bodies = [json.loads(message.payload) for message in held_now(results, feed)]
+        epochs |= {body["event_id"]: body["epoch"] for body in bodies}
     expected = reference.expect(rules, seen, counted["now_us"] * 1000, past.blind, past.known_ns)
     for advisory in expected.advisories:
         advisory["epoch"] = epochs.get(advisory["event_id"], max(epochs.values(), default=0))

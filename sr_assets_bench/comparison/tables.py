@@ -173,7 +173,7 @@ def compare_transitions(
 def compare_advisories(
     stream: str, sent: Iterable[Iterable[Seen]], expected: Expected, feed: str
 ) -> Iterator[Difference]:
-    """Compare the sent advisories: one per transition, in order for each node, on a valid subject.
+    """Compare the sent advisories: one per transition, of rising rank for each node, on a valid subject.
 
     `sent` are all messages that the feed ever held. Advisories that a rolled-back feed lost may be sent again unless
     they were acknowledged.
@@ -181,7 +181,7 @@ def compare_advisories(
     wanted = {advisory["event_id"]: advisory for advisory in expected.advisories}
     known: set[tuple[int, int]] = set()
     ids: set[str] = set()
-    order: dict[str, list[int]] = defaultdict(list)
+    ranks: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for held in sent:
         times: Counter[str] = Counter()
         for message in held:
@@ -192,7 +192,7 @@ def compare_advisories(
             if (message.sequence, message.stored_ns) in known:
                 continue
             known.add((message.sequence, message.stored_ns))
-            order[body["value"]].append(body["transition"])
+            ranks[body["value"]].append((body["epoch"], body["transition"]))
             late = body.pop("late")
             named = b"Nats-Msg-Id: " + body["event_id"].encode() in message.headers
             placed = message.subject.startswith(f"{feed}.{body['event']}.") and isinstance(late, bool)
@@ -205,9 +205,9 @@ def compare_advisories(
             if count > 1
         )
     yield from _ids(feed, ids, wanted)
-    for node, numbers in order.items():
-        if numbers != sorted(numbers):
-            yield Difference(Kind.TRANSITION_WRONG, f"{feed} {node}: in the order {numbers}")
+    for node, given in ranks.items():
+        if given != sorted(given):
+            yield Difference(Kind.TRANSITION_WRONG, f"{feed} {node}: in the order {given}")
 
 
 def _ids(where: str, ids: Iterable[str], wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[Difference]:

@@ -477,8 +477,8 @@ class History:
             self._drain(site)
         differences = self._compare()
         if self.recovered:
-            # It rebuilds no counters and no history, from which the comparison knows the epochs of earlier advisories.
-            unknown = {Kind.ROW_WRONG, Kind.GAP_WRONG, Kind.TRANSITION_WRONG}
+            # It rebuilds no counters, and no transitions before it.
+            unknown = {Kind.ROW_WRONG, Kind.GAP_WRONG}
             differences = [
                 each
                 for each in differences
@@ -525,6 +525,7 @@ class History:
                 pasts={"S": past},
                 whole_history=len(self.homes) == 1,
                 gone=len(self.gone),
+                recovered=self.recovered,
             )
             self.outcome.messages = compared.messages
             self.outcome.transitions = len(compared.expected.advisories)
