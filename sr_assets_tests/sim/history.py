@@ -129,6 +129,7 @@ class History:
         self.backup = folder / f"backup-{seed}"
         #: The sequences that the source lost before they were read.
         self.gone: list[int] = []
+        self.replicas = 1
         #: When each node last sent a message.
         self.last_ns: dict[int, int] = {}
 
@@ -171,7 +172,9 @@ class History:
         #: The most that the source's clock was ahead.
         self.ahead_ns = self.source.clock_ns = plan.choice((0, 0, -20, 20)) * _MINUTE_NS
         window = {"duplicate_window": plan.choice((100_000_000, 120 * SECOND_NS))}
-        self.source.create("S", allow_direct=plan.random() < 0.8)
+        #: Of all streams. A leader of one replica is never deposed, and three of them lose nothing.
+        window["num_replicas"] = self.replicas = plan.choice((1, 1, 3))
+        self.source.create("S", allow_direct=plan.random() < 0.8, num_replicas=self.replicas)
         self.source.create("FEED", **window)
         others = plan.choice((["T.>"], ["T.>"], ["T.>", "other.>"]))
         self.target_keys = {"allow_direct": plan.random() < 0.8, "subjects": others, **window}
@@ -301,7 +304,7 @@ class History:
         """Delete the source's stream, and create it again."""
         self._hold()
         config = self.source.streams.pop("S").config
-        self.source.create("S", allow_direct=config["allow_direct"])
+        self.source.create("S", **{key: config[key] for key in ("allow_direct", "num_replicas")})
 
     def _delete_target(self) -> None:
         """Delete the target's stream, and perhaps create it again; otherwise the platform does."""
@@ -390,6 +393,8 @@ class History:
         }
         if self.resets:
             events |= {"rolled back": self._roll_back, "recreated": self._recreate}
+        elif self.replicas > 1:
+            events["leader deposed"] = self._depose_leader
         return events | ({"target deleted": self._delete_target} if self.target_resets else {})
 
     def _jump(self, home: Home) -> None:
@@ -409,6 +414,13 @@ class History:
         host.leaderless[stream] = self._later_ns()
         # A window that is sent when the leader returns may lose its first messages.
         self.disordered |= host is self.target
+
+    def _depose_leader(self) -> None:
+        """Let a leader without its replicas answer for up to 20 s, while another one stores messages."""
+        host, name = self.luck.choice(((self.source, "S"), (self.source, "FEED"), (self.target, "T")))
+        if name in host.streams:
+            host.depose(name, self.world.now_ns + self.luck.choice((5, 9, 20)) * SECOND_NS)
+            self.disordered |= host is self.target
 
     def _fill(self) -> None:
         """Let a stream accept no more messages for some time."""
@@ -449,7 +461,7 @@ class History:
         self.disordered |= kind == "lost" and subject.startswith("T.")
         if kind == "tail lost":
             # What the source loses is another history.
-            if host is self.target:
+            if host is self.target and self.replicas == 1:
                 self.world.call_at(self.world.now_ns, lambda: self.target.restart(lost=self.luck.randrange(1, 6)))
             return "closed"
         home = next(each for each in self.homes if process in {each.process, each.service})

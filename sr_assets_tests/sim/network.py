@@ -32,6 +32,8 @@ _LATENCY_NS: Final = 2_000_000
 class Host(Server):
     """A server of a simulation, at an address. `fault` decides what happens to a message of a client."""
 
+    clustered = True
+
     def __init__(self, world: World, address: str) -> None:
         self.world, self.address = world, address
         #: What its clock is ahead of the world's at first, and what it gains per second.
@@ -39,6 +41,8 @@ class Host(Server):
         self.up = True
         #: Until when a stream has no leader, by its name: requests about it are lost.
         self.leaderless: dict[str, int] = {}
+        #: Until when a deposed leader answers, since when, and the info that it knows, by the stream's name.
+        self.deposed: dict[str, tuple[int, int, dict[str, Any]]] = {}
         self.fault: Callable[[Host, Process, str], str | None] = lambda _host, _process, _subject: None
         self.channels: dict[Session, Channel] = {}
         super().__init__(
@@ -51,6 +55,22 @@ class Host(Server):
     def create(self, stream: str, **config: Any) -> None:
         """Create a stream with the subjects `<stream>.>`."""
         self._stream_create(stream, {"name": stream, "subjects": [f"{stream}.>"], **config})
+        self.deposed.pop(stream, None)
+
+    def depose(self, stream: str, until_ns: int) -> None:
+        """Cut a stream's leader off from its replicas, which elect another one after 4 s; the old one answers until a time."""
+        since_ns, info = self.world.now_ns, self._stream_info(stream, {})
+        self.leaderless[stream] = since_ns + 4 * SECOND_NS
+        self.world.call_at(self.leaderless[stream], lambda: self.deposed.update({stream: (until_ns, since_ns, info)}))
+
+    def _stream_info(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        info, silence_ns = super()._stream_info(name, body), SECOND_NS // 10
+        if name in self.deposed and self.world.now_ns < self.deposed[name][0]:
+            _, since_ns, known = self.deposed[name]
+            info, silence_ns = {**known, "ts": info["ts"]}, self.world.now_ns - since_ns
+        others = info["config"]["num_replicas"] - 1
+        replicas = [{"name": f"replica {number}", "active": silence_ns} for number in range(others)]
+        return {**info, "cluster": {**info["cluster"], "replicas": replicas}}
 
     def publish(self, session: Session | None, subject: str, reply: str, headers: bytes, payload: bytes) -> None:
         """Process a client's message, unless a fault affects it."""

@@ -140,6 +140,8 @@ class Session:
 class Server:
     """A server of one account. `clock` returns its time (unix ns); `call_at` calls a function at one of its times."""
 
+    clustered = False
+
     def __init__(
         self,
         clock: Callable[[], int],
@@ -257,7 +259,7 @@ class Server:
                 raise Refusal(400, 10058, "stream name already in use with a different configuration")
             return {**existing.live(self.clock()).info(self.clock()), "did_create": True}
         self._refuse_overlap(created)
-        if created.config["num_replicas"] > 1:
+        if created.config["num_replicas"] > 1 and not self.clustered:
             raise Refusal(500, 10074, "replicas > 1 not supported in non-clustered mode")
         self.streams[name] = created
         answer = {**created.info(self.clock()), "did_create": True}

@@ -16,7 +16,7 @@ from sr_assets.domain.messages import last_origin
 from sr_assets_tests.sim.history import BEGIN_NS
 from sr_assets_tests.sim.network import Host, Network
 from sr_assets_tests.sim.platform import IN_PROCESS, SITE, Home, install_hook, simulated
-from sr_assets_tests.sim.world import Process, World
+from sr_assets_tests.sim.world import SECOND_NS, Process, World
 
 pytestmark = pytest.mark.process
 
@@ -27,6 +27,7 @@ class Pair:
     """A source and a target that other writers use too, and the home of a site; batches of one message."""
 
     def __init__(self, world: World, network: Network, folder: Path, keys: dict[str, Any]) -> None:
+        self.world = world
         self.source, self.target = (network.host(f"{name}:4222") for name in ("source", "target"))
         self.source.create("S")
         self.target.create("T", subjects=["T.>", "other.>"])
@@ -42,6 +43,7 @@ class Pair:
             "target_url": "nats://target:4222",
             "batch_messages": 1,
             "on_source_reset": "recopy",
+            "on_target_reset": "recopy",
             **keys,
         }
         self.settings = self.home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry]})
@@ -142,6 +144,20 @@ def test_lost_copies_of_a_restart_are_sent_again(lost: int, tmp_path: Path) -> N
     play(tmp_path, TRACKED, history)
 
 
+def test_deleted_target_gets_the_copies_of_a_batch_that_is_not_in_the_history_yet(tmp_path: Path) -> None:
+    def history(pair: Pair) -> None:
+        pair.publish(2)
+        pair.kill_at = Point.COMMITTED
+        pair.home.start(pair.settings)
+        pair.home.join()
+        pair.home.bury()
+        del pair.target.streams["T"]
+        assert pair.run() is None
+        assert pair.copied() == [1, 2]
+
+    play(tmp_path, TRACKED, history)
+
+
 def test_copies_that_both_clusters_have_lost_are_reported(tmp_path: Path) -> None:
     """A batch of the lost source is open, and its target ends before the batch began."""
 
@@ -186,3 +202,27 @@ def test_copies_that_wait_to_be_sent_again_are_lost_with_their_source(
         assert pair.counts() == (3 + len(made), 2 - len(made), 2 - len(made))
 
     play(tmp_path, TRACKED, history)
+
+
+@pytest.mark.parametrize("lost", ("source", "target"))
+def test_leader_without_its_replicas_proves_no_loss(lost: str, tmp_path: Path) -> None:
+    """It still answers with its end, after another leader has stored messages, which were read or copied."""
+
+    def history(pair: Pair) -> None:
+        host, stream = (pair.source, "S") if lost == "source" else (pair.target, "T")
+        host.streams[stream].config["num_replicas"] = 3
+        pair.publish(3)
+        assert pair.run() is None
+        known, since_ns = host._stream_info(stream, {}), pair.world.now_ns
+        pair.world.sleep(10.0)
+        pair.publish(3)
+        assert pair.run() is None
+        host.deposed[stream] = (pair.world.now_ns + 20 * SECOND_NS, since_ns, known)
+        assert f"leader {lost} of stream {stream} has lost its replicas" in str(pair.run())
+        pair.world.sleep(20.0)
+        pair.publish(1)
+        assert pair.run() is None
+        assert pair.copied() == [*range(1, 8)]
+        assert pair.counts() == (7, 0, 0)
+
+    play(tmp_path, {}, history)

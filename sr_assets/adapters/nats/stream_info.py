@@ -21,8 +21,9 @@ class StreamInfo:
     `ts_ns` is the server's clock at the response (None before 2.10), or at the leader's last contact with a majority of its
     replicas if that was long ago: another leader may have stored messages since. `first_stored_ns` and `last_stored_ns` are
     the stored times of the first and the last message, and `num_deleted` counts the missing sequences between them.
-    `server_version` is the connected server's, `leader` the name of the server that stores the stream; `config` is the
-    configuration as the server sent it.
+    `server_version` is the connected server's, `leader` the name of the server that stores the stream; `in_contact` means
+    that it has just heard from a majority of its replicas, so no other leader has stored more; `config` is the configuration
+    as the server sent it.
     """
 
     stream: str
@@ -45,6 +46,7 @@ class StreamInfo:
     sealed: bool
     server_version: Version
     leader: str
+    in_contact: bool
     config: dict[str, Any]
 
     @property
@@ -79,7 +81,8 @@ def _is_sound(info: StreamInfo) -> bool:
 
 
 def _parsed(answer: dict[str, Any], server_version: Version) -> StreamInfo:
-    config, state = answer["config"], answer["state"]
+    config, state, cluster = answer["config"], answer["state"], answer.get("cluster") or {}
+    known_ns, silence_ns = _time_ns(answer.get("ts")), _silence_ns(cluster)
     return StreamInfo(
         stream=config["name"],
         created_ns=parse_rfc3339_ns(answer["created"]),
@@ -87,7 +90,7 @@ def _parsed(answer: dict[str, Any], server_version: Version) -> StreamInfo:
         last_sequence=state["last_seq"],
         messages=state["messages"],
         bytes=state["bytes"],
-        ts_ns=_known_until_ns(_time_ns(answer.get("ts")), answer.get("cluster") or {}),
+        ts_ns=None if known_ns is None or silence_ns is None else known_ns - silence_ns,
         first_stored_ns=_time_ns(state.get("first_ts")),
         last_stored_ns=_time_ns(state.get("last_ts")),
         num_deleted=state.get("num_deleted", 0),
@@ -100,21 +103,24 @@ def _parsed(answer: dict[str, Any], server_version: Version) -> StreamInfo:
         no_ack=bool(config.get("no_ack")),
         sealed=bool(config.get("sealed")),
         server_version=server_version,
-        leader=(answer.get("cluster") or {}).get("leader", ""),
+        leader=cluster.get("leader", ""),
+        in_contact=silence_ns == 0,
         config=config,
     )
 
 
-def _known_until_ns(ts_ns: int | None, cluster: dict[str, Any]) -> int | None:
-    """Return the time until which the responding leader knows all messages; None if there is no leader."""
+def _silence_ns(cluster: dict[str, Any]) -> int | None:
+    """Return how long ago the responding leader heard from a majority of its replicas, 0 if it just did or has none; None if
+    there is no leader.
+    """
     silences_ns = sorted(replica.get("active", 0) for replica in cluster.get("replicas") or ())
-    if ts_ns is None or not silences_ns:
-        return ts_ns
+    if not silences_ns:
+        return 0
     if not cluster.get("leader"):
         return None
     # The leader and this follower, and all with later contact, are a majority.
-    silence_ns = silences_ns[(len(silences_ns) + 1) // 2 - 1]
-    return ts_ns - silence_ns if silence_ns > _CONTACT_NS else ts_ns
+    silence_ns: int = silences_ns[(len(silences_ns) + 1) // 2 - 1]
+    return silence_ns if silence_ns > _CONTACT_NS else 0
 
 
 def _time_ns(text: str | None) -> int | None:

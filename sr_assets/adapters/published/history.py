@@ -186,13 +186,15 @@ def mark_restart(mark: str) -> int:
     return int(mark.rpartition("-")[2]) if mark else 0
 
 
-def copied_sequences(folder: Path, mark: str, since_ns: int) -> list[int]:
-    """Return the source sequences of one source in a stream's history, ascending, stored since a time (unix ns)."""
+def copied_sequences(folder: Path, mark: str, since_ns: int, staged: Iterable[Path] = ()) -> list[int]:
+    """Return the source sequences of one source in a stream's history, ascending, stored since a time (unix ns).
+
+    `staged` are the folders of its committed batches that are not in the history yet.
+    """
     since = pa.scalar(since_ns // 1000, pa.timestamp("us", tz="UTC"))
     sequences: set[int] = set()
-    for file in history_files(folder):
-        if file_mark(file) != mark:
-            continue
+    placed = [file for file in history_files(folder) if file_mark(file) == mark]
+    for file in (*placed, *(part for each in staged for part in each.glob("date=*/[0-9]*.parquet"))):
         rows = parquet.read_table(file, columns=["sequence", "stored_at"], partitioning=None)
         sequences.update(rows.filter(pc.greater_equal(rows["stored_at"], since))["sequence"].to_pylist())
     return sorted(sequences)

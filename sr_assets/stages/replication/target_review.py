@@ -35,8 +35,9 @@ from sr_assets.stages.replication.context import CopyContext
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 from sr_assets.stages.replication.target_copies import claimed_copies, first_genuine
 from sr_assets.stages.replication.target_setup import copies_pattern, create_target, prepare_target
-from sr_assets.stages.source.position import ends_before
+from sr_assets.stages.source.position import ends_before, refuse_isolated
 from sr_assets.stages.source.source_reading import save_gaps
+from sr_assets.stages.tracking.node_snapshots import staging_folder
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ class TargetReview:
         while self._copying.target_created_ns and self.changed() and times.monotonic() < deadline:
             times.sleep(0.5)
             self._target = prepare_target(self._stream, self._source, cluster)
+        if self._target is not None and self.changed():
+            refuse_isolated(self._target)
 
     def refuse_other_writer(self) -> None:
         """Stop if the target has copies of ours after the last one that was adopted or that a batch of this run made.
@@ -223,7 +226,12 @@ class TargetReview:
             return [whole]
         folder = stream_folder(self._context.home.resolve(), stream.name, stream.stream)
         mark = source_mark(self._state.created_ns, self._state.reset_starts)
-        sequences = copied_sequences(folder, mark, since_ns=self._copying.created_ns)
+        staged = [
+            staging_folder(self._context.folder, stream, SequenceRange(first, after), mark)
+            for first, after, source_of in self._store.snapshot_index(stream.stream).staged()
+            if source_of == mark
+        ]
+        sequences = copied_sequences(folder, mark, self._copying.created_ns, staged)
         return merge_ranges(SequenceRange(sequence, sequence + 1) for sequence in sequences if sequence in whole)
 
     def _move_intents(self, *, created_ns: int, target_sequence: int, waits: bool) -> None:

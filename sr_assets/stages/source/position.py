@@ -12,7 +12,7 @@ from sr_assets.adapters.nats.administration import Cluster
 from sr_assets.adapters.nats.stream_info import StreamInfo
 from sr_assets.adapters.state.records import Intent, StreamState
 from sr_assets.domain.blindness import Span
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.positions import SequenceRange, first_stored_at, format_rfc3339_ns, is_credible, watermark
 from sr_assets.settings import Entry, Start
 from sr_assets.stages.clock import Clock
@@ -127,10 +127,14 @@ def _holds(cluster: Cluster, source: StreamInfo, sequence: int, stored_ns: int |
 
 
 def ends_before(cluster: Cluster, stream: str, sequence: int) -> bool:
-    """Return whether a stream ends before a sequence, even when queried again: a new leader may be out of date."""
+    """Return whether a stream ends before a sequence, even when queried again: a new leader may be out of date.
+
+    Raises TransientError if the leader has lost its replicas.
+    """
     deadline = times.monotonic() + _OLD_ANSWERS_SECONDS
-    while cluster.stream_info(stream).last_sequence < sequence:
+    while (info := cluster.stream_info(stream)).last_sequence < sequence:
         if times.monotonic() > deadline:
+            refuse_isolated(info)
             return True
         times.sleep(0.2)
     return False
@@ -186,6 +190,15 @@ def source_reset_error(problem: str) -> RunError:
         f"{problem}, so its sequences identify other messages; set on_source_reset: recopy (copy the messages it holds now"
         " from its start) or skip_to_now (from now on)"
     )
+
+
+def refuse_isolated(info: StreamInfo) -> None:
+    """Raise TransientError for the answer of a leader that has lost its replicas: another one may have stored more."""
+    if not info.in_contact:
+        raise TransientError(
+            f"leader {info.leader} of stream {info.stream} has lost its replicas, and says that the stream ends at"
+            f" {info.last_sequence}; waiting for another leader"
+        )
 
 
 def first_sequence(cluster: Cluster, start: Start, source: StreamInfo) -> int:

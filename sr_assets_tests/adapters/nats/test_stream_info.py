@@ -29,5 +29,6 @@ def test_info_counts_until_the_leaders_last_contact_with_a_majority(
         "state": state,
         "cluster": {"leader": leader, "replicas": replicas},
     }
-    ts_ns = parse_stream_info(answer, (2, 11, 0)).ts_ns
-    assert ts_ns == (None if expected is None else parse_rfc3339_ns("2026-01-31T12:00:10Z") - int(expected * 1e9))
+    info = parse_stream_info(answer, (2, 11, 0))
+    assert info.in_contact is (expected == 0.0)
+    assert info.ts_ns == (None if expected is None else parse_rfc3339_ns("2026-01-31T12:00:10Z") - int(expected * 1e9))
