@@ -36,8 +36,8 @@ RINGS = (
 BUDGETS = {
     "domain": (42, 5_750),
     "settings": (23, 5_400),
-    "adapters": (109, 22_380),
-    "stages": (53, 12_630),
+    "adapters": (109, 22_390),
+    "stages": (53, 12_650),
     "assets": (13, 2_300),
     "automation": (11, 1_550),
     "operate": (27, 5_150),

@@ -144,7 +144,7 @@ def test_lost_copies_of_a_restart_are_sent_again(lost: int, tmp_path: Path) -> N
     play(tmp_path, TRACKED, history)
 
 
-def test_deleted_target_gets_the_copies_of_a_batch_that_is_not_in_the_history_yet(tmp_path: Path) -> None:
+def test_deleted_target_gets_the_copies_of_staged_batches(tmp_path: Path) -> None:
     def history(pair: Pair) -> None:
         pair.publish(2)
         pair.kill_at = Point.COMMITTED
