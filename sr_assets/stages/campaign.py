@@ -259,7 +259,7 @@ class Candidate:
     def _announce(self) -> str | None:
         """Write our record; return why this member does not lead yet although it holds all keys, or None.
 
-        The renewals come after it: whoever takes a key that was deleted after its renewal finds our record.
+        The renewals come after it, so another member that takes a key deleted after its renewal finds our record.
         """
         if self._since_ns is None and (problem := self._wait_for_predecessor()):
             self._record("candidate")

@@ -73,13 +73,13 @@ class Past:
         read = [
             replace(message, beginning=number)
             for number, beginning in enumerate(self.beginnings)
-            for message in self._source_of(beginning)[: beginning.sequence]
+            for message in self._source_of(number)[: beginning.sequence]
         ]
         return [*read, *(replace(message, beginning=len(self.beginnings)) for message in now)]
 
     def unread(self, now: Sequence[Seen]) -> list[Seen]:
         """Return the messages that the source lost before they were read, each with the restart that followed."""
-        sources = [self._source_of(beginning) for beginning in self.beginnings]
+        sources = [self._source_of(number) for number in range(len(self.beginnings))]
         kept = {
             (message.sequence, message.stored_ns)
             for source, end in zip(
@@ -100,10 +100,9 @@ class Past:
         Before it comes when the source was created: `now_ns`, unless it was created again. A batch of an untracked stream
         may have copied some of them, including restored messages that are copied again.
         """
-        for number, beginning in enumerate(self.beginnings):
+        for number, (beginning, known) in enumerate(zip(self.beginnings, self._places(), strict=True)):
             # Before the first commit, the batch may have read any of the sources.
-            places = [self._place_of(beginning)] if beginning.sequence else range(len(self.held))
-            for place in places:
+            for place in range(len(self.held)) if known is None else [known]:
                 created_ns = self.created[place] if self.created else now_ns
                 for message in self.held[place][beginning.sequence :]:
                     yield created_ns, replace(message, beginning=number)
@@ -121,15 +120,27 @@ class Past:
         """Return when the stream was created that was read before a restart by its number, or after the last: `now_ns`."""
         if not self.created or beginning == len(self.beginnings):
             return now_ns
-        return self.created[self._place_of(self.beginnings[beginning])]
+        place = self._places()[beginning]
+        assert place is not None, f"nothing was read before restart {beginning + 1}"
+        return self.created[place]
 
-    def _source_of(self, beginning: Beginning) -> Sequence[Seen]:
-        return self.held[self._place_of(beginning)] if beginning.sequence else ()
+    def _source_of(self, beginning: int) -> Sequence[Seen]:
+        place = self._places()[beginning]
+        return () if place is None else self.held[place]
 
-    def _place_of(self, beginning: Beginning) -> int:
-        """Return which source held a message with a sequence and a stored time; no later message has the same time."""
-        place = beginning.sequence - 1
-        for number, held in enumerate(self.held):
-            if place < len(held) and held[place].stored_ns == beginning.stored_ns:
-                return number
+    def _places(self) -> list[int | None]:
+        """Return which source was read before each restart: one after that of the restart before; None if nothing was read."""
+        places, first = list[int | None](), 0
+        for beginning in self.beginnings:
+            place = self._place_of(beginning, first) if beginning.sequence else None
+            places.append(place)
+            first = (first if place is None else place) + 1
+        return places
+
+    def _place_of(self, beginning: Beginning, first: int) -> int:
+        """Return the first source from a place on that held a message with a sequence and a stored time."""
+        index = beginning.sequence - 1
+        for place, held in enumerate(self.held[first:], first):
+            if index < len(held) and held[index].stored_ns == beginning.stored_ns:
+                return place
         raise AssertionError(f"the source never held message {beginning.sequence} stored {beginning.stored_ns}")

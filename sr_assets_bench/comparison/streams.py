@@ -63,8 +63,8 @@ def compare(
 
     `pasts` are the histories of the streams whose source was rolled back. A growing stream is compared as far as it was
     read, at least up to sequence `until`. Unless `whole_history`, the home may lack rows of copies that another made.
-    The source lost `gone` more messages before they were read. A `recovered` state lacks the transitions before it, so their
-    epochs are those of the feed.
+    The source lost `gone` more messages before they were read. A `recovered` state lacks the transitions before it, so epochs
+    and numbers are those of the feed, where each node's must rise.
     """
     past = (pasts or {}).get(rules.stream, _NO_PAST)
     counted = results.row(f"SELECT *, epoch_us(watermark) AS now_us FROM replication WHERE stream = '{rules.stream}'")
@@ -73,12 +73,14 @@ def compare(
     seen = past.read(now)
     info = results.info(rules.stream)
     epochs = read_epochs(results, rules.stream)
-    if recovered and feed is not None:
-        bodies = [json.loads(message.payload) for message in held_now(results, feed)]
-        epochs |= {body["event_id"]: body["epoch"] for body in bodies}
     expected = reference.expect(rules, seen, counted["now_us"] * 1000, past.blind, past.known_ns)
     for advisory in expected.advisories:
         advisory["epoch"] = epochs.get(advisory["event_id"], max(epochs.values(), default=0))
+    if recovered and feed is not None:
+        told = {body["event_id"]: body for body in (json.loads(each.payload) for each in held_now(results, feed))}
+        for advisory in expected.advisories:
+            body = told.get(advisory["event_id"], advisory)
+            advisory |= {key: body[key] for key in ("epoch", "transition")}
     copies = _Copies(rules, seen, expected, past, info.created_ns, prefix)
     differences = [
         *copies.compare(results.copies(target or rules.stream)),

@@ -314,6 +314,8 @@ class History:
 
     def _lose_home(self) -> None:
         """Lose the home when all work is done, and recover it."""
+        # An advisory waits as long as its stream is full.
+        self.world.sleep(_LONGEST_SECONDS)
         self._drain(SITE)
         shutil.rmtree(self.home.folder)
         self.home.folder.mkdir()

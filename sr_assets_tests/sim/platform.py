@@ -76,7 +76,7 @@ def _connect_without_threads(
 
 
 def _close_control_stores() -> None:
-    """Close the connections to control stores, also those that the platform keeps because their file was deleted."""
+    """Close all connections to control stores; the platform keeps one whose file was deleted."""
     connections = control._connections
     connections._close_all()
     connections.guard.release()

@@ -1,4 +1,4 @@
-"""A target that loses its end within a batch, as after a power failure: the next run finds out what is left of it."""
+"""Targets that lose their end within a batch, as after a power failure, or all messages, or that only seem to."""
 
 from __future__ import annotations
 

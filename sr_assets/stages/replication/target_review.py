@@ -142,7 +142,7 @@ class TargetReview:
         copying.target_checked = max(copying.target_checked, target.last_sequence)
 
     def lost_copies(self) -> list[SequenceRange]:
-        """Return the sequences of the copies that the target has lost and that no resend has made again; commit the loss."""
+        """Commit which copies the target has lost; return the sequences of those not yet sent again."""
         copying, target = self._copying, self._target
         if target is None or target.created_ns != copying.target_created_ns:
             return []
