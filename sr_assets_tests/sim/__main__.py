@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -40,7 +41,7 @@ def main() -> int:
     workers = len(os.sched_getaffinity(0))
     seeds = iter(range(options.seed, options.seed + options.histories))
     with ProcessPoolExecutor(workers) as pool:
-        running = {pool.submit(_run, seed, choice) for seed, _ in zip(seeds, range(2 * workers), strict=False)}
+        running = {pool.submit(_run, seed, choice) for seed in itertools.islice(seeds, 2 * workers)}
         while running:
             done = next(as_completed(running))
             running.remove(done)
