@@ -64,6 +64,12 @@ class Rules:
     epoch_ns: int = 0
     #: The interval and the warning of a message's class, if the entry has classes.
     durations: Callable[[Seen], tuple[int, int]] | None = None
+    #: The rules of later configurations, each with the first sequence that it read and the watermark before it.
+    later: tuple[tuple[int, int, Rules], ...] = ()
+
+    def when(self, message: Seen) -> Rules:
+        """Return the rules of the configuration that read a message."""
+        return next((rules for first, _, rules in reversed(self.later) if first <= message.sequence), self)
 
     def of(self, message: Seen) -> Rules:
         """Return the rules of a message's class."""
@@ -148,18 +154,26 @@ def expect(
     """Return the expected results of a history at the watermark `now_ns`.
 
     A rolled-back source is read again from its start: `known_ns` are the watermarks at the rollbacks. Messages stored
-    before them do not end a silence.
+    before them do not end a silence. Rules without a field track no senders, and forget those before.
     """
     expected = Expected()
     by_sender: dict[str, list[Seen]] = {}
     for message in history:
-        sender = rules.sender(message)
+        sender = rules.when(message).sender(message)
         if sender:
             by_sender.setdefault(sender, []).append(message)
         else:
             expected.reasons[message.key] = "no_sender"
-    for sender, messages in by_sender.items():
-        _Sender(rules, sender, blind, expected).live(messages, now_ns, known_ns)
+    plain = [index for index, (_, _, each) in enumerate(rules.later) if not each.inspect_field]
+    first, number = 0, 0
+    for index in [*plain, len(rules.later)]:
+        end, at_ns, _ = rules.later[index] if index < len(rules.later) else (None, now_ns, rules)
+        era = replace(rules, later=rules.later[:index])
+        expected.nodes.clear()
+        for sender, messages in by_sender.items():
+            if read := [each for each in messages if first <= each.sequence and (end is None or each.sequence < end)]:
+                _Sender(era, sender, blind, expected, number).live(read, at_ns, known_ns)
+        first, number = end or 0, max([number, *(advisory["transition"] for advisory in expected.advisories)])
     return expected
 
 
@@ -182,8 +196,11 @@ class _Sender:
 
     def live(self, messages: list[Seen], now_ns: int, known_ns: Sequence[int]) -> None:
         first = messages[0].stored_ns
-        beginning = 0
+        beginning, later = 0, [each for each in self.rules.later if each[0] > messages[0].sequence]
+        self.rules = self.rules.when(messages[0])
         for message in messages:
+            while later and message.sequence >= later[0][0]:
+                self.change_rules(*later.pop(0)[1:])
             while beginning < message.beginning:
                 self.fall_silent(known_ns[beginning])
                 beginning += 1
@@ -192,6 +209,8 @@ class _Sender:
                 self.expected.reasons[message.key] = "sampled"
             else:
                 self.expected.reasons[message.key] = self.report(message)
+        for _, watermark_ns, rules in later:
+            self.change_rules(watermark_ns, rules)
         self.fall_silent(now_ns)
         self.expected.nodes[self.name] = {
             "status": self.status,
@@ -203,6 +222,11 @@ class _Sender:
             "copied_bytes": None if self.copied_at is None else self.copied_bytes,
             "times_retired": self.retired,
         }
+
+    def change_rules(self, watermark_ns: int, rules: Rules) -> None:
+        """Follow a new configuration from a watermark on."""
+        self.fall_silent(watermark_ns)
+        self.rules = rules
 
     def report(self, message: Seen) -> str:
         """Process a message; return the reason for its copy, or `sampled`."""
@@ -243,7 +267,7 @@ class _Sender:
             self.advise("timeout", self.since, self.at, self.since - self.at, self.sequence, "up")
             self.status = "timeout"
         if self.status == "timeout" and silent > self.rules.interval_ns:
-            self.since = reached(self.blind, self.at, self.rules.interval_ns)
+            self.since = max(self.since, reached(self.blind, self.at, self.rules.interval_ns))
             self.advise("expire", self.since, self.at, self.since - self.at, self.sequence, "timeout")
             self.status, self.copied_at, self.retired = "retired", None, self.retired + 1
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sr_assets.domain.messages import Message
     from sr_assets_tests.reference import Expected, Rules, Seen
 
+#: What a clock may be set back within a watermark's margin.
+_SECOND_NS = 10**9
 _ADVISED = ("event", "age_seconds", "previous", "transition", "returned", "outage_seconds")
 
 
@@ -117,13 +119,15 @@ def compare_snapshots(
     )
     kept = Counter(tuple(row.values()) for row in history)
     sent, perhaps = (
-        Counter((sender, each.sequence, len(each.payload)) for each in messages if (sender := rules.sender(each)))
+        Counter(
+            (sender, each.sequence, len(each.payload)) for each in messages if (sender := rules.when(each).sender(each))
+        )
         for messages in (made, lost)
     )
     for row in (kept - sent - perhaps) | (sent - kept if whole_history else Counter()):
         text = f"node_snapshot_history {rules.stream} {row}: {kept[row]} times, demanded {sent[row]}"
         yield Difference(Kind.ROW_WRONG, text)
-    newest = {sender: message for message in made if (sender := rules.sender(message))}
+    newest = {sender: message for message in made if (sender := rules.when(message).sender(message))}
     columns = ("sequence", "subject", "payload_bytes")
     rows = results.rows(f"SELECT * FROM node_snapshots WHERE stream = '{rules.stream}'")
     by_node = {row["node"]: tuple(row[column] for column in columns) for row in rows}
@@ -166,7 +170,7 @@ def compare_transitions(
         for before, after in pairwise(rows)
         if before["node"] == after["node"] and before["epoch"] > after["epoch"]
     ]
-    if len(epochs) > beginnings + 1 or turned or any(epoch < created_ns for epoch in epochs):
+    if len(epochs) > beginnings + 1 or turned or any(epoch < created_ns - _SECOND_NS for epoch in epochs):
         yield Difference(Kind.TRANSITION_WRONG, f"node_advisories {stream}: epochs {epochs}, going back {turned}")
 
 

@@ -55,9 +55,16 @@ _REQUEST_FAULTS: Final = (
     "closed after",
     "restarted",
     "tail lost",
+    "late",
+    "answered late",
     "kill before",
     "kill after",
 )
+
+
+def _is_forced(message: Seen) -> bool:
+    """Return whether a message demands its copy."""
+    return b'"force": true' in message.payload
 
 
 class Difference(AssertionError):  # noqa: N818  a result
@@ -130,6 +137,9 @@ class History:
         #: The sequences that the source lost before they were read.
         self.gone: list[int] = []
         self.replicas = 1
+        #: The rules of later configurations, see `reference.Rules`.
+        self.later: list[tuple[int, int, Rules]] = []
+        self.trigger, self.forces, self.targets, self.target_reset = 3, False, ["T"], "recopy"
         #: When each node last sent a message.
         self.last_ns: dict[int, int] = {}
 
@@ -168,10 +178,12 @@ class History:
         self.tracked = plan.random() < 0.8
         self.centre = self.tracked and plan.random() < 0.25
         self.minutes = plan.choice((10, 60, 600))
+        self.first_rules = self._rules()
         self.home.clock_ns = plan.choice((0, 0, -20, 20)) * _MINUTE_NS
         #: The most that the source's clock was ahead.
         self.ahead_ns = self.source.clock_ns = plan.choice((0, 0, -20, 20)) * _MINUTE_NS
-        window = {"duplicate_window": plan.choice((100_000_000, 120 * SECOND_NS))}
+        self.short_window = plan.random() < 0.5
+        window = {"duplicate_window": 100_000_000 if self.short_window else 120 * SECOND_NS}
         #: Of all streams. A leader of one replica is never deposed, and three of them lose nothing.
         window["num_replicas"] = self.replicas = plan.choice((1, 1, 3))
         self.source.create("S", allow_direct=plan.random() < 0.8, num_replicas=self.replicas)
@@ -184,7 +196,7 @@ class History:
         self.publishes = plan.random() < 0.25
         incidents = {"back up": self._back_up, "put back": self._put_back, "lose unread": self._lose_unread}
         incidents |= {"roll back": self._roll_back, "recreate": self._recreate, "lose the home": self._lose_home}
-        incidents |= {"delete the target": self._delete_target}
+        incidents |= {"delete the target": self._delete_target, "reconfigure": self._reconfigure}
         # Each of them leaves what another one would not expect.
         kinds = plan.choice(((), ("back up", "put back", "put back"), *((kind,) * 3 for kind in [*incidents][2:])))
         self.resets = not {"roll back", "recreate"}.isdisjoint(kinds)
@@ -331,6 +343,26 @@ class History:
             raise Difference(f"the home cannot be recovered: {self.home.error!r}")
         self.rates = (0.0, 0.0)
 
+    def _reconfigure(self) -> None:
+        """Change the rules between runs; the target, and whether nodes are tracked, only when all work is done."""
+        if drained := self.plan.random() < 0.5:
+            self.world.sleep(_LONGEST_SECONDS)
+            self._drain(SITE)
+        state = self._state()
+        if state is None or not state.has_position:
+            return
+        self.minutes, self.trigger = self.plan.choice((10, 60, 600)), self.plan.choice((1, 3, 50))
+        self.forces = self.plan.random() < 0.5
+        if drained:
+            self.targets.append(self.plan.choice(("T", "T2")))
+            self.target_reset = "continue"
+            self.tracked ^= self.plan.random() < 0.5
+        change = state.next_sequence, state.watermark_ns or 0, self._rules()
+        if self.later and self.later[-1][:2] == change[:2]:
+            # Nothing was read in between.
+            self.later.pop()
+        self.later.append(change)
+
     def _hold(self) -> None:
         """Remember what the source holds before it changes."""
         self.held.append(held_now(_Results(self.source, self.target), "S"))
@@ -342,16 +374,17 @@ class History:
     def _configured(self, home: Home, **more: Any) -> Settings:
         entry: dict[str, Any] = {
             "stream": "S",
-            "target_stream": "T",
-            "target_subject_prefix": "T",
+            "target_stream": self.targets[-1],
+            "target_subject_prefix": self.targets[-1],
             "source_url": "nats://source:4222",
             "target_url": "nats://target:4222",
             "batch_messages": self.plan.choice((4, 10, 1000, 1000)),
             "on_source_reset": "recopy",
-            "on_target_reset": "recopy",
+            "on_target_reset": self.target_reset,
         }
         if self.tracked:
-            entry |= {"inspect_field": "sender", "inspect_duration": f"{self.minutes}m", "size_trigger": 3}
+            entry |= {"inspect_field": "sender", "inspect_duration": f"{self.minutes}m", "size_trigger": self.trigger}
+            entry |= {"inspect_force_field": "force"} if self.forces else {}
             entry |= {"advisory": {"subject": "FEED.%s.%v", "reliable": True}}
         feeds = (
             [{"name": _CENTRE, "stream": "FEED", "url": "nats://source:4222", "batch_messages": 7}]
@@ -359,6 +392,14 @@ class History:
             else []
         )
         return home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry], "feeds": feeds, **more})
+
+    def _rules(self) -> Rules:
+        """Return the rules of the configuration."""
+        if not self.tracked:
+            return Rules(SITE, SITE, "S", 0, 0, "", lambda _: None)
+        forced = _is_forced if self.forces else lambda _: False
+        interval_ns = self.minutes * _MINUTE_NS
+        return Rules(SITE, SITE, "S", interval_ns, interval_ns // 2, "sender", by_field, forced, self.trigger)
 
     def _publish(self) -> None:
         node = self.plan.randrange(self.senders)
@@ -368,6 +409,7 @@ class History:
             self.world.sleep_until(self.last_ns[node] + silence_ns)
         self.published += 1
         body = {"sender": f"n{node}", "n": self.published, "pad": "x" * self.plan.randrange(5)}
+        body |= {"force": True} if self.plan.random() < 0.1 else {}
         payload = json.dumps(body).encode() if self.plan.random() < 0.95 else b"no sender"
         self.last_ns[node] = self.world.now_ns
         self.source.publish(None, f"S.{self.plan.randrange(3)}", "", b"", payload)
@@ -391,6 +433,7 @@ class History:
             "clock jumps": lambda: self._jump(home),
             "no leader": self._take_leader,
             "stream full": self._fill,
+            "account full": self._fill_account,
             "network cut": lambda: self._cut(home),
         }
         if self.resets:
@@ -412,26 +455,39 @@ class History:
 
     def _take_leader(self) -> None:
         """Leave a stream without a leader for some time: requests about it are lost."""
-        host, stream = self.luck.choice(((self.source, "S"), (self.source, "FEED"), (self.target, "T")))
+        host, stream = self.luck.choice(((self.source, "S"), (self.source, "FEED"), (self.target, self.targets[-1])))
         host.leaderless[stream] = self._later_ns()
         # A window that is sent when the leader returns may lose its first messages.
         self.disordered |= host is self.target
 
     def _depose_leader(self) -> None:
         """Let a leader without its replicas answer for up to 20 s, while another one stores messages."""
-        host, name = self.luck.choice(((self.source, "S"), (self.source, "FEED"), (self.target, "T")))
+        host, name = self.luck.choice(((self.source, "S"), (self.source, "FEED"), (self.target, self.targets[-1])))
         if name in host.streams:
             host.depose(name, self.world.now_ns + self.luck.choice((5, 9, 20)) * SECOND_NS)
             self.disordered |= host is self.target
 
     def _fill(self) -> None:
         """Let a stream accept no more messages for some time."""
-        host, name = self.luck.choice(((self.source, "FEED"), (self.target, "T")))
+        host, name = self.luck.choice(((self.source, "FEED"), (self.target, self.targets[-1])))
         stream = host.streams.get(name)
         if stream is not None and stream.config["discard"] == "old":
             before = {key: stream.config[key] for key in ("max_msgs", "discard")}
             stream.config |= {"max_msgs": max(1, len(stream.order)), "discard": "new"}
             self.world.call_at(self._later_ns(), lambda: stream.config.update(before))
+
+    def _fill_account(self) -> None:
+        """Let the streams of a server accept no more messages for some time."""
+        streams = self.luck.choice((self.source, self.target)).streams.values()
+        ours = [stream for stream in streams if stream.name != "S"]
+
+        def make_room() -> None:
+            for stream in ours:
+                stream.account_full = False
+
+        for stream in ours:
+            stream.account_full = True
+        self.world.call_at(self._later_ns(), make_room)
 
     def _cut(self, home: Home) -> None:
         """Let the network carry nothing between a home and one or both servers for some time."""
@@ -460,10 +516,13 @@ class History:
         if process.dead or not self._meets(self.rates[0], kind):
             return None
         # A leader that changes within a window loses some messages and stores later ones.
-        self.disordered |= kind == "lost" and subject.startswith("T.")
+        self.disordered |= kind in {"lost", "late"} and subject.startswith(f"{self.targets[-1]}.")
+        if kind == "late" and self.short_window:
+            # Documented: what a server stores after its duplicate window is stored twice.
+            return None
         if kind == "tail lost":
-            # What the source loses is another history.
-            if host is self.target and self.replicas == 1:
+            # What the source loses is another history, and nobody watches an earlier target.
+            if host is self.target and self.replicas == 1 and len({*self.targets}) == 1:
                 self.world.call_at(self.world.now_ns, lambda: self.target.restart(lost=self.luck.randrange(1, 6)))
             return "closed"
         home = next(each for each in self.homes if process in {each.process, each.service})
@@ -521,21 +580,18 @@ class History:
 
     def _compare(self) -> list[comparison.Difference]:
         with open_fleet(self.home.folder) as opened:
-            results = _Results(self.source, self.target, opened)
+            results = _Results(self.source, self.target, sorted({*self.targets}), opened)
             seen = [each for each in held_now(results, "S") if each.sequence not in self.gone]
             past = Past.of("S", self.held, "\n".join(self.log.lines), self.created)
             if self.gone:
                 past = replace(past, blind=self._blind_spans(seen, results))
-            rules = Rules(SITE, SITE, "S", 0, 0, "", lambda _: None)
-            if self.tracked:
-                interval_ns = self.minutes * 60 * SECOND_NS
-                rules = Rules(SITE, SITE, "S", interval_ns, interval_ns // 2, "sender", by_field, trigger_bytes=3)
+            every = [self.first_rules, *(rules for *_, rules in self.later)]
             compared = compare(
                 results,
-                rules,
+                replace(self.first_rules, later=tuple(self.later)),
                 prefix="T.",
                 target="T",
-                feed="FEED" if self.tracked else None,
+                feed="FEED" if any(each.inspect_field for each in every) else None,
                 pasts={"S": past},
                 whole_history=len(self.homes) == 1,
                 gone=len(self.gone),
@@ -568,6 +624,7 @@ class _Results:
 
     source: Host
     target: Host
+    targets: Collection[str] = ("T",)
     fleet: duckdb.DuckDBPyConnection | None = None
 
     def rows(self, query: str) -> list[dict[str, Any]]:
@@ -589,4 +646,10 @@ class _Results:
         return [Message(each.sequence, each.at_ns, each.subject, each.headers, each.payload) for each in messages]
 
     def copies(self, stream: str, /) -> list[Message]:
-        return [message for message in self.stored(stream, self.target) if not message.subject.startswith("other.")]
+        copies = [
+            message._replace(subject=f"T.{message.subject.removeprefix(f'{name}.')}")
+            for name in self.targets
+            for message in self.stored(name, self.target)
+            if not message.subject.startswith("other.")
+        ]
+        return sorted(copies, key=lambda copy: (copy.stored_ns, copy.sequence))

@@ -45,6 +45,8 @@ class Host(Server):
         self.deposed: dict[str, tuple[int, int, dict[str, Any]]] = {}
         self.fault: Callable[[Host, Process, str], str | None] = lambda _host, _process, _subject: None
         self.channels: dict[Session, Channel] = {}
+        #: What a client has sent since a message of it was delayed, as by a route between servers.
+        self._delayed: dict[Session | None, list[tuple[str, str, bytes, bytes]]] = {}
         super().__init__(
             lambda: world.now_ns + self.clock_ns + round((world.now_ns - world.begin_ns) * self.drift),
             lambda at_ns, call: world.call_at(world.now_ns + round((at_ns - self.clock()) / (1 + self.drift)), call),
@@ -74,6 +76,9 @@ class Host(Server):
 
     def publish(self, session: Session | None, subject: str, reply: str, headers: bytes, payload: bytes) -> None:
         """Process a client's message, unless a fault affects it."""
+        if session in self._delayed:
+            self._delayed[session].append((subject, reply, headers, payload))
+            return
         if (
             session
             and self.leaderless
@@ -96,7 +101,21 @@ class Host(Server):
             case "restarted":
                 self.restart()
                 return
+            case "late":
+                self._delayed[session] = [(subject, reply, headers, payload)]
+                self.world.call_at(self._later_ns(), lambda: self._deliver(session))
+                return
+            case "answered late" if session:
+                self.channels[session].delay(self._later_ns())
         super().publish(session, subject, reply, headers, payload)
+
+    def _later_ns(self) -> int:
+        return self.world.now_ns + self.world.chance.choice((1, 4, 9, 15, 25)) * SECOND_NS
+
+    def _deliver(self, session: Session | None) -> None:
+        """Process the delayed messages of a client, which may have left."""
+        for message in self._delayed.pop(session):
+            super().publish(session, *message)
 
     def disconnect(self, session: Session | None) -> None:
         """Close a client's connection."""
@@ -155,6 +174,10 @@ class Channel:
     def abandon(self) -> None:
         """End with its process; what the kernel has taken may still arrive."""
         self.close(abrupt=self._world.chance.random() < 0.5)
+
+    def delay(self, until_ns: int) -> None:
+        """Bring the process nothing until a time."""
+        self._arrives_ns = max(self._arrives_ns, until_ns)
 
     def end_from_server(self) -> None:
         """Close from the server: the process learns of it."""

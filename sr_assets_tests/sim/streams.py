@@ -246,6 +246,7 @@ class Stream:
         self.first, self.last, self.last_ns = 0, 0, 0
         self.bytes = 0
         self.last_id = ""
+        self.account_full = False
         #: Message id → sequence and time, oldest first.
         self.ids: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.consumers: dict[str, Consumer] = {}
@@ -471,6 +472,8 @@ class Stream:
     def _check_room(self, message: Stored, rollup: str, *, batched: bool) -> None:
         """Raise Refusal for a message over the limits; one of a batch does not make room for itself."""
         config, held = self.config, self.by_subject.get(message.subject, 0)
+        if self.account_full:
+            raise Refusal(400, 10002, "resource limits exceeded for account")
         if config["discard"] != "new":
             return
         at_limit = 0 < config["max_msgs_per_subject"] <= held
