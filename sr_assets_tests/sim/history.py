@@ -48,6 +48,12 @@ _LAST_RUNS: Final = 8
 _CENTRE: Final = "CENTRE"
 #: The refusals of `recover` for a home that has nothing to recover, or that an interrupted recovery completed.
 _NOTHING_LOST: Final = re.compile("already has a readable state|nothing to recover from")
+#: Headers of messages, where # is unique: of a node, of a hop before, and one that a copy must not have.
+_HEADERS: Final = (
+    b"NATS/1.0\r\nKind: a\r\nkind: b\r\n\r\n",
+    b"NATS/1.0\r\nChoria-SR-Source: EDGE # SITE SITE 1799990000000\r\nNats-Msg-Id: SITE/SITE/EDGE/1/#\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: #\r\nKind: a\r\nNats-Trace-Dest: nobody\r\n\r\n",
+)
 _REQUEST_FAULTS: Final = (
     "lost",
     "unanswered",
@@ -412,7 +418,8 @@ class History:
         body |= {"force": True} if self.plan.random() < 0.1 else {}
         payload = json.dumps(body).encode() if self.plan.random() < 0.95 else b"no sender"
         self.last_ns[node] = self.world.now_ns
-        self.source.publish(None, f"S.{self.plan.randrange(3)}", "", b"", payload)
+        headers = self.plan.choice((b"", b"", b"", *_HEADERS)).replace(b"#", str(self.published).encode())
+        self.source.publish(None, f"S.{self.plan.randrange(3)}", "", headers, payload)
         if self.plan.random() < 0.3:
             # Unless the target takes it, nothing happens.
             self.target.publish(None, "other.m", "", b"", b"")
