@@ -5,8 +5,10 @@ BIN := .venv/bin
 # The package with what the demo needs; and with the tools of its developers too.
 INSTALLED := .venv/installed
 READY := .venv/ready
-# Most tests wait for servers and Spark, so three processes keep two cores busy. Tests of one file share servers.
+# Most tests wait for servers and Spark, so four processes keep two cores busy. Tests of one file share servers.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# Each of the suite's hundreds of processes would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The tests of `make check`.
 GATE := not long and not nightly

@@ -14,7 +14,7 @@ import shutil
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,8 @@ from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
-from sr_assets.domain.messages import Message
+from sr_assets.domain.messages import Message, last_origin
+from sr_assets.domain.received import LIFE_CYCLE, STATUS
 from sr_assets.settings import Settings
 from sr_assets_bench.comparison import tables as comparison
 from sr_assets_bench.comparison.feeds import compare_feed
@@ -46,6 +47,7 @@ _LONGEST_SECONDS: Final = 40
 #: How often the platform may try before the end of a history.
 _LAST_RUNS: Final = 8
 _CENTRE: Final = "CENTRE"
+_EVENTS: Final = [event.value for event in LIFE_CYCLE]
 #: The refusals of `recover` for a home that has nothing to recover, or that an interrupted recovery completed.
 _NOTHING_LOST: Final = re.compile("already has a readable state|nothing to recover from")
 #: Headers of messages, where # is unique: of a node, of a hop before, and one that a copy must not have.
@@ -133,6 +135,8 @@ class History:
         self.outcome = Outcome(seed)
         self.log = _Log()
         self._met = self.published = self.watermark_ns = 0
+        #: What each process has committed last of each stream: restart and position, and the watermark.
+        self.committed: dict[tuple[Process, str], tuple[tuple[int, int], int]] = {}
         #: Whether copies may have another order than their originals, `recover` has rebuilt the state, and the source's
         #: messages may be replaced by others, or its target.
         self.disordered = self.recovered = self.resets = self.target_resets = False
@@ -143,6 +147,8 @@ class History:
         #: The sequences that the source lost before they were read.
         self.gone: list[int] = []
         self.replicas = 1
+        #: What the source held when it lost its oldest messages before a recovery.
+        self.expired: list[Seen] = []
         #: The rules of later configurations, see `reference.Rules`.
         self.later: list[tuple[int, int, Rules]] = []
         self.trigger, self.forces, self.targets, self.target_reset = 3, False, ["T"], "recopy"
@@ -158,7 +164,9 @@ class History:
             logger.addHandler(self.log)
             logger.propagate = False
         try:
-            world = simulated(self.seed, BEGIN_NS, self.most_steps, publishes=lambda: self.publishes)
+            world = simulated(
+                self.seed, BEGIN_NS, self.most_steps, publishes=lambda: self.publishes, commits=self._note_commit
+            )
             with world as (self.world, self.network):
                 self.world.run(self._live)
         except (Difference, StuckError) as difference:
@@ -202,7 +210,8 @@ class History:
         self.publishes = plan.random() < 0.25
         incidents = {"back up": self._back_up, "put back": self._put_back, "lose unread": self._lose_unread}
         incidents |= {"roll back": self._roll_back, "recreate": self._recreate, "lose the home": self._lose_home}
-        incidents |= {"delete the target": self._delete_target, "reconfigure": self._reconfigure}
+        incidents |= {"delete the target": self._delete_target, "lose the target's end": self._lose_end}
+        incidents["reconfigure"] = self._reconfigure
         # Each of them leaves what another one would not expect.
         kinds = plan.choice(((), ("back up", "put back", "put back"), *((kind,) * 3 for kind in [*incidents][2:])))
         self.resets = not {"roll back", "recreate"}.isdisjoint(kinds)
@@ -265,6 +274,14 @@ class History:
         if (state.watermark_ns or 0) < self.watermark_ns:
             raise Difference(f"the watermark falls from {self.watermark_ns} to {state.watermark_ns}")
         self.watermark_ns = state.watermark_ns or 0
+
+    def _note_commit(self, state: StreamState) -> None:
+        """Refuse a fallen watermark, or a fallen position unless the source restarted, in what a process commits."""
+        key, now = (self.world.process, state.stream), ((state.starts, state.next_sequence), state.watermark_ns or 0)
+        before = self.committed.setdefault(key, now)
+        if now[0] < before[0] or now[1] < before[1]:
+            self.outcome.problem = f"{state.stream}: (restart, position) and watermark fall from {before} to {now}"
+        self.committed[key] = now
 
     def _back_up(self) -> None:
         # A home without a state is a lost one: only an operator may let it begin again.
@@ -330,6 +347,13 @@ class History:
         if self.luck.random() < 0.5:
             self.target.create("T", **self.target_keys)
 
+    def _lose_end(self) -> None:
+        """Let the target lose its last messages, whose places others may take."""
+        if self.replicas == 1:
+            self.target.restart(lost=self.plan.randrange(1, 6))
+            for _ in range(self.plan.randrange(7)):
+                self.target.publish(None, "other.m", "", b"", b"")
+
     def _lose_home(self) -> None:
         """Lose the home when all work is done, and recover it."""
         # An advisory waits as long as its stream is full.
@@ -338,6 +362,11 @@ class History:
         shutil.rmtree(self.home.folder)
         self.home.folder.mkdir()
         self.recovered = True
+        stream = self.source.stream("S")
+        if self.plan.random() < 0.5:
+            self.expired += held_now(_Results(self.source, self.target), "S")
+            for sequence in stream.order[: self.plan.randrange(len(stream.order) + 1)]:
+                stream.remove(sequence)
         self.rates = self.plan.choice(((0.0, 0.0), (0.03, 0.1)))
         for _ in range(_LAST_RUNS):
             self.home.recover(self._settings())
@@ -555,7 +584,7 @@ class History:
         self.world.sleep(_LONGEST_SECONDS)
         for site in (SITE, *([_CENTRE] if self.centre else ())):
             self._drain(site)
-        differences = self._compare()
+        differences = self._compare() if not self.expired else [*self._compare_known()]
         if self.recovered:
             # It rebuilds no counters, and no transitions before it.
             unknown = {Kind.ROW_WRONG, Kind.GAP_WRONG}
@@ -612,6 +641,30 @@ class History:
                 # Nobody has known of what the source lost before it was noticed.
                 differences = [each for each in differences if each.kind is not Kind.BLIND_WRONG]
             return [*differences, *(compare_feed(results, "FEED", None, fed) if self.centre else ())]
+
+    def _compare_known(self) -> Iterator[comparison.Difference]:
+        """Compare what a recovery knows without the source's oldest messages: the copies, and the last event of each node."""
+        results = _Results(self.source, self.target)
+        known = {message.sequence: message for message in (*self.expired, *held_now(results, "S"))}
+        made = Counter[int]()
+        for copy in results.copies("T"):
+            origin = last_origin(copy.headers)
+            assert origin is not None
+            made[origin.sequence] += 1
+            if copy.payload != known[origin.sequence].payload:
+                yield comparison.Difference(Kind.ALTERED, f"{origin.sequence} at {copy.sequence}")
+        for sequence, message in known.items():
+            if made[sequence] > 1:
+                yield comparison.Difference(Kind.DUPLICATE, f"{sequence}: {made[sequence]} copies")
+            if not made[sequence] and not (self.tracked and by_field(message)):
+                yield comparison.Difference(Kind.LOST, f"{sequence}: no copy")
+        status: dict[str, str | None] = {}
+        for told in results.stored("FEED"):
+            body = json.loads(told.payload)
+            if body["previous"] != status.get(body["value"]):
+                text = f"FEED {told.sequence}: {body['event']} of {body['value']}, which is {status.get(body['value'])}"
+                yield comparison.Difference(Kind.TRANSITION_WRONG, text)
+            status[body["value"]] = STATUS[_EVENTS.index(body["event"])].value
 
     def _blind_spans(self, seen: list[Seen], results: _Results) -> list[tuple[int, int]]:
         """Return the blind spans of the messages that the source lost before they were read."""

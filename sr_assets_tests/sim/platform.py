@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -27,6 +28,8 @@ from sr_assets.adapters.copying import copier
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.nats import administration, client, object_store
 from sr_assets.adapters.published import history as published_history
+from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.wire import connection
 from sr_assets.settings import Settings, StreamSettings, load_settings
 from sr_assets.stages import campaign, checkpointing, site
@@ -55,6 +58,7 @@ SITE: Final = "LONDON"
 IN_PROCESS: Final = {"from_messages": 1_000_000}
 _connect: Final = duckdb.connect
 _publish: Final = Site.publish
+_save, _transaction = SiteState.save_stream, SiteState.transaction
 #: Where homes need no disk, or None for the usual folder of temporary files.
 IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 #: CPU time, which nothing costs here; the rest of the module as it is.
@@ -86,11 +90,17 @@ def _close_control_stores() -> None:
 
 @contextlib.contextmanager
 def simulated(
-    seed: int, begin_ns: int, most_steps: int = 30_000, *, publishes: Callable[[], bool] = lambda: True
+    seed: int,
+    begin_ns: int,
+    most_steps: int = 30_000,
+    *,
+    publishes: Callable[[], bool] = lambda: True,
+    commits: Callable[[StreamState], None] = lambda _: None,
 ) -> Iterator[tuple[World, Network]]:
     """Replace time, threads, sockets and chance inside the block, by those of a new world.
 
-    While `publishes` returns False, no tables are published, which take a quarter of a history's CPU time.
+    While `publishes` returns False, no tables are published, which take a quarter of a history's CPU time. `commits` is
+    called with each progress of reading that a process has committed.
     """
     simulation = World(seed, begin_ns, most_steps)
     net = Network(simulation)
@@ -104,6 +114,20 @@ def simulated(
             _publish(site, **options)
         else:
             site._changed = site._has_events = False
+
+    saved: dict[SiteState, list[StreamState]] = {}
+
+    def save(store: SiteState, state: StreamState) -> None:
+        _save(store, state)
+        saved[store].append(replace(state))
+
+    @contextlib.contextmanager
+    def transaction(store: SiteState, *, after: int = 0) -> Iterator[None]:
+        saved[store] = []
+        with _transaction(store, after=after):
+            yield
+        for state in saved.pop(store):
+            commits(state)
 
     with pytest.MonkeyPatch.context() as patch:
         world.enter(simulation)
@@ -130,6 +154,8 @@ def simulated(
         patch.setattr(secrets, "token_hex", lambda count=16: f"{chance.getrandbits(8 * count):0{2 * count}x}")
         patch.setattr(duckdb, "connect", _connect_without_threads)
         patch.setattr(Site, "publish", publish)
+        patch.setattr(SiteState, "save_stream", save)
+        patch.setattr(SiteState, "transaction", transaction)
         random.seed(seed)
         patch.setattr(sys, "unraisablehook", _ignore_killed)
         # A coroutine of nats-py that is closed outside of a loop would make one.

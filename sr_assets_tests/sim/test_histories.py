@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,3 +151,49 @@ def test_home_that_has_read_nothing_continues_the_epoch_of_a_later_one(folder: P
             epochs = fleet.execute("SELECT DISTINCT epoch FROM node_advisories").fetchall()
     assert [node for node, _ in told] == ["n0", "n1", "n2"]
     assert epochs == [(epoch,) for epoch in {epoch for _, epoch in told}]
+
+
+@pytest.mark.parametrize("returns", (False, True), ids=("silent", "back"))
+def test_recovery_announces_no_silence_twice(returns: bool, folder: Path) -> None:
+    """The source has only the message after the silence left; the copy of the one before names milliseconds."""
+    with simulated(1, BEGIN_NS + 123) as (world, network):
+        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
+        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
+            host.create(name, **WINDOW)
+        home = Home(world, folder, "one")
+        install_hook([home])
+
+        def report_and_run() -> None:
+            source.publish(None, "S.m", "", b"", b'{"sender": "n"}')
+            world.sleep(60.0)
+            run()
+
+        def run() -> None:
+            home.start(home.configure(document))
+            home.join()
+            assert home.error is None
+            assert [report.failure for report in home.reports.values()] == [None]
+
+        def live() -> None:
+            report_and_run()
+            world.sleep(2400.0)
+            if returns:
+                report_and_run()
+            run()
+            source.streams["S"].remove(1)
+            shutil.rmtree(home.folder)
+            home.folder.mkdir()
+            home.recover(home.configure(document))
+            home.join()
+            assert home.completed
+            run()
+
+        document = {"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]}
+        try:
+            world.run(live)
+        finally:
+            crash_points.hook = None
+        events = [json.loads(each.payload)["event"] for each in source.streams["FEED"].messages.values()]
+        copies = len(target.streams["T"].messages)
+    assert events == ["new", "timeout", *(["recover"] if returns else [])]
+    assert copies == 1

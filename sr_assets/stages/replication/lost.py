@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -24,8 +24,9 @@ from sr_assets.adapters.state.stream_tables import gap_row
 from sr_assets.domain.errors import LostStateError, RunError, TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, forged_text
-from sr_assets.domain.received import Advisory, read_message
+from sr_assets.domain.received import LIFE_CYCLE, Advisory, read_message
 from sr_assets.domain.subjects import advisory_pattern, matcher
+from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.replication.batch import Writers
@@ -159,19 +160,29 @@ def stored_advisories(stream: StreamSettings, cluster: Cluster) -> Iterator[Advi
                 yield advisory
 
 
-def last_announced(stream: StreamSettings, clusters: Clusters, unknown: list[str]) -> dict[str, Advisory]:
-    """Return each node's stored advisory with the highest number: a centre ranks by it."""
-    announced: dict[str, Advisory] = {}
+class Announced(NamedTuple):
+    """Each node's stored advisory with the highest number, by which a centre ranks, and its first timeout after a time."""
+
+    last: dict[str, Advisory]
+    timeouts: dict[str, Advisory]
+
+
+def read_announced(stream: StreamSettings, clusters: Clusters, after_ns: int, unknown: list[str]) -> Announced:
+    """Read a stream's stored advisories; the timeouts are those after a time (unix ns)."""
+    announced = Announced({}, {})
     if stream.advisory is None or stream.advisory_cluster is None:
         return announced
     try:
         for advisory in stored_advisories(stream, clusters.connect(stream.advisory_cluster)):
-            known = announced.get(advisory.node, advisory)
-            announced[advisory.node] = max(known, advisory, key=lambda each: each.transition)
+            known = announced.last.get(advisory.node, advisory)
+            announced.last[advisory.node] = max(known, advisory, key=lambda each: each.transition)
+            if LIFE_CYCLE[advisory.event_code] is Event.TIMEOUT and advisory.event_ns > after_ns:
+                known = announced.timeouts.get(advisory.node, advisory)
+                announced.timeouts[advisory.node] = min(known, advisory, key=lambda each: each.event_ns)
     except RunError as error:
         unknown.append(f"which transitions were announced: {error}")
         return announced
-    if not announced:
+    if not announced.last:
         unknown.append(f"which transitions were announced: no stream on {stream.advisory_cluster.label} has any")
     return announced
 

@@ -46,7 +46,7 @@ from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.replication.batch import settle_fence
 from sr_assets.stages.replication.context import CopyContext, writers_folder
 from sr_assets.stages.replication.found_copies import Copy
-from sr_assets.stages.replication.lost import last_announced, stage_open_batch
+from sr_assets.stages.replication.lost import Announced, read_announced, stage_open_batch
 from sr_assets.stages.replication.target_copies import Copies, compare_with_original, find_copies, read_stream
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
@@ -58,6 +58,7 @@ from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 
 T = TypeVar("T")
 _PORTION: Final = 50_000
+_MILLISECOND_NS: Final = 1_000_000
 
 
 @dataclass(slots=True)
@@ -241,6 +242,21 @@ def _see(
     rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
 
 
+def refine_times(stream: StreamSettings, rebuilt: Rebuilt, timeouts: Mapping[str, Advisory]) -> None:
+    """Give nodes that only a copy shows its original's exact time, which their announced timeout tells.
+
+    A copy's header names milliseconds. The next run would announce the same silence with another time and id.
+    """
+    for node, timeout in timeouts.items():
+        state = rebuilt.nodes.get(node)
+        if state is None or state.status is not Status.UP:
+            continue
+        warning_ns = stream.policy_of(rebuilt.classes.get(node)).warning_ns
+        cut_ns = timeout.event_ns - rebuilt.blind.exceeds_at_ns(state.seen_ns, warning_ns)
+        if 0 < cut_ns < _MILLISECOND_NS:
+            rebuilt.nodes[node] = replace(state, seen_ns=state.seen_ns + cut_ns)
+
+
 def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState], not_made: Collection[str | None]) -> None:
     """Keep the nodes of a readable state that cannot be rebuilt; counters never decrease.
 
@@ -354,15 +370,16 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         site.clock.set(source.ts_ns)
         settle_fence(writers_folder(site.folder, stream), site.clusters.connect(stream.target))
         copies, rebuilt = find_copies(site, stream, source), Rebuilt()
-        announced = last_announced(stream, site.clusters, rebuilt.unknown)
-        if not len(copies) and not announced:
+        latest_ns = copies.latest_ns if len(copies) else 0
+        announced = read_announced(stream, site.clusters, latest_ns, rebuilt.unknown)
+        if not len(copies) and not announced.last:
             raise RunError(
                 f"target stream {stream.target_stream} holds no copies of {stream.label}: nothing to recover from; a run"
                 f" {'continues from the present state' if known else 'begins at its first message'}"
             )
         unknown = rebuilt.unknown
         mark_ns = compare_with_original(site, stream, source, copies, unknown, force=force) if len(copies) else None
-        position = _position(site, stream, source, copies, announced)
+        position = _position(site, stream, source, copies, announced.last)
         if stream.policy is not None:
             _rebuild_nodes(site, stream, source, copies, announced, position, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, position, known)
@@ -449,7 +466,7 @@ def _rebuild_nodes(
     stream: StreamSettings,
     source: StreamInfo,
     copies: Copies,
-    announced: Mapping[str, Advisory],
+    announced: Announced,
     position: _Position,
     rebuilt: Rebuilt,
 ) -> None:
@@ -459,6 +476,7 @@ def _rebuild_nodes(
     until = (copies.last or 0) if len(copies) else position.sequence - 1
     messages = read_stream(stream.source, source, stream.filter_subject, until=until)
     rebuild_nodes(stream, copies, source.first_sequence, messages, rebuilt)
+    refine_times(stream, rebuilt, announced.timeouts)
     queued = site.state.copy_queue(stream.stream).all_copies()
     here = source.created_ns
     not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence > (copies.last or 0)}
@@ -469,7 +487,7 @@ def _rebuild_nodes(
     # A source with a limit per subject may lack the message of an event, whatever its first one.
     has_holes = source.messages != source.last_sequence + 1 - source.first_sequence
     is_held = source.first_sequence <= position.sequence and not has_holes
-    continue_announced(stream, rebuilt, announced, states, position.watermark_ns if is_held else None)
+    continue_announced(stream, rebuilt, announced.last, states, position.watermark_ns if is_held else None)
 
 
 def _recovered_state(
