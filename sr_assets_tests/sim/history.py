@@ -365,7 +365,9 @@ class History:
         stream = self.source.stream("S")
         if self.plan.random() < 0.5:
             self.expired += held_now(_Results(self.source, self.target), "S")
-            for sequence in stream.order[: self.plan.randrange(len(stream.order) + 1)]:
+            count = self.plan.randrange(len(stream.order) + 1)
+            oldest, sample = stream.order[:count], self.plan.sample(stream.order, count)
+            for sequence in self.plan.choice((oldest, sample)):
                 stream.remove(sequence)
         self.rates = self.plan.choice(((0.0, 0.0), (0.03, 0.1)))
         for _ in range(_LAST_RUNS):
