@@ -246,7 +246,7 @@ class History:
                 self._publish()
         if kind != "publish":
             self.rates = plan.choice(((0.0, 0.05), (0.01, 0.02), (0.03, 0.0), (0.1, 0.1)))
-            settings = self._settings()
+            settings = self._configured(self.home, paused=plan.random() < 0.1)
             self.home.start(settings)
             self._disturb(self.home)
             for _ in range(plan.choice((0, 0, 12))):
@@ -408,8 +408,9 @@ class History:
     def _settings(self) -> Settings:
         return self._configured(self.home)
 
-    def _configured(self, home: Home, **more: Any) -> Settings:
+    def _configured(self, home: Home, *, paused: bool = False, **more: Any) -> Settings:
         entry: dict[str, Any] = {
+            "paused": paused,
             "stream": "S",
             "target_stream": self.targets[-1],
             "target_subject_prefix": self.targets[-1],
