@@ -1,4 +1,4 @@
-"""Members whose leader dies before its first checkpoint: one that has the state leads, and none yields twice in a row."""
+"""Members that lead in turn: after a death before the first checkpoint, one with the state leads, and none yields twice."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from sr_assets.adapters import crash_points
+from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.orders import give_order, is_pending
 from sr_assets.domain.messages import last_origin
@@ -263,3 +264,34 @@ def test_leader_with_a_working_stream_stays(tmp_path: Path) -> None:
         assert sorted(members.announced()) == [*(f"Q{n}" for n in range(1, 4)), *(f"S{n}" for n in range(1, 8))]
 
     play(tmp_path, {"S": TRACKED, "Q": TRACKED}, history)
+
+
+def test_member_keeps_its_history_that_another_one_has_merged(tmp_path: Path) -> None:
+    """The other one's checkpoint calls its files replaced, by a file that this home lacks."""
+
+    def live() -> None:
+        # A file that was filled again from one batch's copies has the name of the batch's own.
+        for name, batches in (("north", 3), ("south", 1), ("north", 3), ("south", 1)):
+            members.present = {name}
+            for _ in range(batches):
+                members.publish("S", 2)
+                members.work(MINUTE / 2)
+            members.homes[name].join()
+            members.homes[name].kill()
+            members.homes[name].bury()
+
+    def publishes() -> bool:
+        """North's merged files are not deleted before its readers have others."""
+        return members.present != {"north"}
+
+    with simulated(1, BEGIN_NS, most_steps=1_000_000, publishes=publishes) as (world, network):
+        members = Members(world, network, tmp_path, {"S": TRACKED})
+        try:
+            world.run(live)
+        finally:
+            crash_points.hook = None
+    assert members.leaders == ["north", "south", "north", "south"]
+    with open_fleet(members.homes["south"].folder) as fleet:
+        kept = fleet.execute("SELECT sequence FROM node_snapshot_history ORDER BY sequence").fetchall()
+        newest = fleet.execute("SELECT sequence FROM node_snapshots ORDER BY sequence").fetchall()
+    assert kept == newest == [(sequence,) for sequence in range(1, 17)]

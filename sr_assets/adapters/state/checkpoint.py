@@ -520,6 +520,11 @@ def _compute_ids(connection: duckdb.DuckDBPyConnection, about: About) -> None:
 def _forget_missing_files(connection: duckdb.DuckDBPyConnection, home: Path, site: str) -> None:
     """Forget the files of the history that this home lacks; raises ValueError for a path outside a stream's history."""
     files = connection.execute("SELECT stream, file FROM history UNION SELECT stream, file FROM snapshots").fetchall()
-    missing = [file for stream, file in files if not history_path(home, site, stream, file).exists()]
+    missing = [(stream, file) for stream, file in files if not history_path(home, site, stream, file).exists()]
     for table in ("history", "snapshots"):
-        connection.execute(f"DELETE FROM {table} WHERE list_contains(?::VARCHAR[], file)", [missing])
+        connection.execute(
+            f"DELETE FROM {table} WHERE list_contains(?::VARCHAR[], file)", [[file for _, file in missing]]
+        )
+    # A file that the other home has merged may be the only one here with its rows.
+    lacking = sorted({stream for stream, _ in missing})
+    connection.execute("DELETE FROM history WHERE replaced AND list_contains(?::VARCHAR[], stream)", [lacking])
