@@ -632,7 +632,7 @@ class History:
                 target="T",
                 feed="FEED" if any(each.inspect_field for each in every) else None,
                 pasts={"S": past},
-                whole_history=len(self.homes) == 1,
+                whole_history=True,
                 gone=len(self.gone),
                 recovered=self.recovered,
             )

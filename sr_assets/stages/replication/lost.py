@@ -161,14 +161,17 @@ def stored_advisories(stream: StreamSettings, cluster: Cluster) -> Iterator[Advi
 
 
 class Announced(NamedTuple):
-    """Each node's stored advisory with the highest number, by which a centre ranks, and its first timeout after a time."""
+    """Each node's stored advisory with the highest number, by which a centre ranks, and its timeouts next to a time.
+
+    These are the last one until it and the first one after it (True).
+    """
 
     last: dict[str, Advisory]
-    timeouts: dict[str, Advisory]
+    timeouts: dict[tuple[str, bool], Advisory]
 
 
-def read_announced(stream: StreamSettings, clusters: Clusters, after_ns: int, unknown: list[str]) -> Announced:
-    """Read a stream's stored advisories; the timeouts are those after a time (unix ns)."""
+def read_announced(stream: StreamSettings, clusters: Clusters, at_ns: int, unknown: list[str]) -> Announced:
+    """Read a stream's stored advisories; the timeouts are those next to a time (unix ns)."""
     announced = Announced({}, {})
     if stream.advisory is None or stream.advisory_cluster is None:
         return announced
@@ -176,9 +179,11 @@ def read_announced(stream: StreamSettings, clusters: Clusters, after_ns: int, un
         for advisory in stored_advisories(stream, clusters.connect(stream.advisory_cluster)):
             known = announced.last.get(advisory.node, advisory)
             announced.last[advisory.node] = max(known, advisory, key=lambda each: each.transition)
-            if LIFE_CYCLE[advisory.event_code] is Event.TIMEOUT and advisory.event_ns > after_ns:
-                known = announced.timeouts.get(advisory.node, advisory)
-                announced.timeouts[advisory.node] = min(known, advisory, key=lambda each: each.event_ns)
+            if LIFE_CYCLE[advisory.event_code] is Event.TIMEOUT:
+                is_after = advisory.event_ns > at_ns
+                key = advisory.node, is_after
+                known = announced.timeouts.get(key, advisory)
+                announced.timeouts[key] = (min if is_after else max)(known, advisory, key=lambda each: each.event_ns)
     except RunError as error:
         unknown.append(f"which transitions were announced: {error}")
         return announced

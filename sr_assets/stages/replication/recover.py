@@ -242,13 +242,13 @@ def _see(
     rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
 
 
-def refine_times(stream: StreamSettings, rebuilt: Rebuilt, timeouts: Mapping[str, Advisory]) -> None:
+def refine_times(stream: StreamSettings, rebuilt: Rebuilt, timeouts: Iterable[Advisory]) -> None:
     """Give nodes that only a copy shows its original's exact time, which their announced timeout tells.
 
     A copy's header names milliseconds. The next run would announce the same silence with another time and id.
     """
-    for node, timeout in timeouts.items():
-        state = rebuilt.nodes.get(node)
+    for timeout in timeouts:
+        state = rebuilt.nodes.get(node := timeout.node)
         if state is None or state.status is not Status.UP:
             continue
         warning_ns = stream.policy_of(rebuilt.classes.get(node)).warning_ns
@@ -476,7 +476,7 @@ def _rebuild_nodes(
     until = (copies.last or 0) if len(copies) else position.sequence - 1
     messages = read_stream(stream.source, source, stream.filter_subject, until=until)
     rebuild_nodes(stream, copies, source.first_sequence, messages, rebuilt)
-    refine_times(stream, rebuilt, announced.timeouts)
+    refine_times(stream, rebuilt, announced.timeouts.values())
     queued = site.state.copy_queue(stream.stream).all_copies()
     here = source.created_ns
     not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence > (copies.last or 0)}
