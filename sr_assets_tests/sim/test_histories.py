@@ -63,7 +63,8 @@ def test_a_seed_is_one_history(seed: int, folder: Path) -> None:
 
 
 def test_a_history_leaves_no_open_files(tmp_path: Path) -> None:
-    assert run_history(7, tmp_path).faults["kill after"]
+    faults = run_history(7, tmp_path).faults
+    assert any(kind.startswith("kill") for kind in faults)
     opened = []
     for link in Path("/proc/self/fd").iterdir():
         # The listing's own is closed by now.
