@@ -491,24 +491,27 @@ def run_demo(
     find_nats_server()
     if ui:
         require_extra("the demo's Dagster UI (omitted with --no-ui)", "ui", "dagster_webserver")
-    with (
-        Copies() as copies,
-        stdout_on_stderr() if as_json else contextlib.nullcontext(),
-        signals_as_interrupt(*_signals()) as ignore_signals,
-    ):
-        console = Console()
-        stack = contextlib.ExitStack()
-        try:
-            folder = stack.enter_context(demo_home(home))
-            demo = _Demo(console, folder, CITIES[:sites], nodes, stack, copies)
-            with interrupted_queries():
-                result = demo.run(port, ui=ui, for_seconds=for_seconds, judged=as_json or for_seconds is not None)
-        except KeyboardInterrupt:
-            return 0 if for_seconds is None else 128 + signal.SIGINT
-        finally:
-            ignore_signals()
-            with console.status("stopping ...", spinner="line"):
-                stack.close()
+    try:
+        with (
+            Copies() as copies,
+            stdout_on_stderr() if as_json else contextlib.nullcontext(),
+            signals_as_interrupt(*_signals()) as ignore_signals,
+        ):
+            console = Console()
+            stack = contextlib.ExitStack()
+            try:
+                folder = stack.enter_context(demo_home(home))
+                demo = _Demo(console, folder, CITIES[:sites], nodes, stack, copies)
+                with interrupted_queries():
+                    result = demo.run(port, ui=ui, for_seconds=for_seconds, judged=as_json or for_seconds is not None)
+            finally:
+                try:
+                    ignore_signals()
+                finally:
+                    with console.status("stopping ...", spinner="line"):
+                        stack.close()
+    except KeyboardInterrupt:
+        return 0 if for_seconds is None else 128 + signal.SIGINT
     if result is None:
         return 0
     if as_json:

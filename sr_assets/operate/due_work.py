@@ -28,7 +28,7 @@ from sr_assets.adapters.threads import BackgroundThread, Body
 from sr_assets.dagster_internals import report_canceled, report_failed, repository_of, requested_runs
 from sr_assets.domain.errors import ConfigurationError, RunError, SrAssetsError
 from sr_assets.operate.instance import prepared_instance, storage_errors
-from sr_assets.operate.processes import INTERRUPTED, signals_as_interrupt
+from sr_assets.operate.processes import INTERRUPTED, await_result, signals_as_interrupt
 from sr_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def due_work_process(*, once: bool, since: float) -> int:
                     work.end_own_dead_runs()
                     if not once:
                         _follow(settings, work)
-                    return ThreadPoolExecutor(1).submit(_once, settings, work).result()
+                    return await_result(ThreadPoolExecutor(1).submit(_once, settings, work))
                 except KeyboardInterrupt:
                     work.cancel()
                     # Threads may be anywhere in DuckDB or Spark.

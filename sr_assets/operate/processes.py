@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from types import FrameType, TracebackType
-from typing import Final, NoReturn, Protocol, Self
+from typing import Final, NoReturn, Protocol, Self, TypeVar
 
 from sr_assets.adapters import times
 from sr_assets.domain.backoff import backoff_seconds
@@ -19,6 +20,7 @@ from sr_assets.domain.backoff import backoff_seconds
 INTERRUPTED: Final = 130
 _STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
+_STEP_SECONDS: Final = 0.5
 # The pause before an interrupt without effect is raised again.
 _AGAIN_SECONDS: Final = 0.05
 #: The RuntimeError by which DuckDB replaces the exception of a signal during a query, as soon as its other threads have ended.
@@ -29,6 +31,8 @@ _LONGEST_PAUSE_SECONDS: Final = 60.0
 _HEALTHY_SECONDS: Final = 60.0
 #: More descriptors than anything here needs; a container may allow a billion, which some programs close one by one.
 _MOST_DESCRIPTORS: Final = 65_536
+
+T = TypeVar("T")
 
 
 class Restarts:
@@ -159,16 +163,17 @@ def signal_group(child: Child, number: signal.Signals) -> None:
 def signals_as_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], None]]:
     """Raise KeyboardInterrupt inside the block for these signals, by default SIGTERM and SIGINT.
 
-    Yields a function that makes the process ignore them. SIGINT needs a handler too: with a shell's `&` it is ignored,
-    children would inherit that, and Dagster uses SIGINT's handler for SIGTERM. If Python would lose the exception (in a
-    weak reference's callback) or hold it (in an import), it is raised a moment later.
+    While that exception is handled, as in a `finally`, more signals have no effect: they would cut the cleaning up short. Yields
+    a function that makes the process ignore them; the first signal may interrupt even that. SIGINT needs a handler too: with a
+    shell's `&` it is ignored, children would inherit that, and Dagster uses SIGINT's handler for SIGTERM. If Python would lose
+    the exception (in a weak reference's callback) or hold it (in an import), it is raised a moment later.
     """
     handled = signals or (signal.SIGTERM, signal.SIGINT)
 
     def interrupt(_signal: int, frame: FrameType | None) -> None:
         if _importing(frame):
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
-        else:
+        elif not _handling_interrupt():
             raise KeyboardInterrupt
 
     def raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -204,6 +209,24 @@ def interrupted_queries() -> Iterator[None]:
         if str(error) != _INTERRUPTED_QUERY:
             raise
         raise KeyboardInterrupt from None
+
+
+def await_result(future: futures.Future[T]) -> T:
+    """Wait for a future in the main thread and return its result; a signal interrupts the wait.
+
+    Of two signals that arrive together, the kernel may give both to another thread. Python calls their handlers in the main
+    thread, but does not wake it, so the wait has short steps.
+    """
+    while not futures.wait((future,), _STEP_SECONDS).done:
+        pass
+    return future.result()
+
+
+def _handling_interrupt() -> bool:
+    error = sys.exception()
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _importing(frame: FrameType | None) -> bool:

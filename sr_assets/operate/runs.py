@@ -23,6 +23,7 @@ from sr_assets.operate.processes import (
     INTERRUPTED,
     Child,
     Restarts,
+    await_result,
     end_of,
     signal_group,
     signals_as_interrupt,
@@ -52,8 +53,11 @@ def run_sites(
 
     `begin` is called once the first child has started; a run without work does not call it.
     """
-    with Copies() as copies, reporting_missing(settings, print_warning):
-        return _run_sites(settings, streams, copies, once=once, begin=begin)
+    try:
+        with Copies() as copies, reporting_missing(settings, print_warning):
+            return _run_sites(settings, streams, copies, once=once, begin=begin)
+    except KeyboardInterrupt:
+        return INTERRUPTED if once else 0
 
 
 def _run_sites(
@@ -81,15 +85,15 @@ def _run_sites(
             working = [pool.submit(work, *site) for site in chosen.items()]
             # The due work ends with the last site; a platform of native streams has none.
             keeping = [pool.submit(children.keep_due_work)] if is_whole and not once else []
-            codes = [future.result() for future in working or keeping]
+            codes = [await_result(future) for future in working or keeping]
             if once and (has_due_work or (is_whole and any(codes))):
                 codes.append(children.run_due_work(once=True))
-        except KeyboardInterrupt:
-            return INTERRUPTED if once else 0
         finally:
-            # A second signal must not leave children behind, for which this process would wait.
-            ignore_signals()
-            children.stop()
+            # A signal must not leave children behind, for which the pool would wait; `ignore_signals` may be interrupted.
+            try:
+                ignore_signals()
+            finally:
+                children.stop()
     if once:
         _report(settings)
     return 2 if 2 in codes else int(any(codes))

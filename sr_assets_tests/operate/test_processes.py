@@ -8,13 +8,15 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 from pathlib import Path
+from types import CodeType
 
 import duckdb
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from sr_assets.operate.processes import signals_as_interrupt, stop_groups
+from sr_assets.operate.processes import await_result, signals_as_interrupt, stop_groups
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 
@@ -47,6 +49,43 @@ def test_interrupt_that_python_loses_is_raised_again(capfd: pytest.CaptureFixtur
             time.sleep(30)
     assert reference() is None
     assert "KeyboardInterrupt" not in capfd.readouterr().err
+
+
+def test_signal_while_an_interrupt_is_handled_has_no_effect() -> None:
+    signalled = list[signal.Signals]()
+
+    def interrupt() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            try:
+                raise LookupError
+            except LookupError:
+                os.kill(os.getpid(), signal.SIGTERM)
+            signalled.append(signal.SIGTERM)
+
+    with signals_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert signalled == [signal.SIGTERM]
+
+
+def test_wait_for_a_result_ends_at_a_signal_that_another_thread_gets() -> None:
+    main, seen = threading.get_ident(), list[tuple[CodeType, int]]()
+
+    def waits() -> bool:
+        # Between two looks at the same instruction it would have continued.
+        frame = sys._current_frames()[main]
+        seen.append((frame.f_code, frame.f_lasti))
+        return seen[-1][0] is threading.Condition.wait.__code__ and seen[-2:-1] == seen[-1:]
+
+    def get_signal() -> None:
+        # Before it waits, the main thread notices any signal.
+        wait_until(waits, "the main thread to wait")
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    threading.Thread(target=get_signal, daemon=True).start()
+    with signals_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        await_result(Future())
 
 
 @pytest.mark.process
