@@ -153,7 +153,7 @@ def test_next_run_recovers_although_the_old_writer_survives(
     """The engine outlives the run: its writer stays stopped, or resumes after the next run has started."""
     hold.arm()
     process = start_run(rig)
-    writer = psutil.Process(hold.await_writer())
+    writer = psutil.Process(hold.await_writer(lambda: process.poll() is not None))
     kill_run(process)
     assert writer.is_running()
     if writer_resumes:
@@ -174,7 +174,7 @@ def test_run_finishes_its_batch_after_its_python_worker_dies(
 ) -> None:
     hold.arm()
     process = start_run(rig)
-    writer = psutil.Process(hold.await_writer())
+    writer = psutil.Process(hold.await_writer(lambda: process.poll() is not None))
     engine = engine_status(rig.home)
     assert engine is not None
     assert engine.pid in [parent.pid for parent in writer.parents()]

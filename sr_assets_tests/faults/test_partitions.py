@@ -20,7 +20,7 @@ def test_new_lanes_finish_the_batch_of_a_killed_writer(rig: Rig, hold: Hold) -> 
     rig.settings()
     hold.arm()
     process = start_run(rig)
-    writer = psutil.Process(hold.await_writer())
+    writer = psutil.Process(hold.await_writer(lambda: process.poll() is not None))
     kill_run(process)
     assert 0 < len(sequences(rig.copies(f"{stream}_T"))) <= 200
     writer.kill()

@@ -84,7 +84,7 @@ def test_server_failure_during_a_batch_changes_no_outcome(
     configure(rig, undisturbed["stream"], feed, target_stream, **options)
     hold.arm()
     with in_background(rig.run) as run:
-        hold.await_writer()
+        hold.await_writer(run.done)
         with in_background(lambda: fault(failing_servers[victim])):
             wait_until(lambda: is_down(failing_servers[victim]), "the fault")
             hold.release()
