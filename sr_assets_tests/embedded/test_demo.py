@@ -25,6 +25,7 @@ from sr_assets.settings import load_settings
 from sr_assets.stages.daily_computation import AVAILABILITY_STAGE, INVENTORY_STAGE, DailyStage
 from sr_assets_tests.browser import open_page
 from sr_assets_tests.demo_process import DemoProcess
+from sr_assets_tests.operate.rig import SIGNALLED_AGAIN
 from sr_assets_tests.programs import chromium
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 from sr_assets_tests.servers import free_port
@@ -382,9 +383,20 @@ sys.exit(demo.run_demo(ui=False))
 """
 
 
+#: A demo that gets two signals.
+_SIGNALLED = f"""
+{SIGNALLED_AGAIN}
+from sr_assets.embedded import demo
+
+demo._Demo.run = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)
+sys.exit(demo.run_demo(ui=False))
+"""
+
+
+@pytest.mark.parametrize("program", (_QUERYING, _SIGNALLED), ids=("query", "second signal"))
 @pytest.mark.process
-def test_signal_during_a_query_ends_the_demo_as_usual(tmp_path: Path) -> None:
+def test_signal_ends_the_demo_as_usual(program: str, tmp_path: Path) -> None:
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", _QUERYING], env=environ, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
     assert not list(tmp_path.glob("sr-assets-demo-*"))

@@ -32,7 +32,7 @@ class Hold:
         """Hold the next writer."""
         self.marker.unlink(missing_ok=True)
 
-    def await_writer(self, has_ended: Callable[[], bool]) -> int:
+    def await_writer(self, has_ended: Callable[[], bool] = lambda: False) -> int:
         """Wait until a writer is held; return the process id of its Python worker.
 
         `has_ended` tells whether the run has ended: then no writer comes.

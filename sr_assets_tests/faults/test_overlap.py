@@ -122,7 +122,7 @@ def test_run_waits_for_dagster_and_recovers_its_cancelled_run(
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
     hold.arm()
     with Services(settings, None), dg.DagsterInstance.get() as instance:
-        worker = psutil.Process(hold.await_writer(lambda: False))
+        worker = psutil.Process(hold.await_writer())
         (cancelled,) = instance.get_runs(dg.RunsFilter(job_name=site_job_name(settings, SITE)), limit=1)
         assert cancelled.run_id in (site_owner(rig) or "")
         second = start_run(rig)

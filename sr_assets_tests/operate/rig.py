@@ -27,6 +27,18 @@ T = TypeVar("T")
 
 REPOSITORY = '{repositoryName: "__repository__", repositoryLocationName: "sr_assets.definitions"}'
 
+#: The begin of a program that gets another signal when it begins to ignore signals.
+SIGNALLED_AGAIN = """
+import os, signal, sys
+
+def handle(number, handler, real=signal.signal):
+    if handler == signal.SIG_IGN:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return real(number, handler)
+
+signal.signal = handle
+"""
+
 
 def configure(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, str]]) -> Settings:
     file = folder / "replication.yaml"

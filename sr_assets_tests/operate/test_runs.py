@@ -23,7 +23,7 @@ from sr_assets.operate.forking import Copies
 from sr_assets.operate.runs import _Children
 from sr_assets.settings import Settings, parse_cluster
 from sr_assets_tests.forks import Forked
-from sr_assets_tests.operate.rig import configure, run, runner_pid
+from sr_assets_tests.operate.rig import SIGNALLED_AGAIN, configure, run, runner_pid
 from sr_assets_tests.rig import PATIENCE_SECONDS, wait_until
 
 
@@ -110,23 +110,9 @@ def test_follow_starts_a_killed_site_again(platform: Settings, tmp_path: Path) -
     assert "error: the process of site london was ended by signal 9; restarting it" in log.read_text()
 
 
-#: `run --follow`, which gets another signal when it begins to ignore signals.
-_SIGNALLED_AGAIN = """
-import os, signal, sys
-from sr_assets.cli import run_command
-
-def handle(number, handler, real=signal.signal):
-    if handler == signal.SIG_IGN:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return real(number, handler)
-
-signal.signal = handle
-sys.exit(run_command(["run", "--follow"]))
-"""
-
-
 def test_second_signal_leaves_no_children_behind(platform: Settings) -> None:
-    with Forked([sys.executable, "-c", _SIGNALLED_AGAIN]) as following:
+    program = SIGNALLED_AGAIN + "from sr_assets.cli import run_command; sys.exit(run_command(['run', '--follow']))"
+    with Forked([sys.executable, "-c", program]) as following:
         try:
             wait_until(lambda: runner_pid(platform.home, "london") > 0, "the site's run")
             following.send_signal(signal.SIGINT)

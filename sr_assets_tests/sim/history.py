@@ -54,7 +54,7 @@ _NOTHING_LOST: Final = re.compile("already has a readable state|nothing to recov
 _HEADERS: Final = (
     b"NATS/1.0\r\nKind: a\r\nkind: b\r\n\r\n",
     b"NATS/1.0\r\nChoria-SR-Source: EDGE # SITE SITE 1799990000000\r\nNats-Msg-Id: SITE/SITE/EDGE/1/#\r\n\r\n",
-    b"NATS/1.0\r\nNats-Msg-Id: #\r\nKind: a\r\nNats-Trace-Dest: nobody\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: #\r\nKind: a\r\nNats-Trace-Dest: traces\r\n\r\n",
 )
 _REQUEST_FAULTS: Final = (
     "lost",
@@ -147,7 +147,7 @@ class History:
         #: The sequences that the source lost before they were read.
         self.gone: list[int] = []
         self.replicas = 1
-        #: What the source held when it lost its oldest messages before a recovery.
+        #: What the source held when it lost messages before a recovery.
         self.expired: list[Seen] = []
         #: The rules of later configurations, see `reference.Rules`.
         self.later: list[tuple[int, int, Rules]] = []
@@ -507,7 +507,7 @@ class History:
             self.disordered |= host is self.target
 
     def _fill(self) -> None:
-        """Let a stream accept no more messages for some time."""
+        """Let a stream refuse messages for some time."""
         host, name = self.luck.choice(((self.source, "FEED"), (self.target, self.targets[-1])))
         stream = host.streams.get(name)
         if stream is not None and stream.config["discard"] == "old":
@@ -516,7 +516,7 @@ class History:
             self.world.call_at(self._later_ns(), lambda: stream.config.update(before))
 
     def _fill_account(self) -> None:
-        """Let the streams of a server accept no more messages for some time."""
+        """Let the streams of a server refuse messages for some time."""
         streams = self.luck.choice((self.source, self.target)).streams.values()
         ours = [stream for stream in streams if stream.name != "S"]
 
@@ -560,7 +560,7 @@ class History:
             # Documented: what a server stores after its duplicate window is stored twice.
             return None
         if kind == "tail lost":
-            # What the source loses is another history, and nobody watches an earlier target.
+            # What the source loses is another history, and no run reads an earlier target.
             if host is self.target and self.replicas == 1 and len({*self.targets}) == 1:
                 self.world.call_at(self.world.now_ns, lambda: self.target.restart(lost=self.luck.randrange(1, 6)))
             return "closed"
@@ -646,7 +646,7 @@ class History:
             return [*differences, *(compare_feed(results, "FEED", None, fed) if self.centre else ())]
 
     def _compare_known(self) -> Iterator[comparison.Difference]:
-        """Compare what a recovery knows without the source's oldest messages: the copies, and the last event of each node."""
+        """Compare what a recovery knows without all of the source's messages: the copies, and the last event of each node."""
         results = _Results(self.source, self.target)
         known = {message.sequence: message for message in (*self.expired, *held_now(results, "S"))}
         made = Counter[int]()

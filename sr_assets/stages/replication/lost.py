@@ -7,7 +7,7 @@ their source only if `on_source_reset` lets the stream continue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -161,35 +161,44 @@ def stored_advisories(stream: StreamSettings, cluster: Cluster) -> Iterator[Advi
 
 
 class Announced(NamedTuple):
-    """Each node's stored advisory with the highest number, by which a centre ranks, and its timeouts next to a time.
-
-    These are the last one until it and the first one after it (True).
-    """
+    """Stored advisories by node: the one with the highest number, by which a centre ranks, and the timeouts next to a time."""
 
     last: dict[str, Advisory]
-    timeouts: dict[tuple[str, bool], Advisory]
+    #: The last timeout until the time, and the first one after it.
+    timeout_until: dict[str, Advisory]
+    timeout_after: dict[str, Advisory]
+
+    @property
+    def timeouts(self) -> list[Advisory]:
+        """The timeouts of all nodes."""
+        return [*self.timeout_until.values(), *self.timeout_after.values()]
 
 
 def read_announced(stream: StreamSettings, clusters: Clusters, at_ns: int, unknown: list[str]) -> Announced:
     """Read a stream's stored advisories; the timeouts are those next to a time (unix ns)."""
-    announced = Announced({}, {})
+    announced = Announced({}, {}, {})
     if stream.advisory is None or stream.advisory_cluster is None:
         return announced
     try:
         for advisory in stored_advisories(stream, clusters.connect(stream.advisory_cluster)):
-            known = announced.last.get(advisory.node, advisory)
-            announced.last[advisory.node] = max(known, advisory, key=lambda each: each.transition)
-            if LIFE_CYCLE[advisory.event_code] is Event.TIMEOUT:
-                is_after = advisory.event_ns > at_ns
-                key = advisory.node, is_after
-                known = announced.timeouts.get(key, advisory)
-                announced.timeouts[key] = (min if is_after else max)(known, advisory, key=lambda each: each.event_ns)
+            _keep(announced.last, advisory, lambda each: each.transition)
+            if LIFE_CYCLE[advisory.event_code] is not Event.TIMEOUT:
+                continue
+            if advisory.event_ns <= at_ns:
+                _keep(announced.timeout_until, advisory, lambda each: each.event_ns)
+            else:
+                _keep(announced.timeout_after, advisory, lambda each: -each.event_ns)
     except RunError as error:
         unknown.append(f"which transitions were announced: {error}")
         return announced
     if not announced.last:
         unknown.append(f"which transitions were announced: no stream on {stream.advisory_cluster.label} has any")
     return announced
+
+
+def _keep(kept: dict[str, Advisory], advisory: Advisory, rank: Callable[[Advisory], int]) -> None:
+    """Keep an advisory if its node has none of a higher or equal rank."""
+    kept[advisory.node] = max(kept.get(advisory.node, advisory), advisory, key=rank)
 
 
 def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:

@@ -476,7 +476,7 @@ def _rebuild_nodes(
     until = (copies.last or 0) if len(copies) else position.sequence - 1
     messages = read_stream(stream.source, source, stream.filter_subject, until=until)
     rebuild_nodes(stream, copies, source.first_sequence, messages, rebuilt)
-    refine_times(stream, rebuilt, announced.timeouts.values())
+    refine_times(stream, rebuilt, announced.timeouts)
     queued = site.state.copy_queue(stream.stream).all_copies()
     here = source.created_ns
     not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence > (copies.last or 0)}
