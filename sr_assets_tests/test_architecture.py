@@ -37,7 +37,7 @@ BUDGETS = {
     "domain": (42, 5_750),
     "settings": (23, 5_400),
     "adapters": (109, 22_390),
-    "stages": (53, 12_690),
+    "stages": (53, 12_720),
     "assets": (13, 2_300),
     "automation": (11, 1_550),
     "operate": (27, 5_150),

@@ -25,7 +25,7 @@ from sr_assets_tests.sim.world import Process
 pytestmark = pytest.mark.process
 
 #: The histories of the gate, in groups that workers share: a minute on two cores.
-GROUPS, GROUP = 8, 12
+GROUPS, GROUP = 8, 10
 #: Shorter than any pause before a message is sent again, so that no stream recognises a duplicate.
 WINDOW = {"duplicate_window": 100_000_000}
 ENTRY: Final = {
@@ -154,6 +154,7 @@ def test_home_that_has_read_nothing_continues_the_epoch_of_a_later_one(folder: P
     assert epochs == [(epoch,) for epoch in {epoch for _, epoch in told}]
 
 
+@pytest.mark.parametrize("sampled", (False, True), ids=("copied", "and sampled"))
 @pytest.mark.parametrize(
     ("later", "told"),
     (
@@ -164,8 +165,8 @@ def test_home_that_has_read_nothing_continues_the_epoch_of_a_later_one(folder: P
     ),
     ids=("silent", "back", "expired"),
 )
-def test_recovery_announces_no_silence_twice(later: str | None, told: list[str], folder: Path) -> None:
-    """The source has only the message after the silence left; the copy of the one before names milliseconds."""
+def test_recovery_announces_no_silence_twice(later: str | None, told: list[str], sampled: bool, folder: Path) -> None:
+    """The source has only the message after the silence left; the copy of the one before names milliseconds, or is none."""
     with simulated(1, BEGIN_NS + 123) as (world, network):
         source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
         for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
@@ -185,14 +186,16 @@ def test_recovery_announces_no_silence_twice(later: str | None, told: list[str],
             assert [report.failure for report in home.reports.values()] == [None]
 
         def live() -> None:
-            report_and_run("n")
+            for _ in range(1 + sampled):
+                report_and_run("n")
             world.sleep(2400.0)
             if later:
                 report_and_run(later)
             if later == "m":
                 world.sleep(1500.0)
             run()
-            source.streams["S"].remove(1)
+            for sequence in range(1, 2 + sampled):
+                source.streams["S"].remove(sequence)
             shutil.rmtree(home.folder)
             home.folder.mkdir()
             home.recover(home.configure(document))
@@ -207,3 +210,59 @@ def test_recovery_announces_no_silence_twice(later: str | None, told: list[str],
             crash_points.hook = None
         bodies = [json.loads(each.payload) for each in source.streams["FEED"].messages.values()]
     assert [f"{body['event']} {body['value']}" for body in bodies] == told
+
+
+@pytest.mark.parametrize("copied", (0, 1))
+def test_rebuilt_state_makes_the_copies_that_were_due(copied: int, folder: Path) -> None:
+    """A node whose messages all follow the last copy is found again in them; without copies, the queue names them."""
+    made = 0
+
+    def refuse(_host: Host, _process: Process, subject: str) -> str | None:
+        nonlocal made
+        made += subject.startswith("T.")
+        return "lost" if subject.startswith("T.") and made > copied else None
+
+    with simulated(1, BEGIN_NS) as (world, network):
+        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
+        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
+            host.create(name, **WINDOW)
+        home = Home(world, folder, "one")
+        install_hook([home])
+
+        def run() -> str | None:
+            home.start(settings)
+            home.join()
+            assert home.error is None
+            (report,) = home.reports.values()
+            return report.failure
+
+        def live() -> None:
+            for node in ("a", "b", "b"):
+                source.publish(None, "S.m", "", b"", json.dumps({"sender": node}).encode())
+                # The second message of a node comes after its expiry.
+                world.sleep(7200.0)
+            untouched, target.fault = target.fault, refuse
+            assert run()
+            home.recover(settings, force=True)
+            home.join()
+            assert home.completed, home.error
+            target.fault = untouched
+            assert run() is None
+
+        settings = home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]})
+        try:
+            world.run(live)
+        finally:
+            crash_points.hook = None
+        copies = [last_origin(each.headers) for each in target.streams["T"].messages.values()]
+        bodies = [json.loads(each.payload) for each in source.streams["FEED"].messages.values()]
+    assert [origin and origin.sequence for origin in copies] == [1, 2, 3]
+    transitions = [(body["value"], body["event"], body["transition"]) for body in bodies]
+    assert sorted(transitions) == [
+        ("a", "expire", 3),
+        ("a", "new", 1),
+        ("a", "timeout", 2),
+        *(("b", event, number) for event, number in (("expire", 3), ("expire", 6), ("new", 1), ("new", 4))),
+        ("b", "timeout", 2),
+        ("b", "timeout", 5),
+    ]

@@ -51,7 +51,7 @@ from sr_assets.stages.replication.target_copies import Copies, compare_with_orig
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import find_holes, gap_rows
-from sr_assets.stages.source.position import epoch_at, first_sequence, sequence_at
+from sr_assets.stages.source.position import another_source, epoch_at, first_sequence, sequence_at
 from sr_assets.stages.source.source_reading import first_available
 from sr_assets.stages.tracking.batch_rows import add_transitions
 from sr_assets.stages.tracking.node_snapshots import SnapshotStage
@@ -91,7 +91,7 @@ def classify_pending(
     Messages after the last copy of the present source are read again. This function writes nothing.
     """
     pending = PendingCopies()
-    _classify_queued(site, stream, state, copies, pending)
+    _classify_queued(site, stream, source, state, copies, pending)
     store, name = site.state, stream.stream
     intent = store.open_intent(name)
     again = [resend.covered for resend in store.copy_log(name).resends()]
@@ -109,16 +109,21 @@ def classify_pending(
 
 
 def _classify_queued(
-    site: Site, stream: StreamSettings, state: StreamState, copies: Copies, pending: PendingCopies
+    site: Site, stream: StreamSettings, source: StreamInfo, state: StreamState, copies: Copies, pending: PendingCopies
 ) -> None:
     """Keep queued copies of the present source, and record the other unmade ones as lost."""
-    queued = site.state.copy_queue(stream.stream).all_copies()
+    queued, end = site.state.copy_queue(stream.stream).all_copies(), (copies.last or 0) + 1
+    known = site.state.load_stream(stream.stream)
+    if queued and known and not len(copies):
+        # Only what was read tells whether the sequences still identify the same messages.
+        changed = another_source(site.clusters.connect(stream.source), stream, source, known)
+        end = 0 if changed else state.next_sequence
     made = copies.made([sequence for _, sequence, _ in queued], state.created_ns)
     lost: list[int] = []
     for created_ns, sequence, node in queued:
         if (created_ns, sequence) in made:
             continue
-        if created_ns == state.created_ns and copies.is_covered(sequence):
+        if created_ns == state.created_ns and sequence < end:
             pending.due[sequence] = node
         elif created_ns != state.created_ns or sequence < state.next_sequence or copies.source_is_another:
             lost.append(sequence)
@@ -243,18 +248,31 @@ def _see(
 
 
 def refine_times(stream: StreamSettings, rebuilt: Rebuilt, timeouts: Iterable[Advisory]) -> None:
-    """Give nodes that only a copy shows its original's exact time, which their announced timeout tells.
+    """Give nodes the time of their last message that an announced timeout tells, if it is another than the rebuilt one.
 
-    A copy's header names milliseconds. The next run would announce the same silence with another time and id.
+    A copy's header names milliseconds, and the source may have lost a message that was not copied. The next run would announce
+    the same silence with another time and id.
     """
     for timeout in timeouts:
         state = rebuilt.nodes.get(node := timeout.node)
         if state is None or state.status is not Status.UP:
             continue
+        seen_ns = max(state.seen_ns, _told_seen_ns(timeout))
         warning_ns = stream.policy_of(rebuilt.classes.get(node)).warning_ns
-        cut_ns = timeout.event_ns - rebuilt.blind.exceeds_at_ns(state.seen_ns, warning_ns)
-        if 0 < cut_ns < _MILLISECOND_NS:
-            rebuilt.nodes[node] = replace(state, seen_ns=state.seen_ns + cut_ns)
+        cut_ns = timeout.event_ns - rebuilt.blind.exceeds_at_ns(seen_ns, warning_ns)
+        if abs(cut_ns) < _MILLISECOND_NS:
+            seen_ns += cut_ns
+        rebuilt.nodes[node] = replace(state, seen_ns=seen_ns)
+
+
+def _told_seen_ns(advisory: Advisory) -> int:
+    """Return when an advisory's node was seen last, at most a millisecond early, or 0 if it does not tell."""
+    if STATUS[advisory.event_code] is Status.UP:
+        return advisory.event_ns
+    if advisory.age_seconds is None or not advisory.transition:
+        # The Stream Replicator's ages are whole seconds.
+        return 0
+    return advisory.event_ns - round(advisory.age_seconds * SECOND_NS) - _MILLISECOND_NS // 2
 
 
 def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState], not_made: Collection[str | None]) -> None:
@@ -313,6 +331,7 @@ def continue_announced(
             retired = status is Status.RETIRED
             known = replace(
                 known,
+                seen_ns=max(known.seen_ns, _told_seen_ns(advisory)),
                 status=status,
                 status_since_ns=event_ns,
                 retired_at_ns=event_ns if retired else None,
@@ -479,14 +498,23 @@ def _rebuild_nodes(
     refine_times(stream, rebuilt, announced.timeouts)
     queued = site.state.copy_queue(stream.stream).all_copies()
     here = source.created_ns
-    not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence > (copies.last or 0)}
+    not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence >= position.sequence}
     rows = nodes.all_states()
     states = {node: state_of(values) for node, _, *values in rows}
     rebuilt.classes = {node: node_class for node, node_class, *_ in rows} | rebuilt.classes
-    keep_known_nodes(rebuilt, states, not_made)
     # A source with a limit per subject may lack the message of an event, whatever its first one.
     has_holes = source.messages != source.last_sequence + 1 - source.first_sequence
     is_held = source.first_sequence <= position.sequence and not has_holes
+    if is_held:
+        # The next run finds a node again whose messages all follow the position; its state would date them too late.
+        later = {
+            node: state
+            for node, state in states.items()
+            if node not in rebuilt.nodes and state.first_seen_ns >= position.watermark_ns
+        }
+        rebuilt.highest = max((state.transition for state in later.values()), default=0)
+        states = {node: state for node, state in states.items() if node not in later}
+    keep_known_nodes(rebuilt, states, not_made)
     continue_announced(stream, rebuilt, announced.last, states, position.watermark_ns if is_held else None)
 
 
