@@ -164,8 +164,7 @@ def _table_query(home: str, table: Table, rows: Sequence[str], later: Sequence[s
 
     Columns that a file lacks are NULL; `uniform` files have all.
     """
-    kinds = table.kinds
-    columns = ", ".join(kinds)
+    kinds, columns = table.kinds, ", ".join(table.kinds)
     nothing = f"SELECT {', '.join(f'NULL::{kind} AS {column}' for column, kind in kinds.items())} WHERE false"
     if not rows:
         return nothing

@@ -7,6 +7,7 @@ column `feed` is `name/stream` of the feed, and `name` is the site that an advis
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -126,8 +127,9 @@ class Table(NamedTuple):
         return "true" if self.growth is None else f"NOT ({self.growth.gone})"
 
 
+@cache
 def kinds_of(columns: str) -> dict[str, str]:
-    """Return the type of each column by name, in order, of columns as DuckDB declares them."""
+    """Return the type of each column by name, in order, of columns as DuckDB declares them; no caller changes it."""
     return dict(column.split(maxsplit=1) for column in columns.split(","))
 
 
