@@ -177,7 +177,7 @@ def compare_transitions(
 def compare_advisories(
     stream: str, sent: Iterable[Iterable[Seen]], expected: Expected, feed: str
 ) -> Iterator[Difference]:
-    """Compare the sent advisories: one per transition, of rising rank for each node, on a valid subject.
+    """Compare the sent advisories: one per transition, of rising rank and number for each node, on a valid subject.
 
     `sent` are all messages that the feed ever held. Advisories that a rolled-back feed lost may be sent again unless
     they were acknowledged.
@@ -210,7 +210,8 @@ def compare_advisories(
         )
     yield from _ids(feed, ids, wanted)
     for node, given in ranks.items():
-        if given != sorted(given):
+        numbers = [number for _, number in given]
+        if given != sorted(given) or numbers != sorted(numbers):
             yield Difference(Kind.TRANSITION_WRONG, f"{feed} {node}: in the order {given}")
 
 

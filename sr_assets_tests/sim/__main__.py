@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from sr_assets_tests.sim.elections import run_history, shrink
@@ -18,10 +18,16 @@ from sr_assets_tests.sim.history import Choice, Outcome
 from sr_assets_tests.sim.platform import IN_MEMORY
 
 
-def _run(seed: int, choice: Choice) -> Outcome:
+def _run(seed: int, choice: Choice, failed: Outcome | None = None) -> Outcome:
+    """Run the history of a seed, or shrink it if it has failed."""
     with tempfile.TemporaryDirectory(prefix="simulation-", dir=IN_MEMORY) as folder:
-        outcome = run_history(seed, Path(folder), choice=choice)
-        return outcome if outcome.problem is None else shrink(outcome, Path(folder), choice)
+        if failed is None:
+            return run_history(seed, Path(folder), choice=choice)
+        return shrink(failed, Path(folder), choice)
+
+
+def _print(difference: str) -> None:
+    print(difference, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -36,33 +42,37 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     options = parser.parse_args()
-    began, counts, problems = time.monotonic(), Outcome(options.seed), list[Outcome]()
+    began, counts, problems = time.monotonic(), Outcome(options.seed), list[int]()
     choice, histories = Choice(options.members, frozenset(options.only)), 0
     workers = len(os.sched_getaffinity(0))
     seeds = iter(range(options.seed, options.seed + options.histories))
     with ProcessPoolExecutor(workers) as pool:
         running = {pool.submit(_run, seed, choice) for seed in itertools.islice(seeds, 2 * workers)}
-        while running:
-            done = next(as_completed(running))
-            running.remove(done)
+        shrinking = set[Future[Outcome]]()
+        while running or shrinking:
+            done = next(as_completed(running | shrinking))
             outcome = done.result()
+            if done in shrinking:
+                shrinking.remove(done)
+                _print(f"seed {outcome.seed}, as few faults as possible {outcome.effective}: {outcome.problem}")
+                continue
+            running.remove(done)
             histories += 1
             for name in ("faults", "points"):
                 getattr(counts, name).update(getattr(outcome, name))
             counts.messages += outcome.messages
             counts.transitions += outcome.transitions
             if outcome.problem is not None:
-                problems.append(outcome)
-                print(
-                    f"seed {outcome.seed}, faults {outcome.effective}: {outcome.problem}", file=sys.stderr, flush=True
-                )
+                problems.append(outcome.seed)
+                _print(f"seed {outcome.seed}: {outcome.problem}")
+                shrinking.add(pool.submit(_run, outcome.seed, choice, outcome))
             if time.monotonic() - began < options.seconds and (seed := next(seeds, None)) is not None:
                 running.add(pool.submit(_run, seed, choice))
     seconds = time.monotonic() - began
     result = {
         "histories": histories,
         "per_minute": round(histories / seconds * 60),
-        "differences": [outcome.seed for outcome in problems],
+        "differences": problems,
         "messages": counts.messages,
         "transitions": counts.transitions,
         "faults": dict(sorted(counts.faults.items())),

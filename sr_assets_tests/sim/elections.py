@@ -34,7 +34,7 @@ class ElectedHistory(History):
             home.clock_ns = plan.choice((0, -20, 20)) * 60 * SECOND_NS
         self.tracked, self.minutes, self.senders = True, 2, plan.choice((3, 20))
         self.first_rules = self._rules()
-        self.centre = plan.random() < 0.5
+        self._draw_centre(0.5)
         self.short_window = plan.random() < 0.5
         window = {"duplicate_window": 100_000_000 if self.short_window else 120 * SECOND_NS}
         self.source.create("S", allow_direct=plan.random() < 0.8)

@@ -140,6 +140,8 @@ class History:
         #: Whether copies may have another order than their originals, `recover` has rebuilt the state, and the source's
         #: messages may be replaced by others, or its target.
         self.disordered = self.recovered = self.resets = self.target_resets = False
+        #: Whether a state is rebuilt from the target's copies.
+        self.rebuilds = False
         #: What the source held before each rollback.
         self.held: list[list[Seen]] = []
         self.created: list[int] = []
@@ -152,6 +154,8 @@ class History:
         #: The rules of later configurations, see `reference.Rules`.
         self.later: list[tuple[int, int, Rules]] = []
         self.trigger, self.forces, self.targets, self.target_reset = 3, False, ["T"], "recopy"
+        #: The stream that a centre follows, and the advisories of the site that a relay has stored there.
+        self.followed, self.relayed = "FEED", set[int]()
         #: When each node last sent a message.
         self.last_ns: dict[int, int] = {}
 
@@ -190,7 +194,7 @@ class History:
         plan = self.plan
         self._found(["one"])
         self.tracked = plan.random() < 0.8
-        self.centre = self.tracked and plan.random() < 0.25
+        self._draw_centre(0.25 if self.tracked else 0.0)
         self.minutes = plan.choice((10, 60, 600))
         self.first_rules = self._rules()
         self.home.clock_ns = plan.choice((0, 0, -20, 20)) * _MINUTE_NS
@@ -213,11 +217,14 @@ class History:
         incidents |= {"delete the target": self._delete_target, "lose the target's end": self._lose_end}
         incidents["reconfigure"] = self._reconfigure
         # Each of them leaves what another one would not expect.
-        kinds = plan.choice(((), ("back up", "put back", "put back"), *((kind,) * 3 for kind in [*incidents][2:])))
+        kinds = plan.choice(((), ("back up", "put back"), *((kind,) for kind in [*incidents][2:]), ("lose the home",)))
         self.resets = not {"roll back", "recreate"}.isdisjoint(kinds)
-        self.target_resets = "delete the target" in kinds
-        for _ in range(plan.randrange(2, 5)):
-            kind = plan.choice(("publish", *["publish and run"] * 4, "run", "wait", "wait", *kinds))
+        self.target_resets, self.rebuilds = "delete the target" in kinds, "lose the home" in kinds
+        work = ("publish", *["publish and run"] * 4, "run", "wait", "wait")
+        steps = [plan.choice(work) for _ in range(plan.randrange(3))]
+        for kind in kinds:
+            steps += ["publish and run", kind]
+        for kind in (*steps, *(plan.choice((*work, *kinds)) for _ in range(plan.randrange(1, 4)))):
             self.outcome.steps.append(kind)
             if kind in incidents:
                 incidents[kind]()
@@ -227,6 +234,29 @@ class History:
             else:
                 self._work(kind)
         self._end()
+
+    def _draw_centre(self, share: float) -> None:
+        """Decide whether a share of histories has a centre, and whether it follows the advisories or a relay of them."""
+        self.centre = self.plan.random() < share
+        if self.centre and self.plan.random() < 0.5:
+            self.followed = "RELAY"
+            self.source.create("RELAY")
+
+    def _relay(self, *, whole: bool = False) -> None:
+        """Store advisories where the centre reads them: in another order, some again, and unless `whole`, some only later.
+
+        So does a way over other clusters, whose copiers repeat what was not acknowledged.
+        """
+        if self.followed == "FEED":
+            return
+        told, stream = self.source.streams["FEED"].messages, self.source.streams[self.followed]
+        fresh = [each for each in told if each not in self.relayed and (whole or self.plan.random() < 0.6)]
+        again = self.plan.sample(sorted(self.relayed), len(self.relayed) // 4)
+        for sequence in self.plan.sample([*fresh, *again], len(fresh) + len(again)):
+            before = stream.last
+            self.source.publish(None, f"{self.followed}.m", "", b"", told[sequence].payload)
+            if stream.last > before:
+                self.relayed.add(sequence)
 
     def _found(self, names: list[str]) -> None:
         """Make the servers and the homes."""
@@ -248,12 +278,17 @@ class History:
             self.rates = plan.choice(((0.0, 0.05), (0.01, 0.02), (0.03, 0.0), (0.1, 0.1)))
             settings = self._configured(self.home, paused=plan.random() < 0.1)
             self.home.start(settings)
+            if plan.random() < 0.1:
+                self.world.sleep(plan.choice((0.0, 0.01, 0.1)))
+                if not self.home.is_dead:
+                    self.home.start_rival(settings)
             self._disturb(self.home)
             for _ in range(plan.choice((0, 0, 12))):
                 self.world.sleep(plan.choice((0.003, 0.2)))
                 self._publish()
             self._finish()
             if self.centre:
+                self._relay()
                 self.home.start(settings, _CENTRE)
                 self._finish()
             self.rates = (0.0, 0.0)
@@ -284,9 +319,12 @@ class History:
         self.committed[key] = now
 
     def _back_up(self) -> None:
-        # A home without a state is a lost one: only an operator may let it begin again.
-        state = self._state()
-        if state is not None and state.has_position:
+        # A home without a state is a lost one, also one that has made no copy: only an operator may let it begin again.
+        if not self._has_state:
+            return
+        with SiteState(self._site_folder) as store:
+            state, copying = store.load_stream("S"), store.load_copying("S")
+        if state is not None and state.has_position and copying.target_stream:
             shutil.rmtree(self.backup, ignore_errors=True)
             shutil.copytree(self.home.folder, self.backup)
 
@@ -315,7 +353,7 @@ class History:
     def _lose_unread(self) -> None:
         """Let the source lose messages before they are read."""
         loaded = self._state() if self.tracked else None
-        if loaded is None or not loaded.has_position:
+        if loaded is None or not loaded.has_read:
             return
         with SiteState(self._site_folder) as store:
             changed = max(store.nodes("S").table()["status_since_ns"].to_pylist(), default=0)
@@ -355,15 +393,18 @@ class History:
                 self.target.publish(None, "other.m", "", b"", b"")
 
     def _lose_home(self) -> None:
-        """Lose the home when all work is done, and recover it."""
-        # An advisory waits as long as its stream is full.
-        self.world.sleep(_LONGEST_SECONDS)
-        self._drain(SITE)
-        shutil.rmtree(self.home.folder)
-        self.home.folder.mkdir()
+        """Lose the home when all work is done, and recover it; or rebuild the state of one that may have work left."""
+        # Without copies, the next message of each node is copied.
+        forced = self._has_state and self.plan.random() < 0.4 and bool(_Results(self.source, self.target).copies("T"))
+        if not forced:
+            # Nodes may fall silent, and an advisory waits as long as its stream is full.
+            self.world.sleep(_LONGEST_SECONDS + self.minutes * self.plan.choice((0.0, 31.0, 61.0)))
+            self._drain(SITE)
+            shutil.rmtree(self.home.folder)
+            self.home.folder.mkdir()
         self.recovered = True
         stream = self.source.stream("S")
-        if self.plan.random() < 0.5:
+        if not forced and self.plan.random() < 0.5:
             self.expired += held_now(_Results(self.source, self.target), "S")
             count = self.plan.randrange(len(stream.order) + 1)
             oldest, sample = stream.order[:count], self.plan.sample(stream.order, count)
@@ -371,7 +412,7 @@ class History:
                 stream.remove(sequence)
         self.rates = self.plan.choice(((0.0, 0.0), (0.03, 0.1)))
         for _ in range(_LAST_RUNS):
-            self.home.recover(self._settings())
+            self.home.recover(self._settings(), force=forced)
             self._finish()
             if self.home.completed or _NOTHING_LOST.search(str(self.home.error)):
                 break
@@ -425,7 +466,7 @@ class History:
             entry |= {"inspect_force_field": "force"} if self.forces else {}
             entry |= {"advisory": {"subject": "FEED.%s.%v", "reliable": True}}
         feeds = (
-            [{"name": _CENTRE, "stream": "FEED", "url": "nats://source:4222", "batch_messages": 7}]
+            [{"name": _CENTRE, "stream": self.followed, "url": "nats://source:4222", "batch_messages": 7}]
             if self.centre
             else []
         )
@@ -560,11 +601,11 @@ class History:
             # Documented: what a server stores after its duplicate window is stored twice.
             return None
         if kind == "tail lost":
-            # What the source loses is another history, and no run reads an earlier target.
-            if host is self.target and self.replicas == 1 and len({*self.targets}) == 1:
+            # What the source loses is another history, no run reads an earlier target, and `recover` believes the target.
+            if host is self.target and self.replicas == 1 and len({*self.targets}) == 1 and not self.rebuilds:
                 self.world.call_at(self.world.now_ns, lambda: self.target.restart(lost=self.luck.randrange(1, 6)))
             return "closed"
-        home = next(each for each in self.homes if process in {each.process, each.service})
+        home = next(each for each in self.homes if process in each.processes)
         if kind == "kill before":
             home.kill()
             return "closed"
@@ -585,8 +626,10 @@ class History:
         self.publishes = True
         # The last disturbance is over.
         self.world.sleep(_LONGEST_SECONDS)
-        for site in (SITE, *([_CENTRE] if self.centre else ())):
-            self._drain(site)
+        self._drain(SITE)
+        if self.centre:
+            self._relay(whole=True)
+            self._drain(_CENTRE)
         differences = self._compare() if not self.expired else [*self._compare_known()]
         if self.recovered:
             # It rebuilds no counters, and no transitions before it.
@@ -638,12 +681,12 @@ class History:
             )
             self.outcome.messages = compared.messages
             self.outcome.transitions = len(compared.expected.advisories)
-            fed = self.source.streams["FEED"].last
+            fed = self.source.streams[self.followed].last
             differences = compared.differences
             if len(past.held) > len(past.beginnings):
                 # Nobody has known of what the source lost before it was noticed.
                 differences = [each for each in differences if each.kind is not Kind.BLIND_WRONG]
-            return [*differences, *(compare_feed(results, "FEED", None, fed) if self.centre else ())]
+            return [*differences, *(compare_feed(results, self.followed, None, fed) if self.centre else ())]
 
     def _compare_known(self) -> Iterator[comparison.Difference]:
         """Compare what a recovery knows without all of the source's messages: the copies, and the last event of each node."""
@@ -672,13 +715,7 @@ class History:
     def _blind_spans(self, seen: list[Seen], results: _Results) -> list[tuple[int, int]]:
         """Return the blind spans of the messages that the source lost before they were read."""
         (watermark_us,) = results.row("SELECT epoch_us(watermark) FROM replication WHERE stream = 'S'").values()
-        watermark_ns = (watermark_us or 0) * 1000
-        spans = blind_spans(seen, self.gone, watermark_ns)
-        if seen and any(sequence < seen[0].sequence for sequence in self.gone):
-            # The first message that the source held when the batch was planned is the last one before that hole.
-            first_ns = seen[0].stored_ns
-            spans.append((first_ns, next((each.stored_ns for each in seen if each.stored_ns > first_ns), watermark_ns)))
-        return spans
+        return blind_spans(seen, self.gone, (watermark_us or 0) * 1000)
 
 
 @dataclass(frozen=True)

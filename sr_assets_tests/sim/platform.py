@@ -28,6 +28,7 @@ from sr_assets.adapters.copying import copier
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.nats import administration, client, object_store
 from sr_assets.adapters.published import history as published_history
+from sr_assets.adapters.state.lock import SiteBusyError
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.wire import connection
@@ -58,6 +59,7 @@ SITE: Final = "LONDON"
 IN_PROCESS: Final = {"from_messages": 1_000_000}
 _connect: Final = duckdb.connect
 _publish: Final = Site.publish
+_OPTIMIZERS: Final = ",".join(name for (name,) in duckdb.execute("SELECT name FROM duckdb_optimizers()").fetchall())
 _save, _transaction = SiteState.save_stream, SiteState.transaction
 #: Where homes need no disk, or None for the usual folder of temporary files.
 IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -75,8 +77,8 @@ def _ignore_killed(unraisable: Any) -> None:
 def _connect_without_threads(
     database: str = ":memory:", read_only: bool = False, config: dict[str, Any] | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """Connect to DuckDB without threads of its own: a tenth of a history's CPU time."""
-    return _connect(database, read_only, {**(config or {}), "threads": 1})
+    """Connect to DuckDB without threads of its own, a tenth of a history's CPU time, and without its optimizers, a fifth."""
+    return _connect(database, read_only, {**(config or {}), "threads": 1, "disabled_optimizers": _OPTIMIZERS})
 
 
 def _close_control_stores() -> None:
@@ -173,6 +175,16 @@ def simulated(
             world.enter(None)
 
 
+def _run(settings: Settings, name: str, run_id: str) -> dict[str, StreamReport]:
+    """Run a site until there is no more work, and return what it did by stream."""
+    with Site(settings, name, owner="run", run_id=run_id, wait_seconds=0) as opened:
+        selection = {entry.stream: frozenset(Stage) for entry in opened.entries}
+        work = SiteRun(opened, selection, drain_only=True)
+        for _ in work.rounds():
+            pass
+        return work.reports
+
+
 class Home:
     """A home of one member, and the process that works on it."""
 
@@ -182,6 +194,8 @@ class Home:
         self.process: Process | None = None
         #: What campaigns for the site, with an election.
         self.service: Process | None = None
+        #: A second run of the site, which the first one keeps out.
+        self.rival: Process | None = None
         self.reports: dict[str, StreamReport] = {}
         self.error: BaseException | None = None
         #: Whether the process has done its work, and was not killed.
@@ -200,19 +214,24 @@ class Home:
         """Start a run of a site in a new process, which ends when there is no more work."""
 
         def run() -> None:
-            with Site(settings, name, owner="run", run_id=f"{self.name}", wait_seconds=0) as opened:
-                selection = {entry.stream: frozenset(Stage) for entry in opened.entries}
-                work = SiteRun(opened, selection, drain_only=True)
-                for _ in work.rounds():
-                    pass
-                self.reports = work.reports
+            self.reports = _run(settings, name, self.name)
 
         self._act(run, f"run of {self.name}")
 
-    def recover(self, settings: Settings) -> None:
-        """Start `recover` of the site's only stream in a new process."""
+    def start_rival(self, settings: Settings) -> None:
+        """Start another run of the site beside the process, or in its place if it has not begun yet."""
+        self.rival = Process(self.world, self.name, self.clock_ns)
+
+        def act() -> None:
+            with contextlib.suppress(SiteBusyError):
+                _run(settings, SITE, f"rival of {self.name}")
+
+        SimThread(target=act, name=f"rival of {self.name}", process=self.rival).start()
+
+    def recover(self, settings: Settings, *, force: bool = False) -> None:
+        """Start `recover` of the site's only stream in a new process, with `force` of a readable state."""
         (stream,) = (entry for entry in settings.sites[SITE] if isinstance(entry, StreamSettings))
-        self._act(lambda: recover_stream(settings, stream), f"recovery of {self.name}")
+        self._act(lambda: recover_stream(settings, stream, force=force), f"recovery of {self.name}")
 
     def _act(self, work: Callable[[], object], name: str) -> None:
         assert self.process is None or not self.process.alive
@@ -228,10 +247,15 @@ class Home:
 
         SimThread(target=act, name=name, process=self.process).start()
 
+    @property
+    def processes(self) -> list[Process]:
+        """The processes of the home that were started last."""
+        return [each for each in (self.process, self.service, self.rival) if each is not None]
+
     def jump(self, clock_ns: int) -> None:
         """Set the clock of the home's machine, to what it is ahead of the world's."""
         self.clock_ns = clock_ns
-        for process in filter(None, (self.process, self.service)):
+        for process in self.processes:
             process.clock_ns = clock_ns
 
     def serve(self, settings: Settings) -> None:
@@ -246,7 +270,7 @@ class Home:
 
     def kill(self) -> None:
         """Kill the home's processes: it stays as it is on the disk now."""
-        living = [each for each in (self.process, self.service) if each is not None and each.alive and not each.dead]
+        living = [each for each in self.processes if each.alive and not each.dead]
         if not living or self._saved is not None:
             return
         self._saved = self.folder.with_name(f"{self.folder.name}.saved")
@@ -257,7 +281,7 @@ class Home:
 
     def bury(self) -> None:
         """Wait until killed processes have ended, and undo what their end did in the home."""
-        while any(each.dead and each.alive for each in (self.process, self.service) if each is not None):
+        while any(each.dead and each.alive for each in self.processes):
             self.world.sleep(0.001)
         if self._saved is not None:
             shutil.rmtree(self.folder)
@@ -270,8 +294,8 @@ class Home:
         return self._saved is not None
 
     def join(self) -> None:
-        """Wait for the end of the process."""
-        while self.process is not None and self.process.alive:
+        """Wait for the end of the process, and of its rival."""
+        while any(each is not None and each.alive for each in (self.process, self.rival)):
             self.world.sleep(0.05)
 
 
@@ -283,7 +307,7 @@ def install_hook(homes: list[Home], reached: Callable[[Home, Point], None] = lam
         if process.dead:
             raise Killed
         for home in homes:
-            if home.process is process:
+            if process in (home.process, home.rival):
                 reached(home, point)
 
     crash_points.hook = hook
