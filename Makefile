@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 READY := .venv/ready
 # Most tests wait for servers and Spark, so four processes keep two cores busy. Tests of one file share servers.
-PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # Each of the suite's hundreds of processes would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -52,7 +52,10 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def listening_ports(process: psutil.Process) -> list[int]:
-    return [each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    """Return the ports on which a process listens; one that has ended meanwhile listens on none."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    return []
 
 
 def send_without_secret(port: int) -> bytes:
