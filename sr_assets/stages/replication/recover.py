@@ -113,11 +113,9 @@ def _classify_queued(
 ) -> None:
     """Keep queued copies of the present source, and record the other unmade ones as lost."""
     queued, end = site.state.copy_queue(stream.stream).all_copies(), (copies.last or 0) + 1
-    known = site.state.load_stream(stream.stream)
-    if queued and known and not len(copies):
+    if queued and not len(copies):
         # Only what was read tells whether the sequences still identify the same messages.
-        changed = another_source(site.clusters.connect(stream.source), stream, source, known)
-        end = 0 if changed else state.next_sequence
+        end = 0 if _has_read_another(site, stream, source) else state.next_sequence
     made = copies.made([sequence for _, sequence, _ in queued], state.created_ns)
     lost: list[int] = []
     for created_ns, sequence, node in queued:
@@ -131,6 +129,14 @@ def _classify_queued(
         hole = SequenceRange(min(lost), max(lost) + 1)
         pending.gaps.append(gap_row(stream.stream, hole, len(lost), "lost", site.clock.now_ns()))
         pending.lost = len(lost)
+
+
+def _has_read_another(site: Site, stream: StreamSettings, source: StreamInfo) -> bool:
+    """Return whether a readable state has read another source than the present one."""
+    known = site.state.load_stream(stream.stream)
+    if known is None or not known.has_position:
+        return False
+    return another_source(site.clusters.connect(stream.source), stream, source, known) is not None
 
 
 def _read_again(
@@ -502,9 +508,10 @@ def _rebuild_nodes(
     rows = nodes.all_states()
     states = {node: state_of(values) for node, _, *values in rows}
     rebuilt.classes = {node: node_class for node, node_class, *_ in rows} | rebuilt.classes
-    # A source with a limit per subject may lack the message of an event, whatever its first one.
+    # Another source lacks the message of an event; one with a limit per subject may, whatever its first one.
     has_holes = source.messages != source.last_sequence + 1 - source.first_sequence
-    is_held = source.first_sequence <= position.sequence and not has_holes
+    is_another = copies.source_is_another or _has_read_another(site, stream, source)
+    is_held = source.first_sequence <= position.sequence and not has_holes and not is_another
     if is_held:
         # The next run finds a node again whose messages all follow the position; its state would date them too late.
         later = {
