@@ -266,3 +266,46 @@ def test_rebuilt_state_makes_the_copies_that_were_due(copied: int, folder: Path)
         ("b", "timeout", 2),
         ("b", "timeout", 5),
     ]
+
+
+def test_rebuilt_state_keeps_the_nodes_of_a_lost_source(folder: Path) -> None:
+    """No run finds a node again that only messages of a deleted source have named."""
+    made = 0
+
+    def refuse(_host: Host, _process: Process, subject: str) -> str | None:
+        nonlocal made
+        made += subject.startswith("T.")
+        return "lost" if subject.startswith("T.") and made > 1 else None
+
+    with simulated(1, BEGIN_NS) as (world, network):
+        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
+        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
+            host.create(name, **WINDOW)
+        target.fault = refuse
+        home = Home(world, folder, "one")
+        install_hook([home])
+
+        def report(node: str) -> None:
+            source.publish(None, "S.m", "", b"", json.dumps({"sender": node}).encode())
+            world.sleep(60.0)
+
+        def live() -> None:
+            report("a")
+            report("b")
+            home.start(settings)
+            home.join()
+            del source.streams["S"]
+            source.create("S")
+            report("c")
+            home.recover(settings, force=True)
+            home.join()
+            assert home.completed, home.error
+
+        settings = home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]})
+        try:
+            world.run(live)
+        finally:
+            crash_points.hook = None
+        with open_fleet(home.folder) as fleet:
+            nodes = fleet.execute("SELECT node FROM last_seen_nodes ORDER BY node").fetchall()
+    assert nodes == [("a",), ("b",)]
