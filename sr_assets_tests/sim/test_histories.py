@@ -6,21 +6,23 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from sr_assets.adapters import crash_points
 from sr_assets.adapters.crash_points import Point
+from sr_assets.adapters.published.compaction import describe
 from sr_assets.adapters.published.fleet_reader import open_fleet
 from sr_assets.domain.messages import last_origin
+from sr_assets.settings import Settings
 from sr_assets_tests.sim.elections import run_history
 from sr_assets_tests.sim.history import BEGIN_NS
-from sr_assets_tests.sim.network import Host
+from sr_assets_tests.sim.network import Host, Network
 from sr_assets_tests.sim.platform import IN_MEMORY, IN_PROCESS, SITE, Home, install_hook, simulated
-from sr_assets_tests.sim.world import Process
+from sr_assets_tests.sim.world import Process, World
 
 pytestmark = pytest.mark.process
 
@@ -36,9 +38,83 @@ ENTRY: Final = {
     "target_url": "nats://target:4222",
     "inspect_field": "sender",
     "inspect_duration": "1h",
-    "batch_messages": 4,
     "advisory": {"subject": "FEED.%s.%v", "reliable": True},
 }
+
+
+class Scene:
+    """Homes of a site between the source S and the target T, in a simulated world."""
+
+    def __init__(self, world: World, network: Network, folder: Path, names: tuple[str, ...] = ("one",)) -> None:
+        self.world = world
+        self.source, self.target = (network.host(f"{name}:4222") for name in ("source", "target"))
+        for host, name in ((self.source, "S"), (self.source, "FEED"), (self.target, "T")):
+            host.create(name, **WINDOW)
+        self.homes = [Home(world, folder, name) for name in names]
+        self.home, self.batch_messages, self.publishes = self.homes[0], 4, True
+        install_hook(self.homes)
+
+    def report(self, *nodes: str, seconds: float = 0.0) -> None:
+        """Publish a message of each node, with a pause after each."""
+        for node in nodes:
+            self.source.publish(None, "S.m", "", b"", json.dumps({"sender": node}).encode())
+            self.world.sleep(seconds)
+
+    def settings(self, home: Home | None = None) -> Settings:
+        """Return the settings of a home."""
+        entry = {**ENTRY, "batch_messages": self.batch_messages}
+        return (home or self.home).configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry]})
+
+    def run(self, home: Home | None = None) -> str | None:
+        """Run the site in a home until all work is done or it is killed; return its failure."""
+        acting = home or self.home
+        acting.start(self.settings(acting))
+        acting.join()
+        acting.bury()
+        assert acting.error is None
+        return next((report.failure for report in acting.reports.values()), None)
+
+    def recover(self, *, force: bool = False) -> None:
+        """Recover the home."""
+        self.home.recover(self.settings(), force=force)
+        self.home.join()
+        assert self.home.completed, self.home.error
+
+    def copied(self) -> list[int | None]:
+        """Return the source sequences of the copies, in their order."""
+        origins = [last_origin(each.headers) for each in self.target.streams["T"].messages.values()]
+        return [origin and origin.sequence for origin in origins]
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return the advisories, in their order."""
+        return [json.loads(each.payload) for each in self.source.streams["FEED"].messages.values()]
+
+
+@contextlib.contextmanager
+def played(
+    folder: Path, live: Callable[[Scene], None], names: tuple[str, ...] = ("one",), after_ns: int = 0
+) -> Iterator[Scene]:
+    """Play a history from `after_ns` on, and show what it leaves."""
+    with simulated(1, BEGIN_NS + after_ns, publishes=lambda: scene.publishes) as (world, network):
+        scene = Scene(world, network, folder, names)
+        try:
+            world.run(lambda: live(scene))
+        finally:
+            crash_points.hook = None
+        yield scene
+
+
+class RefusedCopies:
+    """A fault: the target refuses all copies but the first ones."""
+
+    def __init__(self, accepted: int) -> None:
+        self._left = accepted
+
+    def __call__(self, _host: Host, _process: Process, subject: str) -> str | None:
+        if not subject.startswith("T."):
+            return None
+        self._left -= 1
+        return "lost" if self._left < 0 else None
 
 
 @pytest.fixture
@@ -93,65 +169,38 @@ def test_nothing_is_stored_twice_after_a_lost_acknowledgement(unanswered: tuple[
             return "unanswered"
         return None
 
-    with simulated(1, BEGIN_NS) as (world, network):
-        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
-        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
-            host.create(name, **WINDOW)
-            host.fault = lose_first
-        home = Home(world, folder, "one")
-        install_hook([home])
+    def live(scene: Scene) -> None:
+        scene.source.fault = scene.target.fault = lose_first
+        scene.report(*(f"n{number}" for number in range(6)))
+        assert scene.run() is None
 
-        def live() -> None:
-            for number in range(6):
-                source.publish(None, "S.m", "", b"", json.dumps({"sender": f"n{number}"}).encode())
-            home.start(home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]}))
-            home.join()
-
-        try:
-            world.run(live)
-        finally:
-            crash_points.hook = None
-        assert home.error is None
-        assert [report.failure for report in home.reports.values()] == [None]
-        copies = [last_origin(each.headers) for each in target.streams["T"].messages.values()]
-        told = [json.loads(each.payload)["value"] for each in source.streams["FEED"].messages.values()]
-    assert not left
-    assert [origin and origin.sequence for origin in copies] == [1, 2, 3, 4, 5, 6]
-    assert sorted(told) == [f"n{number}" for number in range(6)]
+    with played(folder, live) as scene:
+        assert not left
+        assert scene.copied() == [1, 2, 3, 4, 5, 6]
+        assert sorted(body["value"] for body in scene.told()) == [f"n{number}" for number in range(6)]
 
 
 def test_home_that_has_read_nothing_continues_the_epoch_of_a_later_one(folder: Path) -> None:
     """A centre would rank its advisories below those of the home that began in between, and has ended."""
 
-    def kill_first(home: Home, point: Point) -> None:
-        if home is homes[0] and point is Point.FOLDING and not told:
-            home.kill()
+    def live(scene: Scene) -> None:
+        first, second = scene.homes
 
-    with simulated(1, BEGIN_NS) as (world, network):
-        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
-        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
-            host.create(name, **WINDOW)
-        homes, told = [Home(world, folder, name) for name in ("one", "two")], list[tuple[str, int]]()
-        install_hook(homes, kill_first)
+        def kill_first(home: Home, point: Point) -> None:
+            if home is first and point is Point.FOLDING and not scene.told():
+                home.kill()
 
-        def live() -> None:
-            for number, home in enumerate((*homes, homes[0])):
-                source.publish(None, "S.m", "", b"", json.dumps({"sender": f"n{number}"}).encode())
-                world.sleep(60.0)
-                home.start(home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]}))
-                home.join()
-                home.bury()
-                bodies = [json.loads(each.payload) for each in source.streams["FEED"].messages.values()]
-                told[:] = [(body["value"], body["epoch"]) for body in bodies]
+        install_hook(scene.homes, kill_first)
+        for number, home in enumerate((first, second, first)):
+            scene.report(f"n{number}", seconds=60.0)
+            assert scene.run(home) is None
 
-        try:
-            world.run(live)
-        finally:
-            crash_points.hook = None
-        with open_fleet(homes[0].folder) as fleet:
+    with played(folder, live, names=("one", "two")) as scene:
+        told = scene.told()
+        with open_fleet(scene.home.folder) as fleet:
             epochs = fleet.execute("SELECT DISTINCT epoch FROM node_advisories").fetchall()
-    assert [node for node, _ in told] == ["n0", "n1", "n2"]
-    assert epochs == [(epoch,) for epoch in {epoch for _, epoch in told}]
+    assert [body["value"] for body in told] == ["n0", "n1", "n2"]
+    assert epochs == [(epoch,) for epoch in {body["epoch"] for body in told}]
 
 
 @pytest.mark.parametrize("sampled", (False, True), ids=("copied", "and sampled"))
@@ -167,97 +216,45 @@ def test_home_that_has_read_nothing_continues_the_epoch_of_a_later_one(folder: P
 )
 def test_recovery_announces_no_silence_twice(later: str | None, told: list[str], sampled: bool, folder: Path) -> None:
     """The source has only the message after the silence left; the copy of the one before names milliseconds, or is none."""
-    with simulated(1, BEGIN_NS + 123) as (world, network):
-        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
-        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
-            host.create(name, **WINDOW)
-        home = Home(world, folder, "one")
-        install_hook([home])
 
-        def report_and_run(node: str) -> None:
-            source.publish(None, "S.m", "", b"", json.dumps({"sender": node}).encode())
-            world.sleep(60.0)
-            run()
+    def live(scene: Scene) -> None:
+        for _ in range(1 + sampled):
+            scene.report("n", seconds=60.0)
+            assert scene.run() is None
+        scene.world.sleep(2400.0)
+        if later:
+            scene.report(later, seconds=60.0)
+            assert scene.run() is None
+        if later == "m":
+            scene.world.sleep(1500.0)
+        assert scene.run() is None
+        for sequence in range(1, 2 + sampled):
+            scene.source.streams["S"].remove(sequence)
+        shutil.rmtree(scene.home.folder)
+        scene.home.folder.mkdir()
+        scene.recover()
+        assert scene.run() is None
 
-        def run() -> None:
-            home.start(home.configure(document))
-            home.join()
-            assert home.error is None
-            assert [report.failure for report in home.reports.values()] == [None]
-
-        def live() -> None:
-            for _ in range(1 + sampled):
-                report_and_run("n")
-            world.sleep(2400.0)
-            if later:
-                report_and_run(later)
-            if later == "m":
-                world.sleep(1500.0)
-            run()
-            for sequence in range(1, 2 + sampled):
-                source.streams["S"].remove(sequence)
-            shutil.rmtree(home.folder)
-            home.folder.mkdir()
-            home.recover(home.configure(document))
-            home.join()
-            assert home.completed
-            run()
-
-        document = {"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]}
-        try:
-            world.run(live)
-        finally:
-            crash_points.hook = None
-        bodies = [json.loads(each.payload) for each in source.streams["FEED"].messages.values()]
-    assert [f"{body['event']} {body['value']}" for body in bodies] == told
+    with played(folder, live, after_ns=123) as scene:
+        assert [f"{body['event']} {body['value']}" for body in scene.told()] == told
 
 
 @pytest.mark.parametrize("copied", (0, 1))
 def test_rebuilt_state_makes_the_copies_that_were_due(copied: int, folder: Path) -> None:
     """A node whose messages all follow the last copy is found again in them; without copies, the queue names them."""
-    made = 0
 
-    def refuse(_host: Host, _process: Process, subject: str) -> str | None:
-        nonlocal made
-        made += subject.startswith("T.")
-        return "lost" if subject.startswith("T.") and made > copied else None
+    def live(scene: Scene) -> None:
+        # The second message of a node comes after its expiry.
+        scene.report("a", "b", "b", seconds=7200.0)
+        untouched, scene.target.fault = scene.target.fault, RefusedCopies(copied)
+        assert scene.run()
+        scene.recover(force=True)
+        scene.target.fault = untouched
+        assert scene.run() is None
 
-    with simulated(1, BEGIN_NS) as (world, network):
-        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
-        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
-            host.create(name, **WINDOW)
-        home = Home(world, folder, "one")
-        install_hook([home])
-
-        def run() -> str | None:
-            home.start(settings)
-            home.join()
-            assert home.error is None
-            (report,) = home.reports.values()
-            return report.failure
-
-        def live() -> None:
-            for node in ("a", "b", "b"):
-                source.publish(None, "S.m", "", b"", json.dumps({"sender": node}).encode())
-                # The second message of a node comes after its expiry.
-                world.sleep(7200.0)
-            untouched, target.fault = target.fault, refuse
-            assert run()
-            home.recover(settings, force=True)
-            home.join()
-            assert home.completed, home.error
-            target.fault = untouched
-            assert run() is None
-
-        settings = home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]})
-        try:
-            world.run(live)
-        finally:
-            crash_points.hook = None
-        copies = [last_origin(each.headers) for each in target.streams["T"].messages.values()]
-        bodies = [json.loads(each.payload) for each in source.streams["FEED"].messages.values()]
-    assert [origin and origin.sequence for origin in copies] == [1, 2, 3]
-    transitions = [(body["value"], body["event"], body["transition"]) for body in bodies]
+    with played(folder, live) as scene:
+        assert scene.copied() == [1, 2, 3]
+        transitions = [(body["value"], body["event"], body["transition"]) for body in scene.told()]
     assert sorted(transitions) == [
         ("a", "expire", 3),
         ("a", "new", 1),
@@ -270,42 +267,43 @@ def test_rebuilt_state_makes_the_copies_that_were_due(copied: int, folder: Path)
 
 def test_rebuilt_state_keeps_the_nodes_of_a_lost_source(folder: Path) -> None:
     """No run finds a node again that only messages of a deleted source have named."""
-    made = 0
 
-    def refuse(_host: Host, _process: Process, subject: str) -> str | None:
-        nonlocal made
-        made += subject.startswith("T.")
-        return "lost" if subject.startswith("T.") and made > 1 else None
+    def live(scene: Scene) -> None:
+        scene.target.fault = RefusedCopies(1)
+        scene.report("a", "b", seconds=60.0)
+        assert scene.run()
+        del scene.source.streams["S"]
+        scene.source.create("S")
+        scene.report("c", seconds=60.0)
+        scene.recover(force=True)
 
-    with simulated(1, BEGIN_NS) as (world, network):
-        source, target = (network.host(f"{name}:4222") for name in ("source", "target"))
-        for host, name in ((source, "S"), (source, "FEED"), (target, "T")):
-            host.create(name, **WINDOW)
-        target.fault = refuse
-        home = Home(world, folder, "one")
-        install_hook([home])
-
-        def report(node: str) -> None:
-            source.publish(None, "S.m", "", b"", json.dumps({"sender": node}).encode())
-            world.sleep(60.0)
-
-        def live() -> None:
-            report("a")
-            report("b")
-            home.start(settings)
-            home.join()
-            del source.streams["S"]
-            source.create("S")
-            report("c")
-            home.recover(settings, force=True)
-            home.join()
-            assert home.completed, home.error
-
-        settings = home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [ENTRY]})
-        try:
-            world.run(live)
-        finally:
-            crash_points.hook = None
-        with open_fleet(home.folder) as fleet:
-            nodes = fleet.execute("SELECT node FROM last_seen_nodes ORDER BY node").fetchall()
+    with played(folder, live) as scene, open_fleet(scene.home.folder) as fleet:
+        nodes = fleet.execute("SELECT node FROM last_seen_nodes ORDER BY node").fetchall()
     assert nodes == [("a",), ("b",)]
+
+
+def test_older_state_beside_merged_files_reads_no_row_twice(folder: Path) -> None:
+    """The merged file holds rows of files that the older state knows, and rows that it reads again."""
+    nodes = list(map(str, range(18)))
+
+    def live(scene: Scene) -> None:
+        scene.report(*nodes[:12])
+        assert scene.run() is None
+        state, copied = scene.home.folder / "sites", folder / "copied"
+        shutil.copytree(state, copied)
+        scene.report(*nodes[12:16])
+        # The tables of the run before name the parts, which stay.
+        scene.publishes = False
+        assert scene.run() is None
+        scene.publishes = True
+        assert any(describe(file).level for file in scene.home.folder.rglob("date=*/*.parquet"))
+        shutil.rmtree(state)
+        copied.rename(state)
+        # The run reads other batches than the one before.
+        scene.batch_messages = 5
+        scene.report(*nodes[16:])
+        assert scene.run() is None
+
+    with played(folder, live) as scene, open_fleet(scene.home.folder) as fleet:
+        rows = fleet.execute("SELECT node FROM node_snapshot_history ORDER BY sequence").fetchall()
+    assert rows == [(node,) for node in nodes]

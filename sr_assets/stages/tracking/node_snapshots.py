@@ -248,12 +248,9 @@ class SnapshotStage:
         batches = self._index.staged()
         # An empty list stays empty: this run's files end before its next batch.
         if batches and self._later != []:
-            listed, _, unknown = self.compaction.survey()
-            self._later = [
-                file
-                for file in sorted(listed | unknown)
-                if file_range(file)[1] > batches[0][0] and (file in listed or not is_abandoned(file, listed))
-            ]
+            self.compaction.adopt_unknown()
+            listed = [self._home / file.file for file in self._index.files()]
+            self._later = [file for file in listed if file_range(file)[1] > batches[0][0]]
         for first, after, mark in batches:
             covered = SequenceRange(first, after)
             staging = staging_folder(self._site_folder, self._stream, covered, mark)
