@@ -18,10 +18,14 @@ from typing import Any, Final, NamedTuple
 import duckdb
 
 from sr_assets.adapters import control, times
-from sr_assets.adapters.history_paths import history_path
 from sr_assets.adapters.private import own_folder, sync_folder
 from sr_assets.adapters.progress_lines import LongWork, tracked
-from sr_assets.adapters.state.database import create_database, keep_newest_asides
+from sr_assets.adapters.state.database import (
+    BrokenStateError,
+    create_database,
+    keep_newest_asides,
+    opening_error,
+)
 from sr_assets.adapters.state.operator_settings import read_window
 from sr_assets.adapters.state.schema import SCHEMA_VERSION, TABLES
 from sr_assets.domain.advisories import EventIds
@@ -104,6 +108,9 @@ _READ: Final = {
         FROM read_parquet($file) s LEFT JOIN ({_PLACED}) n USING (place)
         """,
 }
+
+#: SQL expression for the `source_mark` in the name of a file of the history.
+_MARK: Final = "regexp_extract({}, '/[0-9]+-[0-9]+([^/]*)$', 1)"
 
 #: `replicator` and `name` of an entry, which its event ids contain.
 Identity = tuple[str, str]
@@ -399,7 +406,7 @@ def _clean(text: str) -> str:
 def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Path | None:
     """Replace the state in a site's folder by a checkpoint's; return the previous one, which is set aside, or None.
 
-    The state does not name files of the history that this home lacks. An interruption, or a checkpoint that cannot be
+    The state names the files of this home's own history. An interruption, or a checkpoint that cannot be
     restored for any reason, leaves the previous state: that is RunError, one line.
     """
     parts = folder / ".restoring"
@@ -427,8 +434,8 @@ def restore_checkpoint(file: Path, about: About, folder: Path, home: Path) -> Pa
             with LongWork(f"{about.site}: computing event ids"):
                 _compute_ids(connection, about)
             with LongWork(f"{about.site}: saving the state"):
-                _forget_missing_files(connection, home, about.site)
                 connection.execute("COMMIT")
+                _keep_own_history(connection, home / "sites" / about.site / _STATE)
                 connection.execute("CHECKPOINT")
         return _put_in_place(draft, folder / _STATE)
     except SrAssetsError:
@@ -517,14 +524,28 @@ def _compute_ids(connection: duckdb.DuckDBPyConnection, about: About) -> None:
     connection.execute("INSERT INTO transitions BY NAME FROM complete")
 
 
-def _forget_missing_files(connection: duckdb.DuckDBPyConnection, home: Path, site: str) -> None:
-    """Forget the files of the history that this home lacks; raises ValueError for a path outside a stream's history."""
-    files = connection.execute("SELECT stream, file FROM history UNION SELECT stream, file FROM snapshots").fetchall()
-    missing = [(stream, file) for stream, file in files if not history_path(home, site, stream, file).exists()]
-    for table in ("history", "snapshots"):
+def _keep_own_history(connection: duckdb.DuckDBPyConnection, state: Path) -> None:
+    """Index the files of this home's history that its state knows; another home's may have their names, and other rows.
+
+    A node whose newest copied message no file has is left out. Without a readable state, the next run reads the files.
+    Raises RunError if another process has the state open.
+    """
+    connection.execute("CREATE TEMP TABLE newest AS FROM snapshots")
+    connection.execute("DELETE FROM history")
+    connection.execute("DELETE FROM snapshots")
+    quoted = str(state).replace("'", "''")
+    try:
+        connection.execute(f"ATTACH '{quoted}' AS own (READ_ONLY)")
         connection.execute(
-            f"DELETE FROM {table} WHERE list_contains(?::VARCHAR[], file)", [[file for _, file in missing]]
+            f"""
+            INSERT INTO snapshots SELECT stream, node, sequence, own.file
+            FROM newest JOIN own.snapshots AS own USING (stream, node, sequence)
+            WHERE {_MARK.format("newest.file")} = {_MARK.format("own.file")}
+            """
         )
-    # A file that the other home has merged may be the only one here with its rows.
-    lacking = sorted({stream for stream, _ in missing})
-    connection.execute("DELETE FROM history WHERE replaced AND list_contains(?::VARCHAR[], stream)", [lacking])
+        connection.execute("INSERT INTO history BY NAME FROM own.history")
+    except duckdb.Error as error:
+        problem = opening_error(state, error)
+        if not isinstance(problem, BrokenStateError):
+            raise problem from None
+        connection.execute("DELETE FROM snapshots")

@@ -83,6 +83,18 @@ class History:
         site.publish()
         remove_replaced(site, site.state, "A")
 
+    def checkpoint(self, site: Site) -> Path:
+        """Write a checkpoint of the open site."""
+        file = self.home / "checkpoint"
+        identities = {"A": ("r", SITE)}
+        arguments: Any = {"replicator": "r", "site": SITE, "at_ns": 1, "identities": identities, "paused": frozenset()}
+        write_checkpoint(site.state.connection.raw, file, **arguments)
+        return file
+
+    def restore(self, file: Path) -> None:
+        """Restore a checkpoint."""
+        restore_checkpoint(file, read_about(file, "r", SITE), self.home / "sites" / SITE, self.home)
+
     def files(self, stream: str = "A") -> list[Path]:
         """Return the stream's files on disk."""
         return sorted(stream_folder(self.home, SITE, stream).glob("date=*/*.parquet"))
@@ -236,17 +248,12 @@ def test_restored_older_state_counts_each_row_once(history: History, deleted: in
     with history.open() as site:
         for _ in range(4):
             history.add(site, [0])
-        file = history.home / "checkpoint"
-        identities = {"A": ("r", SITE)}
-        arguments: Any = {"replicator": "r", "site": SITE, "at_ns": 1, "identities": identities, "paused": frozenset()}
-        write_checkpoint(site.state.connection.raw, file, **arguments)
-        parts = history.files()
+        file, parts = history.checkpoint(site), history.files()
         for hour in {1, day}:
             history.compact(site, hour)
         for part in parts[:deleted]:
             part.unlink()
-    folder = history.home / "sites" / SITE
-    restore_checkpoint(file, read_about(file, "r", SITE), folder, history.home)
+    history.restore(file)
     with history.open() as site:
         for _ in range(2):
             history.settle(site, 1)
@@ -256,6 +263,25 @@ def test_restored_older_state_counts_each_row_once(history: History, deleted: in
     history.check()
     assert len(history.files()) == 1
     assert describe(history.files()[0]).level <= 3
+
+
+@pytest.mark.parametrize("lost", (False, True), ids=("own state", "no state"))
+def test_file_with_the_name_of_another_home_keeps_its_rows(history: History, lost: bool) -> None:
+    """The other home has the node's newest row in a file that this one lacks."""
+    moved = "UPDATE snapshots SET file = replace(file, ?, ?) WHERE sequence = 4"
+    with history.open() as site:
+        history.add(site, [0] * 4)
+        with site.state.transaction():
+            site.state.connection.execute(moved, ["/1-5.", "/4-5."])
+        file = history.checkpoint(site)
+        with site.state.transaction():
+            site.state.connection.execute(moved, ["/4-5.", "/1-5."])
+    if lost:
+        (history.home / "sites" / SITE / "state.duckdb").unlink()
+    history.restore(file)
+    with history.open() as site:
+        history.settle(site, 1)
+    history.check()
 
 
 @pytest.mark.parametrize("hour", (1, 24))
