@@ -169,7 +169,12 @@ class History:
             logger.propagate = False
         try:
             world = simulated(
-                self.seed, BEGIN_NS, self.most_steps, publishes=lambda: self.publishes, commits=self._note_commit
+                self.seed,
+                BEGIN_NS,
+                self.most_steps,
+                publishes=lambda: self.publishes,
+                commits=self._note_commit,
+                leads=self._note_lease,
             )
             with world as (self.world, self.network):
                 self.world.run(self._live)
@@ -317,6 +322,9 @@ class History:
         if now[0] < before[0] or now[1] < before[1]:
             self.outcome.problem = f"{state.stream}: (restart, position) and watermark fall from {before} to {now}"
         self.committed[key] = now
+
+    def _note_lease(self, folder: Path) -> None:
+        """Check a lease that a process has written and that holds: without an election, runs of this home hold locks."""
 
     def _back_up(self) -> None:
         # A home without a state is a lost one, also one that has made no copy: only an operator may let it begin again.

@@ -28,6 +28,7 @@ from sr_assets.adapters.copying import copier
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.nats import administration, client, object_store
 from sr_assets.adapters.published import history as published_history
+from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.lock import SiteBusyError
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
@@ -60,7 +61,7 @@ IN_PROCESS: Final = {"from_messages": 1_000_000}
 _connect: Final = duckdb.connect
 _publish: Final = Site.publish
 _OPTIMIZERS: Final = ",".join(name for (name,) in duckdb.execute("SELECT name FROM duckdb_optimizers()").fetchall())
-_save, _transaction = SiteState.save_stream, SiteState.transaction
+_save, _transaction, _write = SiteState.save_stream, SiteState.transaction, Lease.write
 #: Where homes need no disk, or None for the usual folder of temporary files.
 IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 #: CPU time, which nothing costs here; the rest of the module as it is.
@@ -98,11 +99,13 @@ def simulated(
     *,
     publishes: Callable[[], bool] = lambda: True,
     commits: Callable[[StreamState], None] = lambda _: None,
+    leads: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[tuple[World, Network]]:
     """Replace time, threads, sockets and chance inside the block, by those of a new world.
 
     While `publishes` returns False, no tables are published, which take a quarter of a history's CPU time. `commits` is
-    called with each progress of reading that a process has committed.
+    called with each progress of reading that a process has committed, `leads` with the folder of each lease that a process
+    has written and that holds.
     """
     simulation = World(seed, begin_ns, most_steps)
     net = Network(simulation)
@@ -131,6 +134,11 @@ def simulated(
         for state in saved.pop(store):
             commits(state)
 
+    def write(lease: Lease, folder: Path) -> None:
+        _write(lease, folder)
+        if lease.holds and not simulation.process.dead:
+            leads(folder)
+
     with pytest.MonkeyPatch.context() as patch:
         world.enter(simulation)
         patch.setattr(SimLink, "network", net, raising=False)
@@ -158,6 +166,7 @@ def simulated(
         patch.setattr(Site, "publish", publish)
         patch.setattr(SiteState, "save_stream", save)
         patch.setattr(SiteState, "transaction", transaction)
+        patch.setattr(Lease, "write", write)
         random.seed(seed)
         patch.setattr(sys, "unraisablehook", _ignore_killed)
         # A coroutine of nats-py that is closed outside of a loop would make one.
@@ -287,6 +296,11 @@ class Home:
             shutil.rmtree(self.folder)
             self._saved.rename(self.folder)
             self._saved = None
+
+    @property
+    def lease(self) -> Lease:
+        """What its last campaign for the site has written."""
+        return Lease.read((self._saved or self.folder) / "sites" / SITE)
 
     @property
     def is_dead(self) -> bool:
