@@ -36,7 +36,7 @@ RINGS = (
 BUDGETS = {
     "domain": (42, 5_750),
     "settings": (23, 5_400),
-    "adapters": (109, 22_390),
+    "adapters": (109, 22_420),
     "stages": (53, 12_720),
     "assets": (13, 2_300),
     "automation": (11, 1_550),

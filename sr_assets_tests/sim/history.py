@@ -373,6 +373,8 @@ class History:
         for sequence in self.plan.sample(unread, self.plan.randrange(len(unread) + 1)):
             stream.remove(sequence)
             self.gone.append(sequence)
+        # The rules know when a loss ends from the next message alone, and a run from the time at which it finds the end.
+        self._publish()
 
     def _roll_back(self) -> None:
         """Let the source lose its last messages, which may have been read."""

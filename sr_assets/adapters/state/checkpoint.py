@@ -527,7 +527,7 @@ def _compute_ids(connection: duckdb.DuckDBPyConnection, about: About) -> None:
 def _keep_own_history(connection: duckdb.DuckDBPyConnection, state: Path) -> None:
     """Index the files of this home's history that its state knows; another home's may have their names, and other rows.
 
-    A node whose newest copied message no file has is left out. Without a readable state, the next run reads the files.
+    Nodes whose newest message others have copied are left out. Without a readable state, the next run reads the files.
     Raises RunError if another process has the state open.
     """
     connection.execute("CREATE TEMP TABLE newest AS FROM snapshots")
@@ -538,9 +538,12 @@ def _keep_own_history(connection: duckdb.DuckDBPyConnection, state: Path) -> Non
         connection.execute(f"ATTACH '{quoted}' AS own (READ_ONLY)")
         connection.execute(
             f"""
-            INSERT INTO snapshots SELECT stream, node, sequence, own.file
-            FROM newest JOIN own.snapshots AS own USING (stream, node, sequence)
-            WHERE {_MARK.format("newest.file")} = {_MARK.format("own.file")}
+            INSERT INTO snapshots SELECT stream, node, held.sequence, held.file FROM own.snapshots AS held
+            JOIN own.nodes AS before USING (stream, node) JOIN nodes USING (stream, node)
+            LEFT JOIN newest USING (stream, node)
+            WHERE nodes.copied_ns <= before.copied_ns OR nodes.copied_ns IS NULL AND (
+                newest.sequence IS NULL
+                OR newest.sequence <= held.sequence AND {_MARK.format("newest.file")} = {_MARK.format("held.file")})
             """
         )
         connection.execute("INSERT INTO history BY NAME FROM own.history")

@@ -5,7 +5,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import duckdb
 import pytest
@@ -27,6 +27,10 @@ SITE = "london"
 #: 2026-01-01T00:00Z.
 BEGIN_NS = 1_767_225_600 * 10**9
 _NODES = 3
+_COPIED: Final = """
+INSERT INTO nodes (stream, node, first_seen_ns, seen_ns, copied_ns, status, status_since_ns, times_retired, transition)
+SELECT $1, $2, $3, $3, $3, 'up', $3, 0, 1
+"""
 #: A batch: hours of its messages since BEGIN_NS.
 Batch = list[int]
 
@@ -70,6 +74,10 @@ class History:
         files = place_staged(staging, stream_folder(self.home, SITE, stream), covered)
         with site.state.transaction():
             site.state.snapshot_index(stream).add(covered.first, covered.next, [*map(describe, files)])
+            for message in messages:
+                values = [stream, senders[message.sequence], message.stored_ns]
+                site.state.connection.execute("DELETE FROM nodes WHERE stream = ? AND node = ?", values[:2])
+                site.state.connection.execute(_COPIED, values)
         self.written[stream] += senders
 
     def compact(self, site: Site, hour: float, stream: str = "A") -> None:
@@ -89,6 +97,20 @@ class History:
         identities = {"A": ("r", SITE)}
         arguments: Any = {"replicator": "r", "site": SITE, "at_ns": 1, "identities": identities, "paused": frozenset()}
         write_checkpoint(site.state.connection.raw, file, **arguments)
+        return file
+
+    def checkpoint_of_another(self, change: str) -> Path:
+        """Write a batch of four messages, and the checkpoint of a home whose state differs by some statements."""
+        with self.open() as site:
+            self.add(site, [0] * 4)
+        state, kept = self.home / "sites", self.home / "kept"
+        shutil.copytree(state, kept)
+        with self.open() as site:
+            for statement in change.split("; "):
+                site.state.connection.execute(statement)
+            file = self.checkpoint(site)
+        shutil.rmtree(state)
+        kept.rename(state)
         return file
 
     def restore(self, file: Path) -> None:
@@ -268,20 +290,44 @@ def test_restored_older_state_counts_each_row_once(history: History, deleted: in
 @pytest.mark.parametrize("lost", (False, True), ids=("own state", "no state"))
 def test_file_with_the_name_of_another_home_keeps_its_rows(history: History, lost: bool) -> None:
     """The other home has the node's newest row in a file that this one lacks."""
-    moved = "UPDATE snapshots SET file = replace(file, ?, ?) WHERE sequence = 4"
-    with history.open() as site:
-        history.add(site, [0] * 4)
-        with site.state.transaction():
-            site.state.connection.execute(moved, ["/1-5.", "/4-5."])
-        file = history.checkpoint(site)
-        with site.state.transaction():
-            site.state.connection.execute(moved, ["/4-5.", "/1-5."])
+    file = history.checkpoint_of_another(
+        "UPDATE snapshots SET file = replace(file, '/1-5.', '/4-5.') WHERE node = 'n1'"
+    )
     if lost:
         (history.home / "sites" / SITE / "state.duckdb").unlink()
     history.restore(file)
     with history.open() as site:
         history.settle(site, 1)
     history.check()
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    (
+        ("UPDATE nodes SET copied_ns = copied_ns - 1", True),
+        ("UPDATE nodes SET copied_ns = copied_ns + 1", False),
+        ("DELETE FROM nodes", False),
+        # A retired node keeps its newest row.
+        ("UPDATE nodes SET copied_ns = NULL", True),
+        ("UPDATE nodes SET copied_ns = NULL; DELETE FROM snapshots", True),
+        ("UPDATE nodes SET copied_ns = NULL; UPDATE snapshots SET sequence = sequence + 1", False),
+        ("UPDATE nodes SET copied_ns = NULL; UPDATE snapshots SET file = replace(file, '1-5', '1-5-7-8')", False),
+    ),
+    ids=(
+        "older",
+        "copied elsewhere",
+        "forgotten",
+        "retired",
+        "without a row",
+        "retired elsewhere",
+        "of another source",
+    ),
+)
+def test_restored_index_has_the_nodes_whose_newest_row_is_here(history: History, change: str, kept: bool) -> None:
+    history.restore(history.checkpoint_of_another(change))
+    with history.open() as site:
+        rows = site.state.connection.rows("SELECT node, sequence FROM snapshots ORDER BY node")
+    assert rows == ([("n0", 3), ("n1", 4), ("n2", 2)] if kept else [])
 
 
 @pytest.mark.parametrize("hour", (1, 24))
