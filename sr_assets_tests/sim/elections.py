@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from sr_assets.domain.election_keys import election_key
 from sr_assets.domain.errors import StandbyError
 from sr_assets.settings import Settings
 from sr_assets_tests.sim.history import Choice, Difference, History, Outcome
@@ -74,12 +75,13 @@ class ElectedHistory(History):
 
     def _victim(self) -> Home:
         """Return a member, mostly the leader."""
-        leaders = [home for home in self.homes if home.lease.holds]
+        leaders = [home for home in self.homes if home.lease.holds and not home.is_dead]
         return self.luck.choice(leaders or self.homes) if self.luck.random() < 0.8 else self.luck.choice(self.homes)
 
     def _events(self, home: Home) -> dict[str, Callable[[], None]]:
         events = {"member killed": home.kill, "member suspended": lambda: self._freeze(home)}
-        return {**super()._events(home), **events, "bucket deleted": self._delete_bucket}
+        events |= {"bucket deleted": self._delete_bucket, "key deleted": self._delete_key}
+        return {**super()._events(home), **events}
 
     def _freeze(self, home: Home) -> None:
         until_ns = self._later_ns()
@@ -89,6 +91,12 @@ class ElectedHistory(History):
     def _delete_bucket(self) -> None:
         """Delete the bucket of the elections: the members create it again."""
         self.source.streams.pop("KV_CHORIA_LEADER_ELECTION", None)
+
+    def _delete_key(self) -> None:
+        """Delete the site's key, as an operator may."""
+        if "KV_CHORIA_LEADER_ELECTION" in self.source.streams:
+            deletion = b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n"
+            self.source.publish(None, f"$KV.CHORIA_LEADER_ELECTION.{election_key(SITE, 'S')}", "", deletion, b"")
 
     def _member(self, home: Home) -> Settings:
         return self._configured(home, leader_election_name=home.name)

@@ -308,9 +308,15 @@ class History:
             state, copying, queued = store.load_stream("S"), store.load_copying("S"), store.copy_queue("S").size()
         if state is None:
             return
-        parts = (copying.copied_messages, state.skipped_messages, queued, copying.parked_messages)
+        parts = (
+            copying.copied_messages,
+            state.skipped_messages,
+            queued,
+            copying.parked_messages,
+            copying.lost_messages,
+        )
         if state.seen_messages != sum(parts) and not self.resets:
-            raise Difference(f"{state.seen_messages} seen, of them (copied, skipped, queued, parked) {parts}")
+            raise Difference(f"{state.seen_messages} seen, of them (copied, skipped, queued, parked, lost) {parts}")
         if (state.watermark_ns or 0) < self.watermark_ns:
             raise Difference(f"the watermark falls from {self.watermark_ns} to {state.watermark_ns}")
         self.watermark_ns = state.watermark_ns or 0
@@ -491,11 +497,21 @@ class History:
         return Rules(SITE, SITE, "S", interval_ns, interval_ns // 2, "sender", by_field, forced, self.trigger)
 
     def _publish(self) -> None:
+        """Publish a message of a node, some after exactly a silence that the rules name, perhaps after another node's."""
         node = self.plan.randrange(self.senders)
         if self.plan.random() < 0.2 and node in self.last_ns:
             # A silence of exactly the warning or the interval, or just longer.
             silence_ns = self.minutes * self.plan.choice((30, 60)) * SECOND_NS + self.plan.randrange(2)
             self.world.sleep_until(self.last_ns[node] + silence_ns)
+            if self.plan.random() < 0.3:
+                self._send(self.plan.randrange(self.senders))
+        self._send(node)
+        if self.plan.random() < 0.3:
+            # Unless the target takes it, nothing happens.
+            self.target.publish(None, "other.m", "", b"", b"")
+        self.world.sleep(self.plan.choice((0.0, 0.001, 2.0, self.minutes * 7.0)))
+
+    def _send(self, node: int) -> None:
         self.published += 1
         body = {"sender": f"n{node}", "n": self.published, "pad": "x" * self.plan.randrange(5)}
         body |= {"force": True} if self.plan.random() < 0.1 else {}
@@ -503,10 +519,6 @@ class History:
         self.last_ns[node] = self.world.now_ns
         headers = self.plan.choice((b"", b"", b"", *_HEADERS)).replace(b"#", str(self.published).encode())
         self.source.publish(None, f"S.{self.plan.randrange(3)}", "", headers, payload)
-        if self.plan.random() < 0.3:
-            # Unless the target takes it, nothing happens.
-            self.target.publish(None, "other.m", "", b"", b"")
-        self.world.sleep(self.plan.choice((0.0, 0.001, 2.0, self.minutes * 7.0)))
 
     # ---------------------------------------------------------------------------------------------------- the faults
 
