@@ -83,7 +83,7 @@ class Scene:
     def copied(self) -> list[int | None]:
         """Return the source sequences of the copies, in their order."""
         origins = [last_origin(each.headers) for each in self.target.streams["T"].messages.values()]
-        return [origin and origin.sequence for origin in origins]
+        return [origin.sequence if origin else None for origin in origins]
 
     def told(self) -> list[dict[str, Any]]:
         """Return the advisories, in their order."""
