@@ -239,6 +239,33 @@ def test_recovery_announces_no_silence_twice(later: str | None, told: list[str],
         assert [f"{body['event']} {body['value']}" for body in scene.told()] == told
 
 
+def test_recovery_needs_the_advisories_that_a_server_holds(folder: Path) -> None:
+    """Without them, it would announce the silence again."""
+    closed = list[str]()
+
+    def close_first(_host: Host, _process: Process, subject: str) -> str | None:
+        if closed or not subject.startswith("$JS.API.CONSUMER.MSG.NEXT.FEED."):
+            return None
+        closed.append(subject)
+        return "closed"
+
+    def live(scene: Scene) -> None:
+        scene.report("n", seconds=2400.0)
+        assert scene.run() is None
+        shutil.rmtree(scene.home.folder)
+        scene.home.folder.mkdir()
+        scene.source.fault = close_first
+        scene.home.recover(scene.settings())
+        scene.home.join()
+        assert str(scene.home.error).startswith(f"{SITE}/S: its stored advisories cannot be read: ")
+        scene.recover()
+        assert scene.run() is None
+
+    with played(folder, live) as scene:
+        assert [body["event"] for body in scene.told()] == ["new", "timeout"]
+    assert closed
+
+
 @pytest.mark.parametrize("copied", (0, 1))
 def test_rebuilt_state_makes_the_copies_that_were_due(copied: int, folder: Path) -> None:
     """A node whose messages all follow the last copy is found again in them; without copies, the queue names them."""

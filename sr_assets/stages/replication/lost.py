@@ -175,7 +175,10 @@ class Announced(NamedTuple):
 
 
 def read_announced(stream: StreamSettings, clusters: Clusters, at_ns: int, unknown: list[str]) -> Announced:
-    """Read a stream's stored advisories; the timeouts are those next to a time (unix ns)."""
+    """Read a stream's stored advisories; the timeouts are those next to a time (unix ns).
+
+    Raises RunError if they cannot be read for the moment: a state without them announces their silences again.
+    """
     announced = Announced({}, {}, {})
     if stream.advisory is None or stream.advisory_cluster is None:
         return announced
@@ -188,6 +191,8 @@ def read_announced(stream: StreamSettings, clusters: Clusters, at_ns: int, unkno
                 _keep(announced.timeout_until, advisory, lambda each: each.event_ns)
             else:
                 _keep(announced.timeout_after, advisory, lambda each: -each.event_ns)
+    except TransientError as error:
+        raise RunError(f"{stream.label}: its stored advisories cannot be read: {error}; run recover again") from None
     except RunError as error:
         unknown.append(f"which transitions were announced: {error}")
         return announced

@@ -380,7 +380,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
     keep their state.
 
     Raises RunError without `force` if a state that has copied is readable or the source's message differs from the copied
-    one, and in any case if there are neither copies nor advisories of the stream.
+    one, and in any case if there are neither copies nor advisories of the stream, or a server does not respond.
     """
     lines = _set_broken_state_aside(settings, stream)
     with Site(settings, stream.name, owner="recover", run_id="recover") as site:
