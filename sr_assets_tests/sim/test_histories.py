@@ -292,6 +292,25 @@ def test_rebuilt_state_makes_the_copies_that_were_due(copied: int, folder: Path)
     ]
 
 
+def test_rebuilt_state_dates_no_message_by_a_later_one(folder: Path) -> None:
+    """An announced timeout tells a later message, which is read again after those before it."""
+
+    def live(scene: Scene) -> None:
+        untouched, scene.target.fault = scene.target.fault, RefusedCopies(1)
+        scene.report("n", "n", "n", seconds=1200.0)
+        # Its copy is due, and is refused.
+        scene.world.sleep(300.0)
+        scene.report("n", seconds=2400.0)
+        assert scene.run()
+        scene.recover(force=True)
+        scene.target.fault = untouched
+        assert scene.run() is None
+
+    with played(folder, live) as scene:
+        assert scene.copied() == [1, 4]
+        assert [body["event"] for body in scene.told()] == ["new", "timeout"]
+
+
 def test_rebuilt_state_keeps_the_nodes_of_a_lost_source(folder: Path) -> None:
     """No run finds a node again that only messages of a deleted source have named."""
 

@@ -253,17 +253,20 @@ def _see(
     rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
 
 
-def refine_times(stream: StreamSettings, rebuilt: Rebuilt, timeouts: Iterable[Advisory]) -> None:
+def refine_times(
+    stream: StreamSettings, rebuilt: Rebuilt, timeouts: Iterable[Advisory], read_after_ns: int | None
+) -> None:
     """Give nodes the time of their last message that an announced timeout tells, if it is another than the rebuilt one.
 
     A copy's header names milliseconds, and the source may have lost a message that was not copied. The next run would announce
-    the same silence with another time and id.
+    the same silence with another time and id. It reads all messages after `read_after_ns` again, unless that is None.
     """
     for timeout in timeouts:
-        state = rebuilt.nodes.get(node := timeout.node)
-        if state is None or state.status is not Status.UP:
+        state, told_ns = rebuilt.nodes.get(node := timeout.node), _told_seen_ns(timeout)
+        is_read_again = read_after_ns is not None and told_ns > read_after_ns + _MILLISECOND_NS
+        if state is None or state.status is not Status.UP or is_read_again:
             continue
-        seen_ns = max(state.seen_ns, _told_seen_ns(timeout))
+        seen_ns = max(state.seen_ns, told_ns)
         warning_ns = stream.policy_of(rebuilt.classes.get(node)).warning_ns
         cut_ns = timeout.event_ns - rebuilt.blind.exceeds_at_ns(seen_ns, warning_ns)
         if abs(cut_ns) < _MILLISECOND_NS:
@@ -501,7 +504,6 @@ def _rebuild_nodes(
     until = (copies.last or 0) if len(copies) else position.sequence - 1
     messages = read_stream(stream.source, source, stream.filter_subject, until=until)
     rebuild_nodes(stream, copies, source.first_sequence, messages, rebuilt)
-    refine_times(stream, rebuilt, announced.timeouts)
     queued = site.state.copy_queue(stream.stream).all_copies()
     here = source.created_ns
     not_made = {node for created_ns, sequence, node in queued if created_ns != here or sequence >= position.sequence}
@@ -512,6 +514,8 @@ def _rebuild_nodes(
     has_holes = source.messages != source.last_sequence + 1 - source.first_sequence
     is_another = copies.source_is_another or _has_read_another(site, stream, source)
     is_held = source.first_sequence <= position.sequence and not has_holes and not is_another
+    read_after_ns = position.watermark_ns if is_held else None
+    refine_times(stream, rebuilt, announced.timeouts, read_after_ns)
     if is_held:
         # The next run finds a node again whose messages all follow the position; its state would date them too late.
         later = {
@@ -522,7 +526,7 @@ def _rebuild_nodes(
         rebuilt.highest = max((state.transition for state in later.values()), default=0)
         states = {node: state for node, state in states.items() if node not in later}
     keep_known_nodes(rebuilt, states, not_made)
-    continue_announced(stream, rebuilt, announced.last, states, position.watermark_ns if is_held else None)
+    continue_announced(stream, rebuilt, announced.last, states, read_after_ns)
 
 
 def _recovered_state(
