@@ -98,8 +98,8 @@ def classify_pending(
     if stream.tracked:
         # Resends name single sequences; a batch's own sequences are in the queue.
         sequences = [sequence for covered in again for sequence in range(covered.first, covered.next)]
-        made = {copy.sequence for copy in copies.here.of_sequences(sequences)}
-        pending.due |= {n: None for n in sequences if copies.is_covered(n) and n not in made and n not in pending.due}
+        known = {copy.sequence for copy in copies.here.of_sequences(sequences)} | pending.due.keys()
+        pending.due |= {n: None for n in sequences if n <= (copies.last or 0) and n not in known}
         return pending
     if intent is not None and not intent.folded and intent.created_ns == source.created_ns:
         again.append(SequenceRange(intent.first, intent.next))
@@ -253,15 +253,13 @@ def _see(
     rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
 
 
-def refine_times(
-    stream: StreamSettings, rebuilt: Rebuilt, timeouts: Iterable[Advisory], read_after_ns: int | None
-) -> None:
+def refine_times(stream: StreamSettings, rebuilt: Rebuilt, told: Iterable[Advisory], read_after_ns: int | None) -> None:
     """Give nodes the time of their last message that an announced timeout tells, if it is another than the rebuilt one.
 
     A copy's header names milliseconds, and the source may have lost a message that was not copied. The next run would announce
     the same silence with another time and id. It reads all messages after `read_after_ns` again, unless that is None.
     """
-    for timeout in timeouts:
+    for timeout in told:
         state, told_ns = rebuilt.nodes.get(node := timeout.node), _told_seen_ns(timeout)
         is_read_again = read_after_ns is not None and told_ns > read_after_ns + _MILLISECOND_NS
         if state is None or state.status is not Status.UP or is_read_again:
@@ -516,12 +514,12 @@ def _rebuild_nodes(
     is_held = source.first_sequence <= position.sequence and not has_holes and not is_another
     read_after_ns = position.watermark_ns if is_held else None
     refine_times(stream, rebuilt, announced.timeouts, read_after_ns)
-    if is_held:
+    if read_after_ns is not None:
         # The next run finds a node again whose messages all follow the position; its state would date them too late.
         later = {
             node: state
             for node, state in states.items()
-            if node not in rebuilt.nodes and state.first_seen_ns >= position.watermark_ns
+            if node not in rebuilt.nodes and state.first_seen_ns >= read_after_ns
         }
         rebuilt.highest = max((state.transition for state in later.values()), default=0)
         states = {node: state for node, state in states.items() if node not in later}

@@ -50,10 +50,6 @@ class Copies:
         """The highest copied sequence of the present source, or None without a copy."""
         return self.here[-1].sequence if len(self.here) else None
 
-    def is_covered(self, sequence: int) -> bool:
-        """Return whether a source sequence still identifies the same message and is not read again."""
-        return self.last is not None and sequence <= self.last
-
     def made(self, sequences: Collection[int], created_ns: int) -> set[tuple[int, int]]:
         """Return the copied ones of some source sequences, each with its source's created time.
 
