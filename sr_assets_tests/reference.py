@@ -49,6 +49,16 @@ class Seen:
 
 
 @dataclass(frozen=True)
+class Act:
+    """What an operator did to a sender before the sequence `first` was read, at a watermark: retire or restore it."""
+
+    first: int
+    watermark_ns: int
+    sender: str
+    retires: bool
+
+
+@dataclass(frozen=True)
 class Rules:
     """One tracked entry of the configuration."""
 
@@ -66,6 +76,8 @@ class Rules:
     durations: Callable[[Seen], tuple[int, int]] | None = None
     #: The rules of later configurations, each with the first sequence that it read and the watermark before it.
     later: tuple[tuple[int, int, Rules], ...] = ()
+    #: What operators did, in this order.
+    acts: tuple[Act, ...] = ()
 
     def when(self, message: Seen) -> Rules:
         """Return the rules of the configuration that read a message."""
@@ -196,11 +208,15 @@ class _Sender:
 
     def live(self, messages: list[Seen], now_ns: int, known_ns: Sequence[int]) -> None:
         first = messages[0].stored_ns
-        beginning, later = 0, [each for each in self.rules.later if each[0] > messages[0].sequence]
-        self.rules = self.rules.when(messages[0])
+        later: list[tuple[int, int, Rules | Act]] = [
+            each for each in self.rules.later if each[0] > messages[0].sequence
+        ]
+        later += [(act.first, act.watermark_ns, act) for act in self.rules.acts if act.sender == self.name]
+        later.sort(key=lambda each: each[:2])
+        beginning, self.rules = 0, self.rules.when(messages[0])
         for message in messages:
             while later and message.sequence >= later[0][0]:
-                self.change_rules(*later.pop(0)[1:])
+                self.change(*later.pop(0)[1:])
             while beginning < message.beginning:
                 self.fall_silent(known_ns[beginning])
                 beginning += 1
@@ -209,8 +225,8 @@ class _Sender:
                 self.expected.reasons[message.key] = "sampled"
             else:
                 self.expected.reasons[message.key] = self.report(message)
-        for _, watermark_ns, rules in later:
-            self.change_rules(watermark_ns, rules)
+        for _, watermark_ns, change in later:
+            self.change(watermark_ns, change)
         self.fall_silent(now_ns)
         self.expected.nodes[self.name] = {
             "status": self.status,
@@ -223,14 +239,24 @@ class _Sender:
             "times_retired": self.retired,
         }
 
-    def change_rules(self, watermark_ns: int, rules: Rules) -> None:
-        """Follow a new configuration from a watermark on."""
+    def change(self, watermark_ns: int, change: Rules | Act) -> None:
+        """Follow a new configuration from a watermark on, or an operator."""
         self.fall_silent(watermark_ns)
-        self.rules = rules
+        if isinstance(change, Rules):
+            self.rules = change
+        elif change.retires and self.status != "retired":
+            self.since = max(watermark_ns, self.at + 1, self.since + 1)
+            self.advise("expire", self.since, self.at, self.since - self.at, self.sequence, self.status)
+            self.status, self.copied_at, self.retired = "retired", None, self.retired + 1
+        elif not change.retires and self.status == "retired":
+            silent = watermark_ns - self.at - covered(self.blind, self.at, watermark_ns)
+            if silent <= self.rules.interval_ns:
+                self.status = "up" if silent <= self.rules.warning_ns else "timeout"
+                self.since = max(watermark_ns, self.since + 1)
 
     def report(self, message: Seen) -> str:
         """Process a message; return the reason for its copy, or `sampled`."""
-        t = message.stored_ns if self.status is None else max(message.stored_ns, self.at)
+        t = message.stored_ns if self.status is None else max(message.stored_ns, self.at, self.since)
         if self.status is None:
             self.advise("new", t, t, 0, message.sequence, None)
             self.status, self.since = "up", t

@@ -24,7 +24,8 @@ import duckdb
 from sr_assets.adapters import crash_points
 from sr_assets.adapters.crash_points import Point
 from sr_assets.adapters.published.fleet_reader import open_fleet
-from sr_assets.adapters.state.records import StreamState
+from sr_assets.adapters.state.operator_requests import Action, Request, leave_request
+from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import Message, last_origin
 from sr_assets.domain.received import LIFE_CYCLE, STATUS
@@ -34,7 +35,7 @@ from sr_assets_bench.comparison.feeds import compare_feed
 from sr_assets_bench.comparison.source_rollback import Past
 from sr_assets_bench.comparison.streams import compare, held_now
 from sr_assets_bench.comparison.tables import Kind
-from sr_assets_tests.reference import Rules, Seen, blind_spans, by_field
+from sr_assets_tests.reference import Act, Rules, Seen, blind_spans, by_field
 from sr_assets_tests.sim.network import Host
 from sr_assets_tests.sim.platform import IN_PROCESS, SITE, Home, install_hook, simulated
 from sr_assets_tests.sim.streams import Stream
@@ -44,6 +45,8 @@ BEGIN_NS: Final = 1_800_000_000 * SECOND_NS
 _MINUTE_NS: Final = 60 * SECOND_NS
 #: The longest disturbance.
 _LONGEST_SECONDS: Final = 40
+#: How long a copy log keeps copies, less what a run takes.
+_LOGGED_SECONDS: Final = 3500
 #: How often the platform may try before the end of a history.
 _LAST_RUNS: Final = 8
 _CENTRE: Final = "CENTRE"
@@ -68,6 +71,22 @@ _REQUEST_FAULTS: Final = (
     "kill before",
     "kill after",
 )
+
+
+def _entry(rules: Rules, target: str) -> dict[str, Any]:
+    """Return the entry of a stream with these rules and a target, but for a field that demands copies."""
+    entry: dict[str, Any] = {
+        "stream": rules.stream,
+        "target_stream": target,
+        "target_subject_prefix": target,
+        "source_url": "nats://source:4222",
+        "target_url": "nats://target:4222",
+    }
+    if rules.inspect_field:
+        duration = f"{rules.interval_ns // _MINUTE_NS}m"
+        entry |= {"inspect_field": "sender", "inspect_duration": duration, "size_trigger": rules.trigger_bytes}
+        entry |= {"advisory": {"subject": "FEED.%s.%v", "reliable": True}}
+    return entry
 
 
 def _is_forced(message: Seen) -> bool:
@@ -134,7 +153,9 @@ class History:
         self.luck = random.Random(f"faults {seed}")
         self.outcome = Outcome(seed)
         self.log = _Log()
-        self._met = self.published = self.watermark_ns = 0
+        self._met = self.published = 0
+        #: The highest committed watermark of each stream.
+        self.watermarks = Counter[str]()
         #: What each process has committed last of each stream: restart and position, and the watermark.
         self.committed: dict[tuple[Process, str], tuple[tuple[int, int], int]] = {}
         #: Whether copies may have another order than their originals, `recover` has rebuilt the state, and the source's
@@ -156,7 +177,13 @@ class History:
         self.trigger, self.forces, self.targets, self.target_reset = 3, False, ["T"], "recopy"
         #: The stream that a centre follows, and the advisories of the site that a relay has stored there.
         self.followed, self.relayed = "FEED", set[int]()
-        #: When each node last sent a message.
+        #: What operators did to nodes.
+        self.acts: list[Act] = []
+        #: The rules of a second stream of the site, with the same target and feed.
+        self.second: Rules | None = None
+        #: The time of the newest message that the target held before it lost any.
+        self.newest_ns = 0
+        #: When each node last sent a message to the first stream.
         self.last_ns: dict[int, int] = {}
 
     def run(self) -> Outcome:
@@ -175,6 +202,7 @@ class History:
                 publishes=lambda: self.publishes,
                 commits=self._note_commit,
                 leads=self._note_lease,
+                acts=self._note_act,
             )
             with world as (self.world, self.network):
                 self.world.run(self._live)
@@ -220,11 +248,17 @@ class History:
         incidents = {"back up": self._back_up, "put back": self._put_back, "lose unread": self._lose_unread}
         incidents |= {"roll back": self._roll_back, "recreate": self._recreate, "lose the home": self._lose_home}
         incidents |= {"delete the target": self._delete_target, "lose the target's end": self._lose_end}
-        incidents["reconfigure"] = self._reconfigure
+        incidents |= {"reconfigure": self._reconfigure, "retire": self._retire}
         # Each of them leaves what another one would not expect.
         kinds = plan.choice(((), ("back up", "put back"), *((kind,) for kind in [*incidents][2:]), ("lose the home",)))
         self.resets = not {"roll back", "recreate"}.isdisjoint(kinds)
         self.target_resets, self.rebuilds = "delete the target" in kinds, "lose the home" in kinds
+        if not self.rebuilds and plan.random() < 0.25:
+            self.second = self._second_rules()
+            self.source.create("Q", allow_direct=plan.random() < 0.8, num_replicas=self.replicas)
+            # The platform would create it for the subjects of one of them.
+            self.target.streams.pop("T", None)
+            self.target.create("T", **self.target_keys)
         work = ("publish", *["publish and run"] * 4, "run", "wait", "wait")
         steps = [plan.choice(work) for _ in range(plan.randrange(3))]
         for kind in kinds:
@@ -302,12 +336,16 @@ class History:
         """Wait for the end of the home's process, and check what it has committed."""
         self.home.join()
         self.home.bury()
-        if not self.tracked or self.recovered or not self._has_state:
+        if self.recovered or not self._has_state:
             return
         with SiteState(self._site_folder) as store:
-            state, copying, queued = store.load_stream("S"), store.load_copying("S"), store.copy_queue("S").size()
-        if state is None:
-            return
+            for stream, tracked in (("S", self.tracked), ("Q", bool(self.second and self.second.inspect_field))):
+                state = store.load_stream(stream)
+                if state is not None and tracked:
+                    self._check(state, store.load_copying(stream), store.copy_queue(stream).size())
+
+    def _check(self, state: StreamState, copying: CopyState, queued: int) -> None:
+        """Check the counters of a stream, and its watermark."""
         parts = (
             copying.copied_messages,
             state.skipped_messages,
@@ -317,9 +355,9 @@ class History:
         )
         if state.seen_messages != sum(parts) and not self.resets:
             raise Difference(f"{state.seen_messages} seen, of them (copied, skipped, queued, parked, lost) {parts}")
-        if (state.watermark_ns or 0) < self.watermark_ns:
-            raise Difference(f"the watermark falls from {self.watermark_ns} to {state.watermark_ns}")
-        self.watermark_ns = state.watermark_ns or 0
+        if (state.watermark_ns or 0) < self.watermarks[state.stream]:
+            raise Difference(f"the watermark falls from {self.watermarks[state.stream]} to {state.watermark_ns}")
+        self.watermarks[state.stream] = state.watermark_ns or 0
 
     def _note_commit(self, state: StreamState) -> None:
         """Refuse a fallen watermark, or a fallen position unless the source restarted, in what a process commits."""
@@ -332,13 +370,27 @@ class History:
     def _note_lease(self, folder: Path) -> None:
         """Check a lease that a process has written and that holds: without an election, runs of this home hold locks."""
 
+    def _note_act(self, state: StreamState, request: Request) -> None:
+        """Remember what a process has committed at the request of an operator."""
+        act = Act(state.next_sequence, state.watermark_ns or 0, request.node, request.action == "retire")
+        self.acts.append(act)
+
+    def _retire(self) -> None:
+        """Let an operator retire or restore nodes; the next run takes the request, if it is not too old by then."""
+        for _ in range(self.plan.randrange(1, 4) if self.last_ns else 0):
+            action: Action = self.plan.choice(("retire", "retire", "unretire"))
+            leave_request(self._site_folder, action, "S", f"n{self.plan.choice(sorted(self.last_ns))}")
+
     def _back_up(self) -> None:
         # A home without a state is a lost one, also one that has made no copy: only an operator may let it begin again.
         if not self._has_state:
             return
         with SiteState(self._site_folder) as store:
-            state, copying = store.load_stream("S"), store.load_copying("S")
-        if state is not None and state.has_position and copying.target_stream:
+            made = [
+                (state := store.load_stream(stream)) and state.has_position and store.load_copying(stream).target_stream
+                for stream in self._streams
+            ]
+        if all(made):
             shutil.rmtree(self.backup, ignore_errors=True)
             shutil.copytree(self.home.folder, self.backup)
 
@@ -348,7 +400,11 @@ class History:
             part = self.plan.choice((".", "sites"))
             shutil.rmtree(self.home.folder / part)
             shutil.copytree(self.backup / part, self.home.folder / part)
-            self.watermark_ns = 0
+            self.watermarks.clear()
+
+    @property
+    def _streams(self) -> list[str]:
+        return ["S", "Q"] if self.second else ["S"]
 
     @property
     def _site_folder(self) -> Path:
@@ -396,17 +452,30 @@ class History:
         self.source.create("S", **{key: config[key] for key in ("allow_direct", "num_replicas")})
 
     def _delete_target(self) -> None:
-        """Delete the target's stream, and perhaps create it again; otherwise the platform does."""
+        """Delete the target's stream, and perhaps create it again; otherwise the platform does, unless streams share it."""
         self.target.streams.pop("T", None)
-        if self.luck.random() < 0.5:
+        if self.second or self.luck.random() < 0.5:
             self.target.create("T", **self.target_keys)
+
+    def _delete_used_target(self) -> None:
+        """Delete the target's stream during a batch, whose copies the next stream may hold before those of earlier messages."""
+        self.disordered = True
+        self._delete_target()
 
     def _lose_end(self) -> None:
         """Let the target lose its last messages, whose places others may take."""
         if self.replicas == 1:
-            self.target.restart(lost=self.plan.randrange(1, 6))
+            self._restart_target(self.plan.randrange(1, 6))
             for _ in range(self.plan.randrange(7)):
                 self.target.publish(None, "other.m", "", b"", b"")
+
+    def _restart_target(self, lost: int) -> None:
+        """Restart the target without the last messages, of those that a copy log knows: it holds the copies of an hour."""
+        target = self.target.streams.get(self.targets[-1])
+        stored = [each.at_ns for each in target.messages.values()] if target else []
+        self.newest_ns = max([self.newest_ns, *stored])
+        recent = sum(at_ns > self.newest_ns - _LOGGED_SECONDS * SECOND_NS for at_ns in stored)
+        self.target.restart(lost=min(lost, recent))
 
     def _lose_home(self) -> None:
         """Lose the home when all work is done, and recover it; or rebuild the state of one that may have work left."""
@@ -466,30 +535,28 @@ class History:
         return self._configured(self.home)
 
     def _configured(self, home: Home, *, paused: bool = False, **more: Any) -> Settings:
-        entry: dict[str, Any] = {
-            "paused": paused,
-            "stream": "S",
-            "target_stream": self.targets[-1],
-            "target_subject_prefix": self.targets[-1],
-            "source_url": "nats://source:4222",
-            "target_url": "nats://target:4222",
-            "batch_messages": self.plan.choice((4, 10, 1000, 1000)),
-            "on_source_reset": "recopy",
-            "on_target_reset": self.target_reset,
-        }
-        if self.tracked:
-            entry |= {"inspect_field": "sender", "inspect_duration": f"{self.minutes}m", "size_trigger": self.trigger}
-            entry |= {"inspect_force_field": "force"} if self.forces else {}
-            entry |= {"advisory": {"subject": "FEED.%s.%v", "reliable": True}}
+        keys = {"paused": paused, "batch_messages": self.plan.choice((4, 10, 1000, 1000)), "on_source_reset": "recopy"}
+        keys |= {"inspect_force_field": "force"} if self.forces and self.tracked else {}
+        entries = [_entry(self._rules(), self.targets[-1]) | keys | {"on_target_reset": self.target_reset}]
+        if self.second:
+            keys = {"batch_messages": self.plan.choice((4, 1000)), "on_target_reset": "recopy"}
+            entries.append(_entry(self.second, "T") | keys)
         feeds = (
             [{"name": _CENTRE, "stream": self.followed, "url": "nats://source:4222", "batch_messages": 7}]
             if self.centre
             else []
         )
-        return home.configure({"name": SITE, "spark": IN_PROCESS, "streams": [entry], "feeds": feeds, **more})
+        return home.configure({"name": SITE, "spark": IN_PROCESS, "streams": entries, "feeds": feeds, **more})
+
+    def _second_rules(self) -> Rules:
+        """Draw the rules of the second stream."""
+        if self.plan.random() < 0.5:
+            return Rules(SITE, SITE, "Q", 0, 0, "", lambda _: None)
+        interval_ns = self.plan.choice((10, 60)) * _MINUTE_NS
+        return Rules(SITE, SITE, "Q", interval_ns, interval_ns // 2, "sender", by_field)
 
     def _rules(self) -> Rules:
-        """Return the rules of the configuration."""
+        """Return the rules of the first stream's configuration."""
         if not self.tracked:
             return Rules(SITE, SITE, "S", 0, 0, "", lambda _: None)
         forced = _is_forced if self.forces else lambda _: False
@@ -516,9 +583,11 @@ class History:
         body = {"sender": f"n{node}", "n": self.published, "pad": "x" * self.plan.randrange(5)}
         body |= {"force": True} if self.plan.random() < 0.1 else {}
         payload = json.dumps(body).encode() if self.plan.random() < 0.95 else b"no sender"
-        self.last_ns[node] = self.world.now_ns
+        stream = "Q" if self.second and self.plan.random() < 0.3 else "S"
+        if stream == "S":
+            self.last_ns[node] = self.world.now_ns
         headers = self.plan.choice((b"", b"", b"", *_HEADERS)).replace(b"#", str(self.published).encode())
-        self.source.publish(None, f"S.{self.plan.randrange(3)}", "", headers, payload)
+        self.source.publish(None, f"{stream}.{self.plan.randrange(3)}", "", headers, payload)
 
     # ---------------------------------------------------------------------------------------------------- the faults
 
@@ -542,7 +611,7 @@ class History:
             events |= {"rolled back": self._roll_back, "recreated": self._recreate}
         elif self.replicas > 1:
             events["leader deposed"] = self._depose_leader
-        return events | ({"target deleted": self._delete_target} if self.target_resets else {})
+        return events | ({"target deleted": self._delete_used_target} if self.target_resets else {})
 
     def _jump(self, home: Home) -> None:
         """Move the clock of a home's machine, or the source's: forwards, or back by less than a watermark's margin.
@@ -581,7 +650,7 @@ class History:
     def _fill_account(self) -> None:
         """Let the streams of a server refuse messages for some time."""
         streams = self.luck.choice((self.source, self.target)).streams.values()
-        ours = [stream for stream in streams if stream.name != "S"]
+        ours = [stream for stream in streams if stream.name not in {"S", "Q"}]
 
         def make_room() -> None:
             for stream in ours:
@@ -625,7 +694,7 @@ class History:
         if kind == "tail lost":
             # What the source loses is another history, no run reads an earlier target, and `recover` believes the target.
             if host is self.target and self.replicas == 1 and len({*self.targets}) == 1 and not self.rebuilds:
-                self.world.call_at(self.world.now_ns, lambda: self.target.restart(lost=self.luck.randrange(1, 6)))
+                self.world.call_at(self.world.now_ns, lambda: self._restart_target(self.luck.randrange(1, 6)))
             return "closed"
         home = next(each for each in self.homes if process in each.processes)
         if kind == "kill before":
@@ -692,7 +761,7 @@ class History:
             every = [self.first_rules, *(rules for *_, rules in self.later)]
             compared = compare(
                 results,
-                replace(self.first_rules, later=tuple(self.later)),
+                replace(self.first_rules, later=tuple(self.later), acts=tuple(self.acts)),
                 prefix="T.",
                 target="T",
                 feed="FEED" if any(each.inspect_field for each in every) else None,
@@ -704,11 +773,19 @@ class History:
             self.outcome.messages = compared.messages
             self.outcome.transitions = len(compared.expected.advisories)
             fed = self.source.streams[self.followed].last
-            differences = compared.differences
+            differences = [*compared.differences, *self._compare_second(opened)]
             if len(past.held) > len(past.beginnings):
                 # Nobody has known of what the source lost before it was noticed.
                 differences = [each for each in differences if each.kind is not Kind.BLIND_WRONG]
             return [*differences, *(compare_feed(results, self.followed, None, fed) if self.centre else ())]
+
+    def _compare_second(self, fleet: duckdb.DuckDBPyConnection) -> list[comparison.Difference]:
+        """Compare the second stream, whose source loses nothing and whose rules stay."""
+        if self.second is None:
+            return []
+        results = _Results(self.source, self.target, fleet=fleet, stream="Q")
+        feed = "FEED" if self.second.inspect_field else None
+        return compare(results, self.second, prefix="T.", target="T", feed=feed).differences
 
     def _compare_known(self) -> Iterator[comparison.Difference]:
         """Compare what a recovery knows without all of the source's messages: the copies, and the last event of each node."""
@@ -748,6 +825,8 @@ class _Results:
     target: Host
     targets: Collection[str] = ("T",)
     fleet: duckdb.DuckDBPyConnection | None = None
+    #: The stream whose copies are compared.
+    stream: str = "S"
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         assert self.fleet is not None
@@ -772,6 +851,6 @@ class _Results:
             message._replace(subject=f"T.{message.subject.removeprefix(f'{name}.')}")
             for name in self.targets
             for message in self.stored(name, self.target)
-            if not message.subject.startswith("other.")
+            if message.subject.startswith(f"{name}.{self.stream}.")
         ]
         return sorted(copies, key=lambda copy: (copy.stored_ns, copy.sequence))

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -30,6 +31,7 @@ from sr_assets.adapters.nats import administration, client, object_store
 from sr_assets.adapters.published import history as published_history
 from sr_assets.adapters.state.lease import Lease
 from sr_assets.adapters.state.lock import SiteBusyError
+from sr_assets.adapters.state.operator_requests import Answer, Request
 from sr_assets.adapters.state.records import StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.adapters.wire import connection
@@ -41,6 +43,7 @@ from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun
 from sr_assets.stages.site import Site
 from sr_assets.stages.source import lag
+from sr_assets.stages.tracking import node_state
 from sr_assets_tests.sim import world
 from sr_assets_tests.sim.network import Network, SimClient, SimClientThread, SimLink, SimLoop
 from sr_assets_tests.sim.world import (
@@ -61,7 +64,7 @@ IN_PROCESS: Final = {"from_messages": 1_000_000}
 _connect: Final = duckdb.connect
 _publish: Final = Site.publish
 _OPTIMIZERS: Final = ",".join(name for (name,) in duckdb.execute("SELECT name FROM duckdb_optimizers()").fetchall())
-_save, _transaction, _write = SiteState.save_stream, SiteState.transaction, Lease.write
+_save, _transaction, _write, _apply = SiteState.save_stream, SiteState.transaction, Lease.write, node_state._apply
 #: Where homes need no disk, or None for the usual folder of temporary files.
 IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 #: CPU time, which nothing costs here; the rest of the module as it is.
@@ -100,12 +103,13 @@ def simulated(
     publishes: Callable[[], bool] = lambda: True,
     commits: Callable[[StreamState], None] = lambda _: None,
     leads: Callable[[Path], None] = lambda _: None,
+    acts: Callable[[StreamState, Request], None] = lambda _state, _request: None,
 ) -> Iterator[tuple[World, Network]]:
     """Replace time, threads, sockets and chance inside the block, by those of a new world.
 
     While `publishes` returns False, no tables are published, which take a quarter of a history's CPU time. `commits` is
     called with each progress of reading that a process has committed, `leads` with the folder of each lease that a process
-    has written and that holds.
+    has written and that holds, `acts` with each request of an operator that has changed a node, and the progress then.
     """
     simulation = World(seed, begin_ns, most_steps)
     net = Network(simulation)
@@ -119,25 +123,6 @@ def simulated(
             _publish(site, **options)
         else:
             site._changed = site._has_events = False
-
-    saved: dict[SiteState, list[StreamState]] = {}
-
-    def save(store: SiteState, state: StreamState) -> None:
-        _save(store, state)
-        saved[store].append(replace(state))
-
-    @contextlib.contextmanager
-    def transaction(store: SiteState, *, after: int = 0) -> Iterator[None]:
-        saved[store] = []
-        with _transaction(store, after=after):
-            yield
-        for state in saved.pop(store):
-            commits(state)
-
-    def write(lease: Lease, folder: Path) -> None:
-        _write(lease, folder)
-        if lease.holds and not simulation.process.dead:
-            leads(folder)
 
     with pytest.MonkeyPatch.context() as patch:
         world.enter(simulation)
@@ -164,9 +149,7 @@ def simulated(
         patch.setattr(secrets, "token_hex", lambda count=16: f"{chance.getrandbits(8 * count):0{2 * count}x}")
         patch.setattr(duckdb, "connect", _connect_without_threads)
         patch.setattr(Site, "publish", publish)
-        patch.setattr(SiteState, "save_stream", save)
-        patch.setattr(SiteState, "transaction", transaction)
-        patch.setattr(Lease, "write", write)
+        _tell(patch, simulation, commits, leads, acts)
         random.seed(seed)
         patch.setattr(sys, "unraisablehook", _ignore_killed)
         # A coroutine of nats-py that is closed outside of a loop would make one.
@@ -184,8 +167,53 @@ def simulated(
             world.enter(None)
 
 
+def _tell(
+    patch: pytest.MonkeyPatch,
+    simulation: World,
+    commits: Callable[[StreamState], None],
+    leads: Callable[[Path], None],
+    acts: Callable[[StreamState, Request], None],
+) -> None:
+    """Tell what processes have committed and written, see `simulated`."""
+    #: What to call when each open transaction is committed.
+    committed: dict[SiteState, list[Callable[[], None]]] = {}
+
+    def save(store: SiteState, state: StreamState) -> None:
+        _save(store, state)
+        committed[store].append(partial(commits, replace(state)))
+
+    def apply(
+        store: SiteState, stream: StreamSettings, state: StreamState, report: StreamReport, request: Request
+    ) -> Answer:
+        answer = _apply(store, stream, state, report, request)
+        if answer.done:
+            committed[store].append(partial(acts, replace(state), request))
+        return answer
+
+    @contextlib.contextmanager
+    def transaction(store: SiteState, *, after: int = 0) -> Iterator[None]:
+        committed[store] = []
+        with _transaction(store, after=after):
+            yield
+        for call in committed.pop(store):
+            call()
+
+    def write(lease: Lease, folder: Path) -> None:
+        _write(lease, folder)
+        if lease.holds and not simulation.process.dead:
+            leads(folder)
+
+    for owner, name, told in (
+        (SiteState, "save_stream", save),
+        (SiteState, "transaction", transaction),
+        (node_state, "_apply", apply),
+        (Lease, "write", write),
+    ):
+        patch.setattr(owner, name, told)
+
+
 def _run(settings: Settings, name: str, run_id: str) -> dict[str, StreamReport]:
-    """Run a site until there is no more work, and return what it did by stream."""
+    """Run a site until all work is done, and return what it did by stream."""
     with Site(settings, name, owner="run", run_id=run_id, wait_seconds=0) as opened:
         selection = {entry.stream: frozenset(Stage) for entry in opened.entries}
         work = SiteRun(opened, selection, drain_only=True)
@@ -220,7 +248,7 @@ class Home:
         return load_settings(file, {})
 
     def start(self, settings: Settings, name: str = SITE) -> None:
-        """Start a run of a site in a new process, which ends when there is no more work."""
+        """Start a run of a site in a new process, which ends when all work is done."""
 
         def run() -> None:
             self.reports = _run(settings, name, self.name)
