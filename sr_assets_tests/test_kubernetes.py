@@ -6,7 +6,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 
 from sr_assets.operate.health import HEALTH_PATHS
 from sr_assets.settings import load_settings
@@ -37,6 +36,9 @@ def test_manifest_matches_the_schema_of_kubernetes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", _OPERATOR)
 def test_manifest_matches_the_schema_of_the_operator(kind: str) -> None:
+    # Its import makes thousands of models.
+    from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
+
     model = getattr(prometheus_operator, kind).model_validate(MANIFESTS[kind])
     # The model drops keys that the schema does not have.
     assert model.model_dump(mode="json", by_alias=True, exclude_unset=True) == MANIFESTS[kind]

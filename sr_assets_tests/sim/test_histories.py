@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +20,13 @@ from sr_assets.settings import Settings
 from sr_assets_tests.sim.elections import run_history
 from sr_assets_tests.sim.history import BEGIN_NS
 from sr_assets_tests.sim.network import Host, Network
-from sr_assets_tests.sim.platform import IN_MEMORY, IN_PROCESS, SITE, Home, install_hook, simulated
+from sr_assets_tests.sim.platform import IN_PROCESS, SITE, Home, install_hook, simulated
 from sr_assets_tests.sim.world import Process, World
 
 pytestmark = pytest.mark.process
 
 #: The histories of the gate, in groups that workers share: a minute on two cores.
-GROUPS, GROUP = 8, 10
+GROUPS, GROUP = 5, 10
 #: Shorter than any pause before a message is sent again, so that no stream recognises a duplicate.
 WINDOW = {"duplicate_window": 100_000_000}
 ENTRY: Final = {
@@ -117,13 +116,6 @@ class RefusedCopies:
         return "lost" if self._left < 0 else None
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder without a disk."""
-    with tempfile.TemporaryDirectory(prefix="simulation-", dir=IN_MEMORY) as made:
-        yield Path(made)
-
-
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_histories_end_as_the_rules_demand(group: int, folder: Path) -> None:
     for seed in range(group * GROUP, (group + 1) * GROUP):
@@ -131,22 +123,24 @@ def test_histories_end_as_the_rules_demand(group: int, folder: Path) -> None:
         assert outcome.problem is None, f"make simulate SEED={seed} ARGS='--histories 1': {outcome.problem}"
 
 
-@pytest.mark.parametrize("seed", (7, 19), ids=("one home", "members"))
+@pytest.mark.parametrize(
+    "seed", (pytest.param(7, id="one home"), pytest.param(19, id="members", marks=pytest.mark.nightly))
+)
 def test_a_seed_is_one_history(seed: int, folder: Path) -> None:
     first, second = (run_history(seed, folder) for _ in range(2))
     assert first == second
     assert first.digest
 
 
-def test_a_history_leaves_no_open_files(tmp_path: Path) -> None:
-    faults = run_history(7, tmp_path).faults
+def test_a_history_leaves_no_open_files(folder: Path) -> None:
+    faults = run_history(7, folder).faults
     assert any(kind.startswith("kill") for kind in faults)
     opened = []
     for link in Path("/proc/self/fd").iterdir():
         # The listing's own is closed by now.
         with contextlib.suppress(FileNotFoundError):
             opened.append(str(link.readlink()))
-    assert [file for file in opened if file.startswith(str(tmp_path))] == []
+    assert [file for file in opened if file.startswith(str(folder))] == []
 
 
 @pytest.mark.parametrize(

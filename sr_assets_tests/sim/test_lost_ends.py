@@ -112,7 +112,7 @@ def play(folder: Path, keys: dict[str, Any], history: Callable[[Pair], None]) ->
 
 
 @pytest.mark.parametrize("keys", (TRACKED, {}), ids=("tracked", "plain"))
-def test_first_batch_continues_after_the_messages_of_others_were_lost(keys: dict[str, Any], tmp_path: Path) -> None:
+def test_first_batch_continues_after_the_messages_of_others_were_lost(keys: dict[str, Any], folder: Path) -> None:
     """The state has no copy yet that would reveal the loss."""
 
     def history(pair: Pair) -> None:
@@ -123,11 +123,11 @@ def test_first_batch_continues_after_the_messages_of_others_were_lost(keys: dict
         assert pair.run() is None
         assert pair.copied() == [1, 2, 3]
 
-    play(tmp_path, keys, history)
+    play(folder, keys, history)
 
 
 @pytest.mark.parametrize("lost", (2, 3))
-def test_lost_copies_of_a_restart_are_sent_again(lost: int, tmp_path: Path) -> None:
+def test_lost_copies_of_a_restart_are_sent_again(lost: int, folder: Path) -> None:
     """The target still holds earlier copies with the same sequences."""
 
     def history(pair: Pair) -> None:
@@ -141,10 +141,10 @@ def test_lost_copies_of_a_restart_are_sent_again(lost: int, tmp_path: Path) -> N
         assert pair.copied() == [*range(1, 7), 4, 5, 6]
         assert pair.counts() == (9, 0, 0)
 
-    play(tmp_path, TRACKED, history)
+    play(folder, TRACKED, history)
 
 
-def test_deleted_target_gets_the_copies_of_staged_batches(tmp_path: Path) -> None:
+def test_deleted_target_gets_the_copies_of_staged_batches(folder: Path) -> None:
     def history(pair: Pair) -> None:
         pair.publish(2)
         pair.kill_at = Point.COMMITTED
@@ -155,10 +155,10 @@ def test_deleted_target_gets_the_copies_of_staged_batches(tmp_path: Path) -> Non
         assert pair.run() is None
         assert pair.copied() == [1, 2]
 
-    play(tmp_path, TRACKED, history)
+    play(folder, TRACKED, history)
 
 
-def test_copies_that_both_clusters_have_lost_are_reported(tmp_path: Path) -> None:
+def test_copies_that_both_clusters_have_lost_are_reported(folder: Path) -> None:
     """A batch of the lost source is open, and its target ends before the batch began."""
 
     def history(pair: Pair) -> None:
@@ -175,14 +175,14 @@ def test_copies_that_both_clusters_have_lost_are_reported(tmp_path: Path) -> Non
         assert pair.copied() == [*range(1, 7), 4, 4]
         assert pair.counts() == (8, 2, 2)
 
-    play(tmp_path, TRACKED, history)
+    play(folder, TRACKED, history)
 
 
 @pytest.mark.parametrize(
     ("killed_at", "made"), ((Point.PLANNED, []), (Point.PUBLISHED, [3])), ids=("planned", "published")
 )
 def test_copies_that_wait_to_be_sent_again_are_lost_with_their_source(
-    killed_at: Point, made: list[int], tmp_path: Path
+    killed_at: Point, made: list[int], folder: Path
 ) -> None:
     def history(pair: Pair) -> None:
         pair.publish(4)
@@ -201,11 +201,11 @@ def test_copies_that_wait_to_be_sent_again_are_lost_with_their_source(
         assert pair.copied() == [1, 2, *made, 3]
         assert pair.counts() == (3 + len(made), 2 - len(made), 2 - len(made))
 
-    play(tmp_path, TRACKED, history)
+    play(folder, TRACKED, history)
 
 
 @pytest.mark.parametrize("lost", ("source", "target"))
-def test_leader_without_its_replicas_proves_no_loss(lost: str, tmp_path: Path) -> None:
+def test_leader_without_its_replicas_proves_no_loss(lost: str, folder: Path) -> None:
     """It still answers with its end, after another leader has stored messages, which were read or copied."""
 
     def history(pair: Pair) -> None:
@@ -225,4 +225,4 @@ def test_leader_without_its_replicas_proves_no_loss(lost: str, tmp_path: Path) -
         assert pair.copied() == [*range(1, 8)]
         assert pair.counts() == (7, 0, 0)
 
-    play(tmp_path, {}, history)
+    play(folder, {}, history)

@@ -155,9 +155,11 @@ def play(folder: Path, streams: dict[str, dict[str, Any]], history: Callable[[Me
             crash_points.hook = None
 
 
-@pytest.mark.parametrize("keys", (TRACKED, {}), ids=("tracked", "plain"))
+@pytest.mark.parametrize(
+    "keys", (pytest.param(TRACKED, id="tracked"), pytest.param({}, id="plain", marks=pytest.mark.nightly))
+)
 def test_member_with_the_state_leads_when_it_is_back(
-    keys: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    keys: dict[str, Any], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def history(members: Members) -> None:
         members.present = {"south"}
@@ -181,13 +183,13 @@ def test_member_with_the_state_leads_when_it_is_back(
         assert members.copied("S") == [*range(1, 10)]
         assert members.announced() == ([f"S{n}" for n in range(1, 10)] if keys else [])
 
-    play(tmp_path, {"S": keys}, history)
+    play(folder, {"S": keys}, history)
     # A run that the step-down interrupts says so too.
     (line,) = [line for line in caplog.messages if "lacks the site's state" in line]
     assert line.startswith(f"{SITE}: this member lacks the site's state and steps down: north on ")
 
 
-def test_member_takes_no_position_while_its_target_is_unreachable(tmp_path: Path) -> None:
+def test_member_takes_no_position_while_its_target_is_unreachable(folder: Path) -> None:
     """It would count as a member with the state, and its checkpoint as a later one."""
 
     def history(members: Members) -> None:
@@ -202,10 +204,10 @@ def test_member_takes_no_position_while_its_target_is_unreachable(tmp_path: Path
         assert members.failures() == [None]
         assert members.copied("S") == [1, 2, 3, 4, 5]
 
-    play(tmp_path, {"S": {}}, history)
+    play(folder, {"S": {}}, history)
 
 
-def test_leader_stays_if_all_members_lack_the_state(tmp_path: Path) -> None:
+def test_leader_stays_if_all_members_lack_the_state(folder: Path) -> None:
     def history(members: Members) -> None:
         members.present = {"south", "west"}
         members.work(2 * MINUTE)
@@ -224,10 +226,10 @@ def test_leader_stays_if_all_members_lack_the_state(tmp_path: Path) -> None:
         assert members.copied("S") == [*range(1, 8)]
         assert members.announced() == [f"S{n}" for n in range(1, 8)]
 
-    play(tmp_path, {"S": TRACKED}, history)
+    play(folder, {"S": TRACKED}, history)
 
 
-def test_only_the_member_with_the_state_replaces_two_others(tmp_path: Path) -> None:
+def test_only_the_member_with_the_state_replaces_two_others(folder: Path) -> None:
     def history(members: Members) -> None:
         members.present = {"south", "west"}
         members.work(2 * MINUTE)
@@ -238,10 +240,10 @@ def test_only_the_member_with_the_state_replaces_two_others(tmp_path: Path) -> N
         assert members.failures() == [None]
 
     # In the world of this seed, the member that yielded first would campaign before the one with the state.
-    play(tmp_path, {"S": TRACKED}, history, seed=4)
+    play(folder, {"S": TRACKED}, history, seed=4)
 
 
-def test_leader_with_a_working_stream_stays(tmp_path: Path) -> None:
+def test_leader_with_a_working_stream_stays(folder: Path) -> None:
     def history(members: Members) -> None:
         members.present = {"south"}
         members.work(MINUTE / 2)
@@ -263,10 +265,10 @@ def test_leader_with_a_working_stream_stays(tmp_path: Path) -> None:
         assert members.copied("Q") == [1, 2, 3]
         assert sorted(members.announced()) == [*(f"Q{n}" for n in range(1, 4)), *(f"S{n}" for n in range(1, 8))]
 
-    play(tmp_path, {"S": TRACKED, "Q": TRACKED}, history)
+    play(folder, {"S": TRACKED, "Q": TRACKED}, history)
 
 
-def test_member_keeps_its_history_that_another_one_has_merged(tmp_path: Path) -> None:
+def test_member_keeps_its_history_that_another_one_has_merged(folder: Path) -> None:
     """The other one's checkpoint calls its files replaced, by a file that this home lacks."""
 
     def live() -> None:
@@ -285,7 +287,7 @@ def test_member_keeps_its_history_that_another_one_has_merged(tmp_path: Path) ->
         return members.present != {"north"}
 
     with simulated(1, BEGIN_NS, most_steps=1_000_000, publishes=publishes) as (world, network):
-        members = Members(world, network, tmp_path, {"S": TRACKED})
+        members = Members(world, network, folder, {"S": TRACKED})
         try:
             world.run(live)
         finally:
