@@ -47,7 +47,10 @@ def stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name == "measure" else ()) for name in COMMANDS],
+)
 def test_command_shows_bars_on_a_terminal_alone(name: str, rig: Rig, stream: str, tmp_path: Path) -> None:
     line, texts = COMMANDS[name]
 

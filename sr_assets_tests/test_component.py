@@ -161,6 +161,7 @@ def test_bad_argument_is_one_line(file: Path, arguments: dict[str, Any], reason:
     assert reason in line
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_run_of_a_guest_is_recorded_below_its_prefix(rig: Rig) -> None:
     stream = rig.make()

@@ -69,6 +69,7 @@ def is_forced(message: Seen) -> bool:
     return isinstance(document, dict) and document.get("force") is True
 
 
+@pytest.mark.nightly
 def test_copies_and_transitions_match_the_reference(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that larger batches with senders in headers or subjects are read without payloads.
     monkeypatch.setattr(sizing, "_FETCHED_BYTES", 3_000)

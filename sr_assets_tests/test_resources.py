@@ -209,6 +209,7 @@ print(json.dumps(numbers))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_site_and_days_are_work_of_a_users_session(rig: Rig) -> None:
     stream = rig.make()

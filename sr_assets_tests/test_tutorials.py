@@ -165,6 +165,7 @@ def part(text: str, heading: str) -> str:
     return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_stream_replicator_is_replaced(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def test_materialize_missing_computes_no_day_that_has_rows(settings: Settings) -
         assert len(instance.get_materialized_partitions(KEY)) == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_dagster_command_computes_a_range_and_recomputes_one_day(settings: Settings, tmp_path: Path) -> None:
     folder = settings.home / "dagster"

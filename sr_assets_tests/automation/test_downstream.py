@@ -99,6 +99,7 @@ def stream(rig: Rig) -> str:
     return stream
 
 
+@pytest.mark.nightly
 def test_eager_asset_starts_once_per_change(rig: Rig, instance: dg.DagsterInstance, stream: str) -> None:
     downstream = Downstream(rig.settings(linger="1s"), instance)
     downstream.run()
@@ -154,6 +155,7 @@ def test_table_of_the_last_minute_waits_for_the_end_of_a_lingering_run(
     assert second_of_replica < second
 
 
+@pytest.mark.nightly
 def test_on_cron_asset_starts_once_an_hour(rig: Rig, instance: dg.DagsterInstance, stream: str) -> None:
     downstream = Downstream(rig.settings(linger="1s"), instance)
     hour = utc_now().replace(minute=0, second=0, microsecond=0)

@@ -167,6 +167,7 @@ def test_host_run_materializes_and_checks_queued_sites(
     assert queued_sites(settings.home, 90.0) == []
 
 
+@pytest.mark.nightly
 def test_host_run_outlives_failed_hosted_run(rig: Rig, settings: Settings, instance: dg.DagsterInstance) -> None:
     berlin, cairo = settings.streams[1:]
     rig.api(f"STREAM.DELETE.{berlin.stream}")
@@ -223,6 +224,7 @@ def test_many_events_of_hosted_sites_leave_time_for_the_host(settings: Settings)
     assert len(list(host.results(ended=True))) == 100 - recorded
 
 
+@pytest.mark.nightly
 def test_host_run_lasts_six_budgets_while_it_hosts(
     rig: Rig, settings: Settings, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ def test_nodes_and_adapter_reconnect_after_a_server_outage(tmp_path: Path, optio
             wait_until(lambda: site.stored() >= stored + 40, "40 more messages")
 
 
+@pytest.mark.nightly
 def test_plan_file_closes_and_restores_connections(monitored: Monitored, tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("silences: [{match: 'web*', from: 0}]\noutages: [{match: 'sql*', from: 5s, for: 8s}]\n")

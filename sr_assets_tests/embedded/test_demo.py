@@ -197,6 +197,7 @@ def test_daily_tables_have_rows_before_the_first_hour(demo: DemoProcess, demo_fo
     demo.await_condition(have_rows, "rows of the daily tables")
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_terminated_demo_leaves_nothing(demo: DemoProcess, demo_folder: Path) -> None:

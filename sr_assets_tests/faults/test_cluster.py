@@ -111,8 +111,11 @@ def kill_during_copy(victim: NatsServer, survivor: NatsServer, target: str) -> I
 
 @pytest.mark.parametrize(
     ("killed", "through"),
-    (("target", "leader"), ("target", "follower"), ("source", "leader")),
-    ids=("target", "target_through_follower", "source"),
+    (
+        pytest.param("target", "leader", id="target", marks=pytest.mark.nightly),
+        pytest.param("target", "follower", id="target_through_follower"),
+        pytest.param("source", "leader", id="source", marks=pytest.mark.nightly),
+    ),
 )
 def test_killed_leader_costs_only_another_attempt(
     cluster: NatsCluster, unique: Names, tmp_path: Path, killed: str, through: str
@@ -287,6 +290,7 @@ def missing(cluster: Cluster) -> set[str]:
         return set()
 
 
+@pytest.mark.nightly
 def test_leader_without_followers_proves_no_silence(rig: Rig, cluster: NatsCluster) -> None:
     """A leader in a minority answers for 20 s with an old end and its own clock, while nodes report to the next leader."""
     stream = rig.unique("QUIET")
@@ -322,12 +326,13 @@ def test_leader_without_followers_proves_no_silence(rig: Rig, cluster: NatsClust
     assert [(row["node"], row["silence_ns"] // 10**9) for row in rows] == [("n0", 4), ("n1", 4), ("n2", 4)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "silent_seconds",
     (
         pytest.param(4.0, id="still_leader"),
         # Then it refuses copies, as the new leader's followers do after a kill.
-        pytest.param(25.0, id="stepped_down", marks=pytest.mark.nightly),
+        pytest.param(25.0, id="stepped_down"),
     ),
 )
 def test_leader_that_commits_nothing_loses_and_doubles_no_copy(

@@ -183,6 +183,7 @@ def test_run_finishes_its_batch_after_its_python_worker_dies(
     assert_recovered(rig, undisturbed, disturbed)
 
 
+@pytest.mark.nightly
 def test_run_starts_another_engine_after_its_engine_dies(
     rig: Rig, hold: Hold, undisturbed: dict[str, Any], disturbed: str, tmp_path: Path
 ) -> None:

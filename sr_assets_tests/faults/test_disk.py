@@ -88,6 +88,7 @@ def run_limited(rig: Rig, file_bytes: int) -> subprocess.CompletedProcess[str]:
     return run_forked([sys.executable, "-W", "ignore", "-c", _LIMITED, str(file_bytes), "run", "--once"], env=environ)
 
 
+@pytest.mark.nightly
 def test_full_disk_while_staging_parquet_is_an_error_until_freed(rig: Rig, prepared: dict[str, Any]) -> None:
     with limited_workers(rig, 4_096):
         failure = rig.failure()
@@ -115,6 +116,7 @@ def test_full_disk_while_writing_state_is_an_error_until_freed(rig: Rig, prepare
     assert outcome(rig, rig.entries[0]["target_stream"]) == prepared["outcome"]
 
 
+@pytest.mark.nightly
 def test_follow_continues_alone_after_a_full_disk(rig: Rig, tmp_path: Path) -> None:
     """Sites, election, heartbeats and due work of `run --follow` work again once space is free."""
     stream, target, beats = rig.make(), rig.make("TARGET", rig.target), rig.make("BEATS")

@@ -54,7 +54,7 @@ def silence(server: NatsServer) -> None:
     ("fault", "victim"),
     (
         (crash, "target"),
-        (silence, "source"),
+        pytest.param(silence, "source", marks=pytest.mark.nightly),
         pytest.param(crash, "source", marks=pytest.mark.nightly),
         pytest.param(silence, "target", marks=pytest.mark.nightly),
     ),

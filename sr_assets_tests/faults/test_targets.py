@@ -114,7 +114,7 @@ def test_lingering_run_publishes_promptly_during_a_target_outage(
     assert len(rig.stored(advisories)) == 26
 
 
-@pytest.mark.parametrize("persist", ("default", "async"))
+@pytest.mark.parametrize("persist", ("default", pytest.param("async", marks=pytest.mark.nightly)))
 def test_target_that_dies_during_a_copy_loses_nothing(rig: Rig, target: NatsServer, persist: str) -> None:
     stream, advisories = add_tracked_stream(rig, target, target={"persist": persist})
     rig.publish(stream, forced(0, 1_000))

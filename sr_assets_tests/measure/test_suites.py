@@ -126,6 +126,7 @@ def test_silence_finds_each_silent_node_and_no_other(running: Path, command: Com
     assert float(whole[7]) == pytest.approx(float(after[7]) + 1_000 * WARNING_SECONDS)
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_stopped_target_is_refused(
     running: Path,
@@ -208,6 +209,7 @@ def test_pipeline_starts_and_stops_a_run_of_its_own(
     assert lock_owner(tmp_path / "home" / "sites" / SITE) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_catch_up_drains_a_backlog_in_a_run_of_its_own(
     servers: tuple[NatsServer, NatsServer], command: Command, tmp_path: Path

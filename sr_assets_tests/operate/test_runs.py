@@ -184,6 +184,7 @@ def test_run_once_without_work_starts_no_dagster_run(
     assert f"{stream.label}: copied 1, skipped 0, lag 0" in run("--once").stdout
 
 
+@pytest.mark.nightly
 def test_run_once_compares_a_recreated_target_without_new_messages(
     platform: Settings, nats_pair: tuple[NatsServer, NatsServer]
 ) -> None:

@@ -120,6 +120,7 @@ def test_ui_open_to_everybody_is_refused_in_one_line(platform: Settings, options
     assert "everybody who reaches the port could start and stop runs" in ended.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_up_outlives_half_open_connections_and_its_webserver(platform: Settings, tmp_path: Path) -> None:
     file, errors = tmp_path / "logins", tmp_path / "errors"

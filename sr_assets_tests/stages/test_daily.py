@@ -389,7 +389,7 @@ def held_on(day: Day, changes: list[Change], messages: list[Message], watermark_
     return values_of(max(recent, key=lambda message: message.at_ns).content if recent else None)
 
 
-@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("seed", (1, pytest.param(2, marks=pytest.mark.nightly)))
 def test_inventory_matches_a_count_of_each_node(
     seed: int, settings: Settings, spark: SparkConnection, no_spark: SparkConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_files_of_a_dataframe_stay_until_ten_minutes_after_it_is_gone(
         derived.collect()
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_documented_example_runs_in_a_session_of_its_own(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()

@@ -96,6 +96,7 @@ def test_process_without_the_client_does_its_first_small_batches_itself(
     engine.ready.set()
 
 
+@pytest.mark.nightly
 def test_engine_starts_in_the_background_after_work_of_its_size(rig: Rig) -> None:
     engine = SlowEngine(rig.home)
     with contextlib.closing(SparkConnection(engine, None, SITE)) as connection:

@@ -235,6 +235,7 @@ def test_state_before_the_first_copy_makes_no_copy_twice(
     assert rig.row("replication")["copied_messages"] == len(copies)
 
 
+@pytest.mark.nightly
 @every_pair(
     {
         "entry": {"plain": PLAIN, "tracked": FORCED},

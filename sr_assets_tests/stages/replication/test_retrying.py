@@ -33,7 +33,9 @@ def counts(rig: Rig) -> dict[str, int]:
     return {column: rig.row("replication")[column] for column in columns}
 
 
-@pytest.mark.parametrize("sampled", (False, True), ids=("plain", "sampled"))
+@pytest.mark.parametrize(
+    "sampled", (pytest.param(False, id="plain", marks=pytest.mark.nightly), pytest.param(True, id="sampled"))
+)
 def test_parked_messages_are_copied_once_after_the_target_changed(rig: Rig, sampled: bool) -> None:
     stream, target = rig.make(), rig.unique("T")
     bodies = [b'{"sender": "n%d", "x": "%s"}' % (n, b"y" * size) for n, size in enumerate((10, 2000, 3000, 10, 4000))]
