@@ -22,6 +22,8 @@ _PROPERTY: Final = "costs"
 _WARM: Final = {
     f"sr_assets_tests/{file}"
     for file in (
+        "adapters/spark/test_fleet_tables.py",
+        "adapters/spark/test_run_session.py",
         "adapters/spark/test_session.py",
         "adapters/spark/test_sink.py",
         "adapters/spark/test_source.py",
@@ -33,6 +35,7 @@ _WARM: Final = {
         "faults/test_servers.py",
         "stages/replication/test_partitions.py",
         "stages/test_daily.py",
+        "test_documents.py",
         "test_resources.py",
     )
 }

@@ -261,8 +261,12 @@ def test_dg_scaffolds_a_component_with_a_configuration(project: Path) -> None:
     ("attributes", "reason"),
     (
         ("config: ../fleet/replication.yaml\n  key_prefix: [other]", "defines site london too"),
-        ("config: mine.yaml\n  key_prefix: [choria]", "has choria too; give each component its own key_prefix"),
-        ("config: none.yaml\n  key_prefix: [other]", "none.yaml"),
+        pytest.param(
+            "config: mine.yaml\n  key_prefix: [choria]",
+            "has choria too; give each component its own key_prefix",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param("config: none.yaml\n  key_prefix: [other]", "none.yaml", marks=pytest.mark.nightly),
     ),
 )
 def test_components_that_overlap_are_refused(project: Path, attributes: str, reason: str) -> None:

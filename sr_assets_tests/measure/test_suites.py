@@ -97,6 +97,7 @@ def _own_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_pipeline_finds_every_message_of_an_active_run(running: Path, command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ["--nodes", "7,10", "--interval", "500ms", "--out", str(out)]

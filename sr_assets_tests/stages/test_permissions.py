@@ -204,6 +204,7 @@ def test_check_names_a_missing_inbox(guarded: Guarded, printed: str) -> None:
     assert failed == {"subscribe _INBOX.>"}
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_commands_name_a_missing_permission(guarded: Guarded, printed: str, command: Command) -> None:
     removed = ("$JS.API.DIRECT.GET.REG", "adv.*.>", "$JS.API.STREAM.UPDATE.GATHERED")
