@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from sr_assets.adapters.crash_points import Point
 from sr_assets.domain.election_keys import election_key
 from sr_assets.domain.errors import StandbyError
 from sr_assets.settings import Settings
@@ -45,14 +46,17 @@ class ElectedHistory(History):
         #: When a killed member starts again.
         self.back_ns = dict.fromkeys((home.name for home in self.homes), 0)
         self.publishes = plan.random() < 0.25
+        #: The chance that a member is suspended at a request or a point.
+        self.suspends = 0.0
         self._publish()
         for _ in range(plan.randrange(8, 16)):
             for _ in range(plan.choice((0, 1, 3, 9))):
                 self._publish()
             self._disturb(self._victim())
             self.rates = plan.choice(((0.0, 0.0), (0.0, 0.03), (0.005, 0.0)))
+            self.suspends = plan.choice((0.0, 0.0, 0.01))
             self._round()
-        self.rates = (0.0, 0.0)
+        self.rates, self.suspends = (0.0, 0.0), 0.0
         self._end()
 
     def _round(self) -> None:
@@ -107,7 +111,17 @@ class ElectedHistory(History):
             overdue = self.world.seconds - home.lease.deadline
             if overdue >= _MARGIN_SECONDS:
                 self._note(f"{home.name} publishes {subject} {overdue} s after its lease")
-        return super()._fault(host, process, subject)
+        kind = super()._fault(host, process, subject)
+        if kind is None and not process.dead and self._meets(self.suspends, "suspended at a request"):
+            self._freeze(next(home for home in self.homes if process in home.processes))
+        return kind
+
+    def _reach(self, home: Home, point: Point) -> None:
+        super()._reach(home, point)
+        if self._meets(self.suspends, f"suspended at {point}"):
+            self._freeze(home)
+            # It acts until its next wait.
+            self.world.sleep(0.0)
 
     def _note_lease(self, folder: Path) -> None:
         """Note a second member whose lease holds."""
