@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import (
     MESSAGE_NOT_FOUND,
     NO_RESPONDERS,
@@ -46,8 +48,8 @@ from sr_assets.domain.refusals import Reaction, reaction
 from sr_assets.domain.target_stream import IMPOSSIBLE_SEQUENCE
 
 _WINDOW: Final = 256
-#: So many messages are sent without checking whether we may still publish.
-_GUARDED: Final = 64
+#: How long messages are sent after a check that we may still publish: a process can be suspended while it waits.
+_GUARDED_SECONDS: Final = 0.1
 #: More consecutive refusals than this are not about single messages.
 _MOST_REFUSALS: Final = 512
 
@@ -94,6 +96,7 @@ class ItemPublisher:
         self._thread = thread
         self._senders = senders
         self._timeout_seconds, self._guard = timeout_seconds, guard
+        self._guarded_until = -math.inf
         self._under_way: set[object] = set()
         self._held_back: set[object] = set()
         self._refused_in_a_row = 0
@@ -127,7 +130,8 @@ class ItemPublisher:
                 return
             if sender in self._held_back:
                 continue
-            if number % _GUARDED == 0:
+            if times.boot_seconds() >= self._guarded_until:
+                self._guarded_until = times.boot_seconds() + _GUARDED_SECONDS
                 self._guard()
             self._under_way.add(sender)
             await client.publish(subject, payload, reply=f"{inbox}.{number}", headers={"Nats-Msg-Id": message_id})

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import socket
@@ -16,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from sr_assets.adapters import times
 from sr_assets.adapters.jetstream import ApiError, PermissionDeniedError
 from sr_assets.adapters.nats import client
 from sr_assets.adapters.nats.administration import Cluster, Delivery
-from sr_assets.adapters.nats.client import SecuredClient
+from sr_assets.adapters.nats.client import PublishRules, SecuredClient
 from sr_assets.adapters.nats.stream_info import StreamInfo, Version
 from sr_assets.domain.clusters import ClusterSettings
 from sr_assets.domain.errors import RunError, TransientError
@@ -181,6 +183,21 @@ def test_next_message_of_sender_waits_for_acknowledgement(cluster: Cluster, uniq
     assert [message and message.subject for message in stored] == [f"{name}.0", None], (
         "the second message is never sent"
     )
+
+
+@pytest.mark.parametrize(("pause_seconds", "checks"), ((0.0, 1), (1.0, 3)))
+def test_publishing_is_checked_again_after_a_pause(
+    cluster: Cluster, unique: Names, monkeypatch: pytest.MonkeyPatch, pause_seconds: float, checks: int
+) -> None:
+    """A process may be suspended while the next message of a sender waits for an acknowledgement."""
+    name, checked, clock = unique("PAUSED"), list[float](), itertools.count(0.0, pause_seconds)
+    made(cluster, name)
+    monkeypatch.setattr(times, "boot_seconds", lambda: next(clock))
+    rules = PublishRules(guard=lambda: checked.append(0.0))
+    with Cluster(cluster.settings, "test", rules) as guarded:
+        deliveries = guarded.publish_many([(f"{name}.x", b"", f"{name}-{n}") for n in range(3)], ["a"] * 3)
+    assert acknowledged(deliveries) == [True] * 3
+    assert len(checked) == checks
 
 
 @pytest.mark.process
