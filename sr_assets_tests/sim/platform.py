@@ -38,6 +38,7 @@ from sr_assets.adapters.wire import connection
 from sr_assets.settings import Settings, StreamSettings, load_settings
 from sr_assets.stages import campaign, checkpointing, site
 from sr_assets.stages.leadership import lead_all
+from sr_assets.stages.replication import replica
 from sr_assets.stages.replication.recover import recover_stream
 from sr_assets.stages.report import Stage, StreamReport
 from sr_assets.stages.run import SiteRun
@@ -83,6 +84,19 @@ def _connect_without_threads(
 ) -> duckdb.DuckDBPyConnection:
     """Connect to DuckDB without threads of its own, a tenth of a history's CPU time, and without its optimizers, a fifth."""
     return _connect(database, read_only, {**(config or {}), "threads": 1, "disabled_optimizers": _OPTIMIZERS})
+
+
+class _ProcessLock:
+    """A lock of a module: each process has its own."""
+
+    def __init__(self) -> None:
+        self._locks: dict[Process, SimLock] = {}
+
+    def __enter__(self) -> None:
+        self._locks.setdefault(world.current().process, SimLock()).acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._locks[world.current().process].release()
 
 
 def _close_control_stores() -> None:
@@ -141,6 +155,7 @@ def simulated(
             patch.setattr(module, "ThreadPoolExecutor", SimExecutor)
         for module in (site, checkpointing):
             patch.setattr(module, "time", _NO_COST)
+        patch.setattr(replica, "_SUSPECTS", _ProcessLock())
         patch.setattr(connection, "Link", SimLink)
         patch.setattr(client, "SecuredClient", SimClient)
         for module in (administration, object_store):
