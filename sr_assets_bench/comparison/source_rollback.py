@@ -78,20 +78,14 @@ class Past:
         return [*read, *(replace(message, beginning=len(self.beginnings)) for message in now)]
 
     def unread(self, now: Sequence[Seen]) -> list[Seen]:
-        """Return the messages that the source lost before they were read, each with the restart that followed."""
+        """Return the messages that the source lost before they were ever read, each with the restart that followed."""
         sources = [self._source_of(number) for number in range(len(self.beginnings))]
-        kept = {
-            (message.sequence, message.stored_ns)
-            for source, end in zip(
-                [*sources[1:], now], [beginning.sequence for beginning in self.beginnings[1:]] + [len(now)], strict=True
-            )
-            for message in source[:end]
-        }
+        read = {(message.sequence, message.stored_ns) for message in self.read(now)}
         return [
             replace(message, beginning=number)
             for number, (source, beginning) in enumerate(zip(sources, self.beginnings, strict=True))
             for message in source[beginning.sequence :]
-            if (message.sequence, message.stored_ns) not in kept
+            if (message.sequence, message.stored_ns) not in read
         ]
 
     def beyond(self, now_ns: int) -> Iterator[tuple[int, Seen]]:
