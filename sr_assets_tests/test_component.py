@@ -244,6 +244,7 @@ def test_dg_loads_the_example_project(project: Path) -> None:
         assert f'"{key}"' in listed.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_dg_scaffolds_a_component_with_a_configuration(project: Path) -> None:
     made = dg_command(project, "scaffold", "defs", "sr_assets.SrAssetsComponent", "paris")

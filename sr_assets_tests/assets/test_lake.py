@@ -76,6 +76,7 @@ def fill_only(settings: Settings) -> LakeReport:
         return fill(settings, stream, spark, "test")
 
 
+@pytest.mark.nightly
 def test_lake_is_filled_from_its_stream_after_another_had_the_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Connect server keeps the plans of a session, and each process numbers the parts of its plans from 0."""
     for payload in (b"first", b"second"):

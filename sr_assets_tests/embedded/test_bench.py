@@ -58,7 +58,8 @@ def rates(figures: dict[str, Any]) -> list[Any]:
     return [value for figure, value in figures.items() if figure.endswith("_per_second")]
 
 
-@pytest.mark.parametrize("direct", (True, pytest.param(False, marks=pytest.mark.nightly)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("direct", (True, False))
 def test_copy_is_compared_with_mirror_and_one_at_a_time(bench: Bench, *, direct: bool) -> None:
     figures = measure_copy(bench, 512, 300, direct=direct)
     # The rate without the costs of a run is a difference, which so few messages do not determine.

@@ -57,6 +57,8 @@ from sr_assets_tests.sim.tcp import TcpServer
 Write = Callable[..., Receipt]
 #: The simulated server among the versions.
 SIMULATED = "simulated"
+#: The versions of the gate: the oldest, the newest, and the simulated one.
+GATE_VERSIONS = (MINORS[0], MINORS[-1], SIMULATED)
 #: Error codes of a full stream, and of an unexpected last sequence.
 STREAM_FULL = 10077
 WRONG_LAST_SEQUENCE = 10071
@@ -71,9 +73,16 @@ AXES: dict[str, dict[str, object]] = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on every combination; the gate leaves out half of those of all three."""
+    """Run a test on every combination; the gate leaves out the versions between, and half of the combinations of three."""
     axes = {name: values for name, values in AXES.items() if name in metafunc.fixturenames}
-    metafunc.parametrize(list(axes), combinations(axes), indirect=True, scope="module")
+    cases = combinations(axes)
+    if "version" in axes:
+        cases = [
+            pytest.param(*case.values, id=case.id, marks=pytest.mark.nightly if between else case.marks)
+            for case in cases
+            for between in [not {*GATE_VERSIONS}.intersection(case.values)]
+        ]
+    metafunc.parametrize(list(axes), cases, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

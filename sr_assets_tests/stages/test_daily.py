@@ -96,35 +96,35 @@ def compute(stage: DailyStage, settings: Settings, dates: Sequence[date], spark:
     ids=("availability", "inventory"),
 )
 def test_missing_or_expired_history_is_an_error(
-    settings: Settings, spark: SparkConnection, stage: DailyStage, earliest: date
+    settings: Settings, no_spark: SparkConnection, stage: DailyStage, earliest: date
 ) -> None:
     with pytest.raises(RunError, match="nothing is published yet"):
-        stage.compute_days(settings, [FIRST], spark)
+        stage.compute_days(settings, [FIRST], no_spark)
     publish(settings.home, {}, BEGIN_NS + 200 * DAY_NS)
     with pytest.raises(ConfigurationError, match=rf"has expired \(advisories.retention\); the earliest .* {earliest}"):
-        stage.compute_days(settings, [FIRST], spark)
+        stage.compute_days(settings, [FIRST], no_spark)
     assert stage.first_date(settings, BEGIN_NS + 200 * DAY_NS) == earliest
     # A fleet without nodes has days without rows.
-    assert compute(stage, settings, [FIRST + timedelta(days=199)], spark) == {}
+    assert compute(stage, settings, [FIRST + timedelta(days=199)], no_spark) == {}
 
 
 @pytest.mark.parametrize("stage", (AVAILABILITY_STAGE, INVENTORY_STAGE), ids=("availability", "inventory"))
 def test_pause_longer_than_the_retention_costs_only_expired_days(
-    tmp_path: Path, spark: SparkConnection, stage: DailyStage
+    tmp_path: Path, no_spark: SparkConnection, stage: DailyStage
 ) -> None:
     settings = configured(tmp_path, advisories="{retention: 5d}", snapshots="{retention: 5d}")
     histories = {"a": [Change(BEGIN_NS, "new", None)]}
     # The first day is half over when the platform stops for 20 days.
     messages = [Message("a", BEGIN_NS + HOUR, {"build_info": {"version": "0.31.0"}})]
     publish(settings.home, histories, BEGIN_NS + 12 * HOUR, messages=messages)
-    assert list(stage.compute_days(settings, [FIRST], spark).rows) == [FIRST]
+    assert list(stage.compute_days(settings, [FIRST], no_spark).rows) == [FIRST]
     now_ns = BEGIN_NS + 20 * DAY_NS + HOUR
     publish(settings.home, histories, now_ns, messages=messages)
     today, earliest = FIRST + timedelta(days=20), stage.earliest_input(settings, now_ns)
     assert FIRST + timedelta(days=1) < earliest < today
     assert due_days(settings, stage, now_ns) == (FIRST + timedelta(days=1), today)
     due = list(dates_between(FIRST + timedelta(days=1), today))
-    assert list(stage.compute_days(settings, due, spark).rows) == list(dates_between(earliest, today))
+    assert list(stage.compute_days(settings, due, no_spark).rows) == list(dates_between(earliest, today))
     # The expired days are not due again, nor is the first one, which stays as it was computed.
     first, last = due_days(settings, stage, now_ns + HOUR)
     assert (first > earliest, last) == (True, today)
@@ -215,7 +215,7 @@ def test_availability_matches_each_node_history(
         assert availability.missing_nodes(settings.home, day) == 0
 
 
-def test_maintenance_seconds_are_the_union_of_the_windows(settings: Settings, spark: SparkConnection) -> None:
+def test_maintenance_seconds_are_the_union_of_the_windows(settings: Settings, no_spark: SparkConnection) -> None:
     """Of known time: node b appears in the middle of the second window, and only one window is about it."""
     histories = {"a": [Change(BEGIN_NS, "new", None)], "b": [Change(BEGIN_NS + 26 * HOUR, "new", None)]}
     publish(settings.home, histories, BEGIN_NS + 40 * HOUR)
@@ -226,7 +226,7 @@ def test_maintenance_seconds_are_the_union_of_the_windows(settings: Settings, sp
         Window("4", ("a",), BEGIN_NS + 39 * HOUR, BEGIN_NS + 48 * HOUR),
     ]
     add_windows(settings.home / "sites" / SITE, windows)
-    rows = compute(AVAILABILITY_STAGE, settings, list(dates_between(FIRST, FIRST + timedelta(days=1))), spark)
+    rows = compute(AVAILABILITY_STAGE, settings, list(dates_between(FIRST, FIRST + timedelta(days=1))), no_spark)
     with duckdb.connect(str(settings.home / "fleet.duckdb"), read_only=True) as connection:
         query = "SELECT date, node, maintenance_seconds // 3600 FROM availability_daily"
         hours = {(when, node): value for when, node, value in connection.execute(query).fetchall()}
@@ -235,13 +235,13 @@ def test_maintenance_seconds_are_the_union_of_the_windows(settings: Settings, sp
     assert rows[FIRST, "a"][0] == 24 * HOUR
 
 
-def test_centre_computes_availability_from_advisories(settings: Settings, spark: SparkConnection) -> None:
+def test_centre_computes_availability_from_advisories(settings: Settings, no_spark: SparkConnection) -> None:
     """Include a node whose last change was before these days."""
     watermark_ns = BEGIN_NS + 4 * DAY_NS + 7 * HOUR
     histories = random_histories(3, 30, watermark_ns) | {"steady": [Change(BEGIN_NS - 40 * DAY_NS, "new", None)]}
     publish_centre(settings.home, histories, watermark_ns)
     dates = list(dates_between(FIRST + timedelta(days=2), FIRST + timedelta(days=3)))
-    AVAILABILITY_STAGE.compute_days(settings, dates, spark)
+    AVAILABILITY_STAGE.compute_days(settings, dates, no_spark)
     rows = availability_rows(settings.home, ("paris", STREAM, "EU"))
     for local_date in dates:
         day = day_of(local_date)
@@ -251,28 +251,30 @@ def test_centre_computes_availability_from_advisories(settings: Settings, spark:
 
 
 def test_recomputed_availability_replaces_its_rows_and_becomes_final(
-    settings: Settings, spark: SparkConnection
+    settings: Settings, no_spark: SparkConnection
 ) -> None:
     noon_ns = BEGIN_NS + DAY_NS // 2
     histories: Histories = {"a": [Change(BEGIN_NS, "new", None)]}
     publish(settings.home, histories, noon_ns)
-    assert compute(AVAILABILITY_STAGE, settings, [FIRST], spark) == {(FIRST, "a"): (12 * HOUR, 0, 0, 0, 1, 0, 0, False)}
+    assert compute(AVAILABILITY_STAGE, settings, [FIRST], no_spark) == {
+        (FIRST, "a"): (12 * HOUR, 0, 0, 0, 1, 0, 0, False)
+    }
     assert unfinished_dates(settings.home, AVAILABILITY) == [(FIRST, noon_ns)]
     histories["a"].append(Change(BEGIN_NS + 18 * HOUR, "timeout", "up"))
     publish(settings.home, histories, BEGIN_NS + 2 * DAY_NS)
     assert unfinished_dates(settings.home, AVAILABILITY) == [(FIRST, BEGIN_NS + 2 * DAY_NS)]
-    assert compute(AVAILABILITY_STAGE, settings, [FIRST], spark) == {
+    assert compute(AVAILABILITY_STAGE, settings, [FIRST], no_spark) == {
         (FIRST, "a"): (18 * HOUR, 6 * HOUR, 0, 0, 2, 1, 6 * HOUR, True)
     }
     assert unfinished_dates(settings.home, AVAILABILITY) == []
 
 
-def test_availability_days_begin_at_local_midnight(tmp_path: Path, spark: SparkConnection) -> None:
+def test_availability_days_begin_at_local_midnight(tmp_path: Path, no_spark: SparkConnection) -> None:
     settings = configured(tmp_path, availability="{timezone: Europe/London}")
     changed = date(2026, 3, 29)
     day = day_of(changed, "Europe/London")
     publish(settings.home, {"a": [Change(day.first_ns - 1, "new", None)]}, day.next_ns)
-    assert compute(AVAILABILITY_STAGE, settings, [changed], spark) == {
+    assert compute(AVAILABILITY_STAGE, settings, [changed], no_spark) == {
         (changed, "a"): (23 * HOUR, 0, 0, 0, 0, 0, 0, True)
     }
 
@@ -428,7 +430,7 @@ def test_inventory_matches_a_count_of_each_node(
         assert inventory.missing_nodes(settings.home, day) == 0
 
 
-def test_messages_of_any_shape_are_counted(settings: Settings, spark: SparkConnection) -> None:
+def test_messages_of_any_shape_are_counted(settings: Settings, no_spark: SparkConnection) -> None:
     shapes: dict[str, tuple[object, bool]] = {
         "plain": ({"classes": "web", "agents": "none", "country": "uk"}, False),
         "facts": ({"country": {"code": "fr"}, "osfamily": "Suse"}, True),
@@ -442,7 +444,7 @@ def test_messages_of_any_shape_are_counted(settings: Settings, spark: SparkConne
         BEGIN_NS + DAY_NS,
         messages=[Message(node, at_ns, content, registration) for node, (content, registration) in shapes.items()],
     )
-    nodes = {key[1:]: row[0] for key, row in compute(INVENTORY_STAGE, settings, [FIRST], spark).items()}
+    nodes = {key[1:]: row[0] for key, row in compute(INVENTORY_STAGE, settings, [FIRST], no_spark).items()}
     assert nodes == {
         ("class", "web"): 1,
         ("class", None): 3,
@@ -459,7 +461,7 @@ def test_messages_of_any_shape_are_counted(settings: Settings, spark: SparkConne
     assert inventory.values_of_day(settings.home, FIRST, 1).values[0] == ("agent", None, 4, 4, 0)
 
 
-def test_local_day_is_final_once_all_its_messages_are_copied(tmp_path: Path, spark: SparkConnection) -> None:
+def test_local_day_is_final_once_all_its_messages_are_copied(tmp_path: Path, no_spark: SparkConnection) -> None:
     settings = configured(tmp_path, inventory="{timezone: America/New_York}")
     day = day_of(FIRST, "America/New_York")
     messages = [
@@ -467,10 +469,10 @@ def test_local_day_is_final_once_all_its_messages_are_copied(tmp_path: Path, spa
         Message("a", day.next_ns - SECOND, {"classes": ["new"]}),
     ]
     publish(settings.home, {"a": [Change(day.first_ns - SECOND, "new", None)]}, day.next_ns - 1, messages=messages)
-    rows = compute(INVENTORY_STAGE, settings, [FIRST], spark)
+    rows = compute(INVENTORY_STAGE, settings, [FIRST], no_spark)
     assert rows[FIRST, "class", "new"] == (1, 1, 0, 1, False)
     assert rows[FIRST, "class", "old"] == (0, 0, 1, 1, False)
     assert unfinished_dates(settings.home, INVENTORY) == [(FIRST, (day.next_ns - 1) // 1000 * 1000)]
     publish(settings.home, {"a": [Change(day.first_ns - SECOND, "new", None)]}, day.next_ns)
-    assert compute(INVENTORY_STAGE, settings, [FIRST], spark)[FIRST, "class", "new"] == (1, 1, 0, 1, True)
+    assert compute(INVENTORY_STAGE, settings, [FIRST], no_spark)[FIRST, "class", "new"] == (1, 1, 0, 1, True)
     assert unfinished_dates(settings.home, INVENTORY) == []

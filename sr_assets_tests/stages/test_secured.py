@@ -102,6 +102,7 @@ def test_check_connect_works_with_credentials_over_tls(
         assert user.seed not in captured.out + captured.err
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_choria_site_runs_without_leaking_its_secrets(
     authority: Authority, tmp_path: Path, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def test_tables_of_a_moved_home_are_the_same_in_duckdb_and_spark(
         assert rows_in_spark(frame) == rows, table
 
 
+@pytest.mark.nightly
 def test_every_column_of_every_table_needs_no_quotes(home: Path, spark: SparkSession) -> None:
     with sr_assets.connect(home=home) as connection:
         for table, columns in COLUMN_TYPES.items():
