@@ -87,11 +87,14 @@ def _server() -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-W", "ignore", "-m", __name__, str(theirs.fileno())]
+        # A test may have added a `sitecustomize` for its own command, and all later ones would inherit what it does.
+        environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
         server = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             cwd=Path(__file__).parent.parent,
+            env=environ,
             start_new_session=True,
         )
     atexit.register(stop)

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from sr_assets_tests import forks
 from sr_assets_tests.forks import Forked, run_forked
 from sr_assets_tests.rig import wait_until
 
@@ -85,3 +87,14 @@ def test_child_ends_with_its_parent(kind: str) -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie", "the child's end")
+
+
+def test_commands_of_tests_inherit_no_code_of_another_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.customized = True\n")
+    command = [sys.executable, "-c", "import builtins; print(hasattr(builtins, 'customized'))"]
+    # The next command starts the process that all later ones copy.
+    forks.stop()
+    with monkeypatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(tmp_path))
+        assert run_forked(command).stdout == "True\n"
+    assert run_forked(command).stdout == "False\n"
