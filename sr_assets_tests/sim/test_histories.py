@@ -347,3 +347,32 @@ def test_older_state_beside_merged_files_reads_no_row_twice(folder: Path) -> Non
     with played(folder, live) as scene, open_fleet(scene.home.folder) as fleet:
         rows = fleet.execute("SELECT node FROM node_snapshot_history ORDER BY sequence").fetchall()
     assert rows == [(node,) for node in nodes]
+
+
+def test_copies_of_a_deleted_target_are_no_forgeries(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The target is deleted after its copies were listed, and before they are read."""
+    killed, deleted = list[Point](), list[str]()
+
+    def kill_once(home: Home, point: Point) -> None:
+        if point is Point.COMMITTING and not killed:
+            killed.append(point)
+            home.kill()
+
+    def live(scene: Scene) -> None:
+        def delete_once(host: Host, _process: Process, subject: str) -> None:
+            if subject.startswith("$JS.API.STREAM.MSG.GET.T") and not deleted:
+                deleted.append(subject)
+                del host.streams["T"]
+                host.create("T", **WINDOW)
+
+        install_hook(scene.homes, kill_once)
+        scene.report("a", "b", "c")
+        scene.run()
+        assert scene.copied() == [1, 2, 3]
+        scene.target.fault = delete_once
+        assert scene.run() is None
+
+    with played(folder, live) as scene:
+        assert scene.copied() == [1, 2, 3]
+    assert deleted
+    assert not [line for line in caplog.messages if "claim to be copies" in line]

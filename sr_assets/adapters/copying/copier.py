@@ -117,34 +117,32 @@ class TargetCopies:
         stored = read(self._target, self._plan.stream, target_sequence)
         return stored, self._copy(stored) if stored else None
 
-    def genuine(self, claims: Iterable[FoundCopy], originals: Mapping[int, Message]) -> set[int]:
-        """Return the target sequences of those claimed copies that have the content of their originals, by source sequence.
+    def judge(self, claims: Iterable[FoundCopy], originals: Mapping[int, Message]) -> dict[int, bool]:
+        """Return whether each claimed copy has the content of its original, by the sequences in the target and the source.
 
-        Only a message with the size of its original is read: a forged one may be too large for a link.
+        What the target no longer holds has no verdict. Only a message with the size of its original is read: a forged one may
+        be too large for a link, and what exceeds `max_payload` has not been published by this connection.
         """
-        possible = {copy.at: copy for copy in claims if copy.payload_bytes == originals[copy.of.sequence].payload_bytes}
-        small = sorted(at for at, copy in possible.items() if copy.stored_bytes <= self.large_bytes)
+        claimed, most_bytes = {copy.at: copy for copy in claims}, self._target.max_payload_bytes
+        possible = [
+            copy
+            for copy in claimed.values()
+            if copy.payload_bytes == originals[copy.of.sequence].payload_bytes and copy.stored_bytes <= most_bytes
+        ]
+        small = sorted(copy.at for copy in possible if copy.stored_bytes <= self.large_bytes)
+        large = [copy.at for copy in possible if copy.stored_bytes > self.large_bytes]
         lists = wire.read_sequences(self._target, self._plan.stream, small, direct=False)
-        read = itertools.chain(itertools.chain.from_iterable(lists), self._large(possible.values()))
-        return {
-            message.sequence
-            for message in read
-            if is_copy_of(message, originals[possible[message.sequence].of.sequence])
-        }
+        singly = (wire.stored_large(self._target, self._plan.stream, at) for at in large)
+        verdicts = dict.fromkeys(claimed.keys() - {copy.at for copy in possible}, False)
+        for message in filter(None, itertools.chain(itertools.chain.from_iterable(lists), singly)):
+            verdicts[message.sequence] = is_copy_of(message, originals[claimed[message.sequence].of.sequence])
+        return verdicts
 
     def is_genuine(self, stored: Message, original: Message) -> bool:
         """Return whether a message of `at` has the content of its original."""
         if not stored.unread_bytes or not is_copy_of(stored, original):
             return is_copy_of(stored, original)
-        return bool(self.genuine(filter(None, [self._found(stored)]), {original.sequence: original}))
-
-    def _large(self, copies: Iterable[FoundCopy]) -> Iterator[Message]:
-        for copy in copies:
-            # What exceeds `max_payload` has not been published by this connection, and cannot be delivered to it.
-            if self.large_bytes < copy.stored_bytes <= self._target.max_payload_bytes:
-                message = wire.stored_large(self._target, self._plan.stream, copy.at)
-                if message is not None:
-                    yield message
+        return any(self.judge(filter(None, [self._found(stored)]), {original.sequence: original}).values())
 
     def _copies(self, held: SequenceRange) -> Iterator[FoundCopy]:
         for message in itertools.chain.from_iterable(wire.read_headers(self._target, self._plan.stream, held)):
@@ -443,11 +441,11 @@ class Sender:
         """Settle the messages in flight that the target holds, as its new messages prove."""
         # Read to the end first, because the contents are read on the same connection.
         ours = [copy for copy in self.copies.added() if self._is_copy_of_window(copy.of)]
-        genuine = self.copies.genuine(ours, self._window)
+        verdicts = self.copies.judge(ours, self._window)
         for copy in ours:
-            if copy.of.sequence not in self._window:
+            if copy.at not in verdicts or copy.of.sequence not in self._window:
                 continue
-            if copy.at in genuine:
+            if verdicts[copy.at]:
                 self._settle([copy.of.sequence], copy.at)
             else:
                 self._receipt.forged += 1
@@ -653,7 +651,6 @@ class Copier:
         copies = [copy for copy in sender.copies.found() if self._concerns(copy.of.sequence)]
         if source is not None:
             genuine = self._genuine(copies, sender, source, batch)
-            self._receipt.forged += len(copies) - len(genuine)
             copies = [copy for copy in copies if copy.at in genuine]
         for target_sequence, copy, *_ in copies:
             if not plan.first <= copy.sequence < plan.next:
@@ -672,11 +669,11 @@ class Copier:
     def _genuine(
         self, copies: list[FoundCopy], sender: Sender, source: wire.Connection, batch: SequenceRange
     ) -> set[int]:
-        """Return the target sequences of the found copies without forged ones."""
+        """Return the target sequences of the found copies without forged ones, which are counted, and without lost ones."""
         plan, claims = self._plan, defaultdict[int, list[FoundCopy]](list)
         for copy in copies:
             claims[copy.of.sequence].append(copy)
-        genuine = {copy.at for copy in copies if copy.of.sequence in batch}
+        genuine, lost = {copy.at for copy in copies if copy.of.sequence in batch}, 0
         for messages in self._originals(sorted(claims), source):
             originals = {message.sequence: message for message in messages if message.sequence in claims}
             same_time = []
@@ -688,7 +685,10 @@ class Copier:
                     elif plan.source_sequence is None or copy.at <= plan.since:
                         # The source has changed since the plan, or a later state has made the copy.
                         genuine.add(copy.at)
-            genuine |= sender.copies.genuine(same_time, originals)
+            verdicts = sender.copies.judge(same_time, originals)
+            genuine |= {at for at, is_genuine in verdicts.items() if is_genuine}
+            lost += len(same_time) - len(verdicts)
+        self._receipt.forged += len(copies) - len(genuine) - lost
         return genuine
 
     def _originals(self, sequences: list[int], source: wire.Connection) -> Iterator[list[Message]]:
