@@ -25,7 +25,7 @@ from sr_assets_tests.sim.world import Process, World
 
 pytestmark = pytest.mark.process
 
-#: The histories of the gate, in groups that workers share: a minute on two cores.
+#: The histories of the gate, in groups that workers share: half a minute on two cores.
 GROUPS, GROUP = 5, 10
 #: Shorter than any pause before a message is sent again, so that no stream recognises a duplicate.
 WINDOW = {"duplicate_window": 100_000_000}
