@@ -470,7 +470,7 @@ class History:
                 self.target.publish(None, "other.m", "", b"", b"")
 
     def _restart_target(self, lost: int) -> None:
-        """Restart the target without the last messages, of those that a copy log knows: it holds the copies of an hour."""
+        """Restart the target without some of its last messages, none older than the hour that a copy log holds."""
         target = self.target.streams.get(self.targets[-1])
         stored = [each.at_ns for each in target.messages.values()] if target else []
         self.newest_ns = max([self.newest_ns, *stored])
