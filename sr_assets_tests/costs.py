@@ -18,8 +18,7 @@ from xdist.scheduler import LoadFileScheduling
 
 KEPT: Final = Path(__file__).with_name("costs.json")
 _PROPERTY: Final = "costs"
-#: The files whose tests need a warm Spark engine: one worker runs them all, and starts one. Not `stages/test_daily.py`: after
-#: its test of a user's session, Python workers of the engine no longer hold at crash points.
+#: The files whose tests need a warm Spark engine: one worker runs them all, and starts one.
 _WARM: Final = {
     f"sr_assets_tests/{file}"
     for file in (
@@ -35,6 +34,7 @@ _WARM: Final = {
         "faults/test_partitions.py",
         "faults/test_servers.py",
         "stages/replication/test_partitions.py",
+        "stages/test_daily.py",
         "test_documents.py",
         "test_resources.py",
     )

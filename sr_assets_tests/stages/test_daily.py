@@ -19,6 +19,7 @@ from sr_assets.adapters.published import availability, daily_rows, inventory
 from sr_assets.adapters.published.daily_tables import AVAILABILITY, INVENTORY
 from sr_assets.adapters.published.queries import unfinished_dates
 from sr_assets.adapters.spark import daily_jobs
+from sr_assets.adapters.spark.engine import stop_engine
 from sr_assets.adapters.spark.jobs import try_links
 from sr_assets.adapters.spark.run_session import GivenEngine, HomeEngine, SparkConnection
 from sr_assets.adapters.state.operator_settings import add_windows
@@ -58,7 +59,7 @@ HELD_NS = 2 * HOUR
 PROPERTIES = ("class", "agent", "agent_version", "os_family", "facts.country", r"facts.a\.b.0")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spark(engine_home: Path) -> Iterator[SparkConnection]:
     """Spark computes the tables of any number of nodes."""
     with closing(SparkConnection(HomeEngine(SparkSettings(), engine_home), 0, "daily")) as connection:
@@ -334,12 +335,25 @@ class Given(NamedTuple):
     spark_session: SparkSession
 
 
+@pytest.fixture
+def foreign_spark(spark: SparkConnection, engine_home: Path) -> Iterator[SparkConnection]:
+    """Spark that the home did not start: the package is shipped to it.
+
+    The workers of its Python then import the package again, without a hook of `faults`. So the engine ends with the test.
+    """
+    yield spark
+    stop_engine(engine_home)
+
+
 def test_given_session_computes_days_if_it_has_the_files_of_the_home(
-    settings: Settings, spark: SparkConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
+    foreign_spark: SparkConnection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The session of a Connect server may run its tasks on any machine."""
     publish(settings.home, {"a": [Change(BEGIN_NS, "new", None)]}, BEGIN_NS + 2 * DAY_NS)
-    given = SparkConnection(GivenEngine(Given(spark.session()), settings.home), None, "daily")
+    given = SparkConnection(GivenEngine(Given(foreign_spark.session()), settings.home), None, "daily")
     assert AVAILABILITY_STAGE.compute_days(settings, [FIRST], given) == ({FIRST: 1}, True)
 
     def try_elsewhere(session: SparkSession, links: Any, cores: int, folder: str) -> Any:
