@@ -327,6 +327,14 @@ class StateConnection:
     def _read(self, query: str, values: Sequence[object]) -> Rows:
         return self.raw.execute(_parsed(self.raw, query), values).fetchall()
 
+    def current(self, query: str, values: Sequence[object]) -> Rows:
+        """Return the rows of a query that only this thread's transactions change, remembered ones if they have not changed."""
+        key, tables = (query, *values), tables_in(query)
+        if (expected := self._expected.get(key)) is not None:
+            return expected[1]
+        known = None if self._touched & tables else self._known(key, tables)
+        return self._read(query, values) if known is None else cast("Rows", known)
+
     def expect(self, query: str, values: Sequence[object], rows: Rows) -> None:
         """Remember rows that the transaction has just written for its end, unless a later statement changes their tables."""
         if self._writing:

@@ -150,18 +150,13 @@ class SnapshotIndex(StreamTable):
 
     def files(self) -> list[IndexedFile]:
         """Return the files of the history, without replaced ones."""
-        rows = self._connection.execute(
-            """
-            SELECT file, level, rows, first_hour, last_hour FROM history WHERE stream = ? AND NOT replaced ORDER BY file
-            """,
-            [self._stream],
-        ).fetchall()
-        return [IndexedFile(*row) for row in rows]
+        query = "SELECT file, level, rows, first_hour, last_hour FROM history WHERE stream = ? AND NOT replaced ORDER BY file"
+        return [IndexedFile(*row) for row in self._connection.rows(query, [self._stream])]
 
     def replaced(self) -> list[str]:
         """Return the replaced files, relative to the home."""
-        rows = self._connection.execute("SELECT file FROM history WHERE stream = ? AND replaced", [self._stream])
-        return [file for (file,) in rows.fetchall()]
+        query = "SELECT file FROM history WHERE stream = ? AND replaced"
+        return [file for (file,) in self._connection.rows(query, [self._stream])]
 
     def forget(self, files: Sequence[str]) -> None:
         """Remove deleted files, relative to the home, and the nodes whose newest message was there."""

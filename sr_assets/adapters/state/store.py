@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -298,11 +298,17 @@ class SiteState:
     def _replace(
         self, table: str, record: StreamState | CopyState | Intent, condition: str, values: list[object]
     ) -> None:
-        row = asdict(record)
-        self._connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
-        marks = ", ".join("?" * len(row))
-        self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", list(row.values()))
-        self._connection.expect(_selection(table, type(record), condition), values, [tuple(row.values())])
+        row, query = asdict(record), _selection(table, type(record), condition)
+        if before := self._connection.current(query, values):
+            # DuckDB takes a third of the time of a whole row for the few columns that a batch changes.
+            row = {name: value for (name, value), old in zip(row.items(), before[0], strict=True) if value != old}
+            if row:
+                changes = ", ".join(f"{name} = ?" for name in row)
+                self._connection.execute(f"UPDATE {table} SET {changes} WHERE {condition}", [*row.values(), *values])
+        else:
+            marks = ", ".join("?" * len(row))
+            self._connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", list(row.values()))
+        self._connection.expect(query, values, [astuple(record)])
 
 
 def _selection(table: str, record: type[StreamState | CopyState | Intent], condition: str) -> str:

@@ -1,6 +1,9 @@
 """A site's private state: atomic batches, and clear errors for a foreign file."""
 
+import contextlib
+import random
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,6 +46,42 @@ def test_state_keeps_committed_rows_when_reopened(tmp_path: Path) -> None:
         stream = state.load_stream("S")
         assert stream == StreamState("S", 7, 21, watermark_ns=4, seen_messages=20)
         assert state.load_stream("T") is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_saved_record_is_what_the_file_holds(state: SiteState, seed: int) -> None:
+    """Only changed columns are written: what has changed must be right after any transaction, committed or not."""
+    chosen = random.Random(seed)
+    committed: dict[str, StreamState] = {}
+    with state.second_connection() as other:
+        for number in range(1, 60):
+            written = dict(committed)
+            writer, fails = chosen.choice((state, other)), chosen.random() < 0.3
+            with contextlib.suppress(KeyboardInterrupt), writer.transaction():
+                for stream in chosen.choices("ST", k=chosen.randrange(1, 4)):
+                    if chosen.random() < 0.2:
+                        writer.forget_stream(stream)
+                        written.pop(stream, None)
+                        continue
+                    before = written.get(stream, StreamState(stream, 7, 1))
+                    change = chosen.choice(
+                        (
+                            {},
+                            {"watermark_ns": number},
+                            {"watermark_ns": None},
+                            {"hole_open": number % 2 == 0, "last_error": "down"},
+                        )
+                    )
+                    written[stream] = replace(before, **change)
+                    writer.save_stream(written[stream])
+                if fails:
+                    raise KeyboardInterrupt
+            committed = committed if fails else written
+            columns = ", ".join(each.name for each in fields(StreamState))
+            rows = state.connection.raw.execute(f"SELECT {columns} FROM streams ORDER BY stream").fetchall()
+            assert [StreamState(*row) for row in rows] == [committed[stream] for stream in sorted(committed)], number
+            if chosen.random() < 0.5:
+                assert chosen.choice((state, other)).load_stream("S") == committed.get("S"), number
 
 
 def test_erase_stream_leaves_no_row_in_any_table(state: SiteState) -> None:
