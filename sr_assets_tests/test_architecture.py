@@ -36,7 +36,8 @@ RINGS = (
 BUDGETS = {
     "domain": (42, 5_750),
     "settings": (23, 5_400),
-    "adapters": (109, 22_420),
+    # Two ways to a socket's user: the kernel names one in microseconds, but not on each system.
+    "adapters": (109, 22_500),
     "stages": (53, 12_720),
     "assets": (13, 2_300),
     "automation": (11, 1_550),
