@@ -48,8 +48,10 @@ test-long: $(READY) ## run the tests that take minutes: soak, benchmarks, Spark 
 test-packages: deb rpm ## install the packages in a Debian chroot, run, upgrade and remove them; as root, with debootstrap
 	$(BIN)/python -m pytest -v sr_assets_tests/packages $(ARGS)
 
+# In a fresh clone, each of the four workers would compile all tests.
 check: fmt-check lint ## run all CI steps: format, lint, types beside all tests but the nightly and long ones; ARGS='--maxfail 1'
 	@types=$$(mktemp); $(BIN)/mypy >$$types 2>&1 & mypy=$$!; \
+	[ -d sr_assets_tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1; \
 	$(PYTEST) -m "$(GATE)" $(ARGS); failed=$$?; \
 	wait $$mypy || { failed=1; cat $$types; }; \
 	rm $$types; exit $$failed

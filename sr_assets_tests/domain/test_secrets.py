@@ -41,7 +41,7 @@ def test_other_values_are_shown(value: str) -> None:
 )
 def test_form_of_a_long_value_is_found_in_linear_time(piece: str) -> None:
     # Quadratic time would be minutes.
-    masked("ops/x", piece * 300_000)
+    masked("ops/x", (piece * 300_000)[:300_000])
 
 
 def test_value_in_a_message_is_one_short_line() -> None:
