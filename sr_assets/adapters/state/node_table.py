@@ -56,7 +56,7 @@ class Nodes(StreamTable):
 
     def size(self) -> int:
         """Return the number of nodes, including retired ones."""
-        return int(self._value("SELECT count(*) FROM nodes WHERE stream = ?"))
+        return sum(self.counts().values())
 
     def unknown(self, sightings: pa.Table) -> pa.ChunkedArray:
         """Return the senders of sightings that are no node yet, in the order of their first message."""
@@ -195,7 +195,7 @@ class Nodes(StreamTable):
 
     def count(self) -> int:
         """Return the number of nodes that are not retired."""
-        return int(self._value("SELECT count(*) FROM nodes WHERE stream = ? AND status <> 'retired'"))
+        return sum(count for status, count in self.counts().items() if status != "retired")
 
     def oldest_seen(self) -> int | None:
         """Return the last sighting, in unix ns, of the longest silent node that is not retired."""

@@ -213,16 +213,16 @@ def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopySt
     """
     stream, store = context.stream, context.store
     queue = store.copy_queue(stream.stream)
-    front = queue.front(1, 1)
+    first = queue.first()
     state = store.load_stream(stream.stream)
-    if front is None or state is None or front.starts >= state.reset_starts:
+    if first is None or state is None or first.starts >= state.reset_starts:
         return False
     intent, batch_end, receipt = store.open_intent(stream.stream), 0, Receipt()
     if intent is not None:
         # The batch covers the front of the queue.
         batch_end = intent.next
-        receipt = _settle(context, source, state, intent, queue.in_range(_covered(intent), front.starts))
-    never_started = queue.in_range(SequenceRange(batch_end, _ALL), front.starts)["sequence"]
+        receipt = _settle(context, source, state, intent, queue.in_range(_covered(intent), first.starts))
+    never_started = queue.in_range(SequenceRange(batch_end, _ALL), first.starts)["sequence"]
     holes = [SequenceRange(first, after) for first, after in receipt.missing]
     lost = sum(map(len, holes)) + len(never_started)
     if len(never_started):
@@ -236,7 +236,7 @@ def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopySt
             hole = SequenceRange(min(part.first for part in holes), max(part.next for part in holes))
             gap = gap_row(stream.stream, hole, lost, "lost", context.clock.now_ns())
             save_gaps(store, stream, [gap], context.report)
-        queue.remove(SequenceRange(0, _ALL), front.starts)
+        queue.remove(SequenceRange(0, _ALL), first.starts)
         if intent is not None and stream.tracked:
             store.snapshot_index(stream.stream).stage(intent.first, intent.next, _mark(intent))
         store.clear_intent(stream.stream)

@@ -121,8 +121,8 @@ class HistoryRefill:
     def _pending(self, state: StreamState) -> int:
         """Return the first source sequence whose copy is not committed yet."""
         name, store = self._stream.stream, self._store
-        front, intent = store.copy_queue(name).front(1, 1), store.open_intent(name)
-        waiting = [*([front.covered.first] if front else []), *([intent.first] if intent else [])]
+        first, intent = store.copy_queue(name).first(), store.open_intent(name)
+        waiting = [*([first.sequence] if first else []), *([intent.first] if intent else [])]
         return min([state.next_sequence, *waiting])
 
     def _prepare(self, plan: _Plan, state: StreamState, target: StreamInfo) -> None:

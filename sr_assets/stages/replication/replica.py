@@ -227,8 +227,8 @@ class ReplicaStage:
         target: StreamInfo | None,
     ) -> None:
         """Start the target's bookkeeping for the first copies, and for copies of another source or restart."""
-        front = self._store.copy_queue(self._stream.stream).front(1, 1)
-        created_ns, starts = (front.created_ns, front.starts) if front else (state.created_ns, state.starts)
+        first = self._store.copy_queue(self._stream.stream).first()
+        created_ns, starts = (first.created_ns, first.starts) if first else (state.created_ns, state.starts)
         same = (copying.created_ns, copying.starts) == (created_ns, starts)
         if same and copying.target_stream is not None:
             return

@@ -377,8 +377,8 @@ def _may_have_made(intent: Intent, copy: Copy) -> bool:
 def _waiting(context: CopyContext) -> list[int]:
     """Return the first source sequences of the copy queue and of the requested resends."""
     name, store = context.stream.stream, context.store
-    front, resends = store.copy_queue(name).front(1, 1), store.copy_log(name).resends(1)
-    return [*([front.covered.first] if front else []), *(resend.covered.first for resend in resends)]
+    first, resends = store.copy_queue(name).first(), store.copy_log(name).resends(1)
+    return [*([first.sequence] if first else []), *(resend.covered.first for resend in resends)]
 
 
 def _copy(message: Message, claim: CopyOf) -> Copy:
