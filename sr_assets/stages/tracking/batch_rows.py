@@ -63,7 +63,8 @@ def batch_decisions(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None
     nodes = pa.nulls(strangers.num_rows, pa.string())
     others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
     both = pa.concat_tables([tracked, others.cast(tracked.schema)])
-    return both.join(sightings.select(["sequence", "payload_bytes"]), "sequence")
+    rows = pc.index_in(both["sequence"], sightings["sequence"].combine_chunks())
+    return both.append_column("payload_bytes", sightings["payload_bytes"].take(rows))
 
 
 def reasons_of(decisions: pa.Table) -> dict[str, int]:
