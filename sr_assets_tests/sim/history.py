@@ -520,7 +520,11 @@ class History:
             self.targets.append(self.plan.choice(("T", "T2")))
             self.target_reset = "continue"
             self.tracked ^= self.plan.random() < 0.5
-        change = state.next_sequence, state.watermark_ns or 0, self._rules()
+        with SiteState(self._site_folder) as store:
+            due_ns = store.nodes("S").first_deadline()
+        # A run that was killed before it swept the nodes leaves their silence to the new rules.
+        decided_ns = min(ns for ns in (state.watermark_ns or 0, due_ns) if ns is not None)
+        change = state.next_sequence, decided_ns, self._rules()
         if self.later and self.later[-1][:2] == change[:2]:
             # Nothing was read in between.
             self.later.pop()
