@@ -31,16 +31,13 @@ class SnapshotIndex(StreamTable):
 
     def stage(self, first: int, next_sequence: int, mark: str = "") -> None:
         """Record that a batch left staged files; `mark` identifies their source."""
-        self._connection.execute(
-            "INSERT INTO staged (stream, first, next, mark) VALUES (?, ?, ?, ?)",
-            [self._stream, first, next_sequence, mark],
-        )
+        query = "INSERT INTO staged (stream, first, next, mark) VALUES (?, ?, ?, ?)"
+        self._connection.execute(query, [self._stream, first, next_sequence, mark])
 
     def staged(self) -> list[tuple[int, int, str]]:
         """Return the committed batches whose staged files are not indexed yet, in commit order."""
-        return self._connection.rows(
-            "SELECT first, next, mark FROM staged WHERE stream = ? ORDER BY rowid", [self._stream]
-        )
+        query = "SELECT first, next, mark FROM staged WHERE stream = ? ORDER BY rowid"
+        return self._connection.rows(query, [self._stream])
 
     def add(self, first: int, next_sequence: int, files: Sequence[HistoryFile], mark: str = "") -> None:
         """Index a batch's files, and remove the batch from the staged ones."""

@@ -60,9 +60,8 @@ def batch_decisions(sightings: pa.Table, folded: pa.Table, cutoff_ns: int | None
         untracked(stored_ns, cutoff_ns, HEARTBEAT if forced else NO_SENDER).reason.value
         for stored_ns, forced in zip(strangers["stored_ns"].to_pylist(), strangers["forced"].to_pylist(), strict=True)
     ]
-    nodes = pa.nulls(strangers.num_rows, pa.string())
-    others = pa.table({"sequence": strangers["sequence"], "node": nodes, "reason": pa.array(reasons, pa.string())})
-    both = pa.concat_tables([tracked, others.cast(tracked.schema)])
+    others = pa.table({"sequence": strangers["sequence"], "reason": pa.array(reasons, pa.string())})
+    both = pa.concat_tables([tracked, others], promote_options="default")
     rows = pc.index_in(both["sequence"], sightings["sequence"].combine_chunks())
     return both.append_column("payload_bytes", sightings["payload_bytes"].take(rows))
 
