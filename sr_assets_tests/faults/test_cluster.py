@@ -154,7 +154,10 @@ def retry(task: Callable[[], T]) -> T:
 
 
 def test_range_is_complete_from_a_lagging_follower(cluster: NatsCluster, unique: Names) -> None:
-    """A stopped follower is read as soon as it resumes, before it has the messages stored meanwhile."""
+    """A stopped follower is read as soon as it resumes, before it has the messages stored meanwhile.
+
+    After some seconds without its leader, it refuses requests for a moment, which are repeated.
+    """
     name = unique("LAG")
     create_replicated(cluster, name, f"{name}.>", 100)
     leader, lagging = cluster.leader(name), cluster.followers(name)[0]
@@ -170,8 +173,8 @@ def test_range_is_complete_from_a_lagging_follower(cluster: NatsCluster, unique:
             fill(to_leader, name, 20_100, size_bytes=500)
             others = flat(read_confirmed(to_leader, name, all_sequences, direct=True))
             reads = [
-                pool.submit(flat, read_confirmed(direct_reader, name, all_sequences, direct=True)),
-                pool.submit(flat, read_headers(header_reader, name, all_sequences)),
+                pool.submit(retry, lambda: flat(read_confirmed(direct_reader, name, all_sequences, direct=True))),
+                pool.submit(retry, lambda: flat(read_headers(header_reader, name, all_sequences))),
             ]
         finally:
             os.kill(lagging.pid, signal.SIGCONT)
