@@ -223,7 +223,7 @@ def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopySt
         batch_end = intent.next
         receipt = _settle(context, source, state, intent, queue.in_range(_covered(intent), first.starts))
     never_started = queue.in_range(SequenceRange(batch_end, _ALL), first.starts)["sequence"]
-    holes = [SequenceRange(first, after) for first, after in receipt.missing]
+    holes = [SequenceRange(*bounds) for bounds in receipt.missing]
     lost = sum(map(len, holes)) + len(never_started)
     if len(never_started):
         holes.append(SequenceRange(never_started[0].as_py(), never_started[-1].as_py() + 1))
