@@ -16,12 +16,8 @@ from sr_assets.domain.messages import Message
 
 def report_times(monkeypatch: pytest.MonkeyPatch, reported: Callable[[int], int]) -> None:
     """Let every server report `reported(ns)` instead of a time (unix ns) that it has reported so far, to this process."""
-    parse, read = stream_info._time_ns, vars(jetstream)["parse_rfc3339_ns"]
+    read = vars(jetstream)["parse_rfc3339_ns"]
     make: type[Message] = vars(frames)["Message"]
-
-    def time_ns(text: str | None) -> int | None:
-        before_ns = parse(text)
-        return None if before_ns is None else reported(before_ns)
 
     class Reported(Message):
         def __new__(cls, sequence: int, stored_ns: int, *rest: Any) -> Message:  # type: ignore[misc]
@@ -32,10 +28,9 @@ def report_times(monkeypatch: pytest.MonkeyPatch, reported: Callable[[int], int]
         # The parser avoids the constructor.
         parser.messages += [Reported(*message) for message in parser.take()]
 
-    monkeypatch.setattr(stream_info, "_time_ns", time_ns)
     monkeypatch.setattr(frames, "Message", Reported)
     monkeypatch.setattr(frames.MessageParser, "collect", collect)
-    for module in (administration, lease_bucket, copier, jetstream):
+    for module in (administration, lease_bucket, copier, jetstream, stream_info):
         monkeypatch.setattr(module, "parse_rfc3339_ns", lambda text: reported(read(text)))
 
 
