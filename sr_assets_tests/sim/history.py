@@ -14,8 +14,9 @@ import shutil
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from sr_assets.adapters.state.operator_requests import Action, Request, leave_re
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.domain.messages import Message, last_origin
+from sr_assets.domain.positions import parse_rfc3339_ns
 from sr_assets.domain.received import LIFE_CYCLE, STATUS
 from sr_assets.settings import Settings
 from sr_assets_bench.comparison import tables as comparison
@@ -479,32 +481,45 @@ class History:
 
     def _lose_home(self) -> None:
         """Lose the home when all work is done, and recover it; or rebuild the state of one that may have work left."""
-        # Without copies, the next message of each node is copied.
-        forced = self._has_state and self.plan.random() < 0.4 and bool(_Results(self.source, self.target).copies("T"))
+        # Without copies, the next message of each node is copied. A state that had to be recovered without some messages
+        # counts other transitions than the announced ones, so that nothing tells which of them are later.
+        forced = self._has_state and not self.expired and self.plan.random() < 0.4
+        forced = forced and bool(_Results(self.source, self.target).copies("T"))
         if not forced:
             # Nodes may fall silent, and an advisory waits as long as its stream is full.
             self.world.sleep(_LONGEST_SECONDS + self.minutes * self.plan.choice((0.0, 31.0, 61.0)))
             self._drain(SITE)
-            shutil.rmtree(self.home.folder)
-            self.home.folder.mkdir()
+            # The history has a folder of its own.
+            lost = self.home.folder / self.plan.choice((".", "sites"))
+            shutil.rmtree(lost, ignore_errors=True)
+            lost.mkdir(exist_ok=True)
         self.recovered = True
-        stream = self.source.stream("S")
-        if not forced and self.plan.random() < 0.5:
-            self.expired += held_now(_Results(self.source, self.target), "S")
-            count = self.plan.randrange(len(stream.order) + 1)
-            oldest, sample = stream.order[:count], self.plan.sample(stream.order, count)
-            for sequence in self.plan.choice((oldest, sample)):
-                stream.remove(sequence)
+        if not forced:
+            self._lose_known()
         self.rates = self.plan.choice(((0.0, 0.0), (0.03, 0.1)))
         for _ in range(_LAST_RUNS):
             self.home.recover(self._settings(), force=forced)
             self._finish()
             if self.home.completed or _NOTHING_LOST.search(str(self.home.error)):
                 break
+            forced |= "--force" in str(self.home.error)
             self.rates = (0.0, 0.0)
         else:
             raise Difference(f"the home cannot be recovered: {self.home.error!r}")
         self.rates = (0.0, 0.0)
+
+    def _lose_known(self) -> None:
+        """Let the source lose messages that were read, or create it again."""
+        stream, way = self.source.stream("S"), self.plan.choice(("none", "none", "oldest", "any", "all"))
+        if way == "none":
+            return
+        self.expired += held_now(_Results(self.source, self.target), "S")
+        if way == "all":
+            self._recreate()
+            return
+        count = self.plan.randrange(len(stream.order) + 1)
+        for sequence in stream.order[:count] if way == "oldest" else self.plan.sample(stream.order, count):
+            stream.remove(sequence)
 
     def _reconfigure(self) -> None:
         """Change the rules between runs; the target, and whether nodes are tracked, only when all work is done."""
@@ -727,7 +742,8 @@ class History:
         if self.centre:
             self._relay(whole=True)
             self._drain(_CENTRE)
-        differences = self._compare() if not self.expired else [*self._compare_known()]
+        known_alone = self.recovered and (self.held or self.expired)
+        differences = [*self._compare_known()] if known_alone else self._compare()
         if self.recovered:
             # It rebuilds no counters, and no transitions before it.
             unknown = {Kind.ROW_WRONG, Kind.GAP_WRONG}
@@ -801,28 +817,45 @@ class History:
         return compare(results, self.second, prefix="T.", target="T", feed=feed).differences
 
     def _compare_known(self) -> Iterator[comparison.Difference]:
-        """Compare what a recovery knows without all of the source's messages: the copies, and the last event of each node."""
+        """Compare what a recovery knows without all of the source's messages: the copies and the advisories."""
+
+        def by_key(messages: Iterable[Seen]) -> dict[tuple[int, int], Seen]:
+            return {(message.sequence, message.stored_ns // 1_000_000): message for message in messages}
+
         results = _Results(self.source, self.target)
-        known = {message.sequence: message for message in (*self.expired, *held_now(results, "S"))}
-        made = Counter[int]()
+        read = by_key((*self.expired, *held_now(results, "S")))
+        known = by_key(chain(*self.held)) | read
+        made = Counter[tuple[int, int]]()
         for copy in results.copies("T"):
             origin = last_origin(copy.headers)
             assert origin is not None
-            made[origin.sequence] += 1
-            if copy.payload != known[origin.sequence].payload:
-                yield comparison.Difference(Kind.ALTERED, f"{origin.sequence} at {copy.sequence}")
-        for sequence, message in known.items():
-            if made[sequence] > 1:
-                yield comparison.Difference(Kind.DUPLICATE, f"{sequence}: {made[sequence]} copies")
-            if not made[sequence] and not (self.tracked and by_field(message)):
-                yield comparison.Difference(Kind.LOST, f"{sequence}: no copy")
+            made[key := (origin.sequence, origin.stored_ms)] += 1
+            if copy.payload != known[key].payload:
+                yield comparison.Difference(Kind.ALTERED, f"{key} at {copy.sequence}")
+        for key, message in known.items():
+            if made[key] > 1:
+                yield comparison.Difference(Kind.DUPLICATE, f"{key}: {made[key]} copies")
+            if key in read and not made[key] and not (self.tracked and by_field(message)):
+                yield comparison.Difference(Kind.LOST, f"{key}: no copy")
+        # Of what the source lost, the platform may have read nothing but the copied messages.
+        yield from self._compare_told([message for key, message in known.items() if made[key] or key in read])
+
+    def _compare_told(self, read: list[Seen]) -> Iterator[comparison.Difference]:
+        """Compare the advisories with each other and with the messages: no node that reports is called silent or gone."""
         status: dict[str, str | None] = {}
-        for told in results.stored("FEED"):
+        limits_ns = {"timeout": self.minutes * _MINUTE_NS // 2, "expire": self.minutes * _MINUTE_NS}
+        for told in _Results(self.source, self.target).stored("FEED"):
             body = json.loads(told.payload)
-            if body["previous"] != status.get(body["value"]):
-                text = f"FEED {told.sequence}: {body['event']} of {body['value']}, which is {status.get(body['value'])}"
-                yield comparison.Difference(Kind.TRANSITION_WRONG, text)
-            status[body["value"]] = STATUS[_EVENTS.index(body["event"])].value
+            node, event = body["value"], body["event"]
+            name = f"FEED {told.sequence}: {event} of {node}"
+            if body["previous"] != status.get(node):
+                yield comparison.Difference(Kind.TRANSITION_WRONG, f"{name}, which is {status.get(node)}")
+            status[node] = STATUS[_EVENTS.index(event)].value
+            event_ns = parse_rfc3339_ns(body["event_time"])
+            heard_ns = [each.stored_ns for each in read if by_field(each) == node and each.stored_ns <= event_ns]
+            # A copy's header names milliseconds.
+            if event in limits_ns and heard_ns and event_ns - max(heard_ns) < limits_ns[event] - 1_000_000:
+                yield comparison.Difference(Kind.TRANSITION_WRONG, f"{name}, which has reported at {max(heard_ns)}")
 
     def _blind_spans(self, seen: list[Seen], results: _Results) -> list[tuple[int, int]]:
         """Return the blind spans of the messages that the source lost before they were read."""

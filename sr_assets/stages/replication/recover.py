@@ -35,7 +35,7 @@ from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.history_layout import HistoryFile
 from sr_assets.domain.messages import Message
-from sr_assets.domain.positions import SECOND_NS, SequenceRange, merge_ranges, missing
+from sr_assets.domain.positions import SECOND_NS, SequenceRange, format_rfc3339_ns, merge_ranges, missing
 from sr_assets.domain.provenance import forged_text
 from sr_assets.domain.received import STATUS, Advisory
 from sr_assets.domain.senders import inspect, inspect_class
@@ -253,16 +253,15 @@ def _see(
     rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
 
 
-def refine_times(stream: StreamSettings, rebuilt: Rebuilt, told: Iterable[Advisory], read_after_ns: int | None) -> None:
+def refine_times(stream: StreamSettings, rebuilt: Rebuilt, told: Iterable[Advisory], reread_ns: int | None) -> None:
     """Give nodes the time of their last message that an announced timeout tells, if it is another than the rebuilt one.
 
     A copy's header names milliseconds, and the source may have lost a message that was not copied. The next run would announce
-    the same silence with another time and id. It reads all messages after `read_after_ns` again, unless that is None.
+    the same silence with another time and id. It reads the messages from `reread_ns` on again, none if that is None.
     """
     for timeout in told:
         state, told_ns = rebuilt.nodes.get(node := timeout.node), _told_seen_ns(timeout)
-        is_read_again = read_after_ns is not None and told_ns > read_after_ns + _MILLISECOND_NS
-        if state is None or state.status is not Status.UP or is_read_again:
+        if state is None or state.status is not Status.UP or _begins_at(timeout, reread_ns):
             continue
         seen_ns = max(state.seen_ns, told_ns)
         warning_ns = stream.policy_of(rebuilt.classes.get(node)).warning_ns
@@ -304,21 +303,15 @@ def continue_announced(
     rebuilt: Rebuilt,
     announced: Mapping[str, Advisory],
     states: Mapping[str, NodeState],
-    read_after_ns: int | None,
+    reread_ns: int | None,
 ) -> None:
     """Continue each node after its last stored advisory: its number, and its status unless a later message changed it.
 
-    A readable state may know later transitions, which wait in its outbox. The next run reads all messages after
-    `read_after_ns`, unless it is None, and finds the same events in them, with the same ids: a status from then on would date
-    these messages too late, so that they are copied too early.
+    A readable state may know later transitions, which wait in its outbox. The next run reads the messages from `reread_ns` on
+    again, none if that is None, and finds the same events in them, with the same ids: a status from then on would date these
+    messages too late, so that they are copied too early.
     """
-    found_again = {
-        node
-        for node, advisory in announced.items()
-        if read_after_ns is not None
-        and advisory.event_ns > read_after_ns
-        and not _is_by_hand(stream, rebuilt.classes.get(node), advisory)
-    }
+    found_again = {node for node, told in announced.items() if _is_found_again(stream, rebuilt, told, reread_ns)}
     # An event that is found again is counted again.
     continue_counters(rebuilt, {node: each.transition - (node in found_again) for node, each in announced.items()})
     for node, advisory in announced.items():
@@ -349,16 +342,45 @@ def continue_announced(
         rebuilt.nodes[node] = known
 
 
-def _is_by_hand(stream: StreamSettings, node_class: str | None, advisory: Advisory) -> bool:
-    """Return whether an operator may have retired a node: its silence was too short."""
-    silent_ns = (advisory.age_seconds or 0) * SECOND_NS
-    return STATUS[advisory.event_code] is Status.RETIRED and silent_ns < stream.policy_of(node_class).interval_ns
+def _is_found_again(stream: StreamSettings, rebuilt: Rebuilt, advisory: Advisory, reread_ns: int | None) -> bool:
+    """Return whether the messages from `reread_ns` on make an event again, at the same time.
+
+    An earlier silence may have included blind time that is no longer known; and an operator may have retired the node, whose
+    silence was too short.
+    """
+    if reread_ns is None or advisory.event_ns < reread_ns:
+        return False
+    status, interval_ns = STATUS[advisory.event_code], stream.policy_of(rebuilt.classes.get(advisory.node)).interval_ns
+    if status is Status.RETIRED and (advisory.age_seconds or 0) * SECOND_NS < interval_ns:
+        return False
+    return status is Status.UP or not _told_seen_ns(advisory) or _begins_at(advisory, reread_ns)
+
+
+def _begins_at(silence: Advisory, reread_ns: int | None) -> bool:
+    """Return whether the last message before a silence is from `reread_ns` on."""
+    return reread_ns is not None and _told_seen_ns(silence) + _MILLISECOND_NS >= reread_ns
 
 
 def _is_outdated(advisory: Advisory, state: NodeState) -> bool:
     """Return whether a node's state is later than its last advisory: `unretire` makes no transition."""
     undone = STATUS[advisory.event_code] is Status.RETIRED and state.status is not Status.RETIRED
     return state.transition > advisory.transition or (undone and state.transition == advisory.transition)
+
+
+def _sampled_since(stream: StreamSettings, rebuilt: Rebuilt, announced: Mapping[str, Advisory], until_ns: int) -> int:
+    """Return since when, until `until_ns`, nodes that are up may have sent messages that the source lacks.
+
+    Such a node was copied once in an interval, and the time between two messages. Longer silence has been announced.
+    """
+    up_since = {node: told.event_ns for node, told in announced.items() if STATUS[told.event_code] is Status.UP}
+    seen_ns = [event_ns for node, event_ns in up_since.items() if node not in rebuilt.nodes]
+    for node, state in rebuilt.nodes.items():
+        is_told = node in announced and (node in up_since or announced[node].event_ns < state.seen_ns)
+        interval_ns = stream.policy_of(rebuilt.classes.get(node)).interval_ns
+        is_recent = node not in announced and until_ns - state.seen_ns < 2 * interval_ns
+        if state.status is Status.UP and (is_told or is_recent):
+            seen_ns.append(state.seen_ns)
+    return min(seen_ns, default=until_ns)
 
 
 def node_rows(stream: StreamSettings, rebuilt: Rebuilt) -> Iterator[tuple[Any, ...]]:
@@ -465,26 +487,33 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
 
 
 class _Position(NamedTuple):
-    """The first sequence to read, the stored time of the last message before it, and the new watermark (unix ns)."""
+    """The first sequence to read, the stored time of the last message before it, and the new watermark (unix ns).
+
+    `hole_open` means that the source may lack messages of the time after that.
+    """
 
     sequence: int
-    last_stored_ns: int | None
+    last_stored_ns: int
     watermark_ns: int
+    hole_open: bool = False
 
 
 def _position(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, announced: Mapping[str, Advisory]
 ) -> _Position:
     """Return the position after the last copy, else after the last announced event, else the entry's start."""
-    # Whoever publishes to the target chooses the time in a copy's header.
-    watermark_ns = min(copies.latest_ns, site.clock.now_ns()) if len(copies) else 0
-    if copies.last is not None:
-        return _Position(copies.last + 1, copies.here[-1].stored_ns, watermark_ns)
     cluster = site.clusters.connect(stream.source)
-    if len(copies):
-        return _Position(first_sequence(cluster, stream.start, source), None, watermark_ns)
-    announced_ns = max(advisory.event_ns for advisory in announced.values())
-    return _Position(sequence_at(cluster, source, announced_ns + 1), announced_ns, announced_ns)
+    if not len(copies):
+        announced_ns = max(advisory.event_ns for advisory in announced.values())
+        sequence = sequence_at(cluster, source, announced_ns + 1)
+        return _Position(sequence, announced_ns, announced_ns, hole_open=sequence <= max(1, source.first_sequence))
+    # Whoever publishes to the target chooses the time in a copy's header.
+    watermark_ns = min(copies.latest_ns, site.clock.now_ns())
+    last = copies.last
+    if last is not None and not copies.source_is_another:
+        return _Position(last + 1, copies.here[-1].stored_ns, watermark_ns)
+    sequence = first_sequence(cluster, stream.start, source) if last is None else last + 1
+    return _Position(sequence, watermark_ns, watermark_ns, hole_open=True)
 
 
 def _rebuild_nodes(
@@ -512,19 +541,28 @@ def _rebuild_nodes(
     has_holes = source.messages != source.last_sequence + 1 - source.first_sequence
     is_another = copies.source_is_another or _has_read_another(site, stream, source)
     is_held = source.first_sequence <= position.sequence and not has_holes and not is_another
-    read_after_ns = position.watermark_ns if is_held else None
-    refine_times(stream, rebuilt, announced.timeouts, read_after_ns)
-    if read_after_ns is not None:
+    cluster = site.clusters.connect(stream.source)
+    reread = cluster.next_message(source.stream, position.sequence) if is_held else None
+    reread_ns = reread.stored_ns if reread else None
+    refine_times(stream, rebuilt, announced.timeouts, reread_ns)
+    if reread_ns is not None:
         # The next run finds a node again whose messages all follow the position; its state would date them too late.
         later = {
             node: state
             for node, state in states.items()
-            if node not in rebuilt.nodes and state.first_seen_ns >= read_after_ns
+            if node not in rebuilt.nodes and state.first_seen_ns >= reread_ns
         }
         rebuilt.highest = max((state.transition for state in later.values()), default=0)
         states = {node: state for node, state in states.items() if node not in later}
     keep_known_nodes(rebuilt, states, not_made)
-    continue_announced(stream, rebuilt, announced.last, states, read_after_ns)
+    held_ns = None if position.hole_open or has_holes else source.first_stored_ns
+    until_ns = position.watermark_ns if held_ns is None else min(held_ns, position.watermark_ns)
+    since_ns = _sampled_since(stream, rebuilt, announced.last, until_ns)
+    if since_ns < until_ns:
+        rebuilt.blind = rebuilt.blind.add([(since_ns, until_ns)])
+        sampled = f"{format_rfc3339_ns(since_ns)} to {format_rfc3339_ns(until_ns)}"
+        rebuilt.unknown.append(f"messages of the time from {sampled} that were not copied; silence excludes this time")
+    continue_announced(stream, rebuilt, announced.last, states, reread_ns)
 
 
 def _recovered_state(
@@ -550,6 +588,7 @@ def _recovered_state(
         watermark_ns=position.watermark_ns,
         planned_ns=source.ts_ns,
         last_stored_ns=position.last_stored_ns,
+        hole_open=position.hole_open,
         source_last_sequence=source.last_sequence,
         lag_messages=max(0, source.last_sequence + 1 - max(position.sequence, source.first_sequence)),
         started=known.started if known else None,

@@ -83,5 +83,5 @@ def test_rebuilt_nodes_continue_with_the_copies_that_the_rules_demand(
     held = [each for each in messages[:last] if each.sequence not in deleted.intersection(copied)]
     rebuild_nodes(stream, copies, held[0].sequence if held else last + 1, held, rebuilt)
     announced = {node: advisory(stream, node, event) for node, event in events}
-    continue_announced(stream, rebuilt, announced, {}, messages[last - 1].stored_ns)
+    continue_announced(stream, rebuilt, announced, {}, messages[last].stored_ns if last < len(messages) else None)
     assert fold(stream, rebuilt.nodes, messages[last:])[0] == [sequence for sequence in copied if sequence > last]

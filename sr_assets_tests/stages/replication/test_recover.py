@@ -358,3 +358,80 @@ def test_watermark_far_ahead_deletes_no_history_or_retired_nodes(rig: Rig) -> No
     assert {row["node"] for row in rig.rows("retired_nodes")} == {"n1", "n2"}
     assert len(list((rig.home / "snapshots").rglob("*.parquet"))) == 1
     assert len(rig.rows("node_snapshots")) == 2
+
+
+def told(rig: Rig, advisories: str) -> list[tuple[str, str]]:
+    """Return the stored advisories in order: the node, and its event."""
+    bodies = [json.loads(message.payload) for message in rig.stored(advisories)]
+    return [(body["value"], body["event"]) for body in bodies]
+
+
+def report_every_ten_minutes(rig: Rig, stream: str) -> str:
+    """Let three nodes report for 50 minutes, a fourth one at the end; return the stream of the advisories.
+
+    The interval of an hour lets the target hold one copy of each node.
+    """
+    advisories = rig.unique("ADV")
+    advisory = {"subject": f"{advisories}.%s.%v", "reliable": True}
+    rig.add(stream, inspect_field="sender", inspect_duration="1h", advisory=advisory)
+    rig.create(advisories)
+    rig.publish(stream, numbered(3))
+    rig.drain()
+    for _ in range(5):
+        rig.travel(minutes=10)
+        rig.publish(stream, numbered(3))
+        rig.drain()
+    rig.publish(stream, numbered(1, first=4))
+    rig.drain()
+    assert numbers(rig, stream) == [1, 2, 3, 4]
+    return advisories
+
+
+@pytest.mark.parametrize("lost", ("source and state", "source", "messages and state"))
+def test_recovery_counts_time_without_messages_as_blind(rig: Rig, lost: str) -> None:
+    """Only copies, an hour apart, tell that the nodes were up: their silence begins with the messages of the present source."""
+    stream = rig.make()
+    advisories = report_every_ten_minutes(rig, stream)
+    if "state" in lost:
+        shutil.rmtree(rig.home / "sites")
+    rig.travel(hours=5)
+    rig.publish(stream, numbered(4))
+    if "source" in lost:
+        rig.api(f"STREAM.DELETE.{stream}")
+        rig.create(stream)
+    else:
+        rig.api(f"STREAM.PURGE.{stream}")
+    assert "that were not copied; silence excludes this time" in recover(rig, stream)
+    rig.publish(stream, numbered(4))
+    rig.drain()
+    rig.travel(minutes=29)
+    rig.drain()
+    news = [(f"n{n}", "new") for n in (1, 2, 3, 4)]
+    assert told(rig, advisories) == news
+    rig.travel(minutes=2)
+    rig.drain()
+    assert told(rig, advisories) == [*news, *((node, "timeout") for node, _ in news)]
+
+
+def test_recovery_announces_no_silence_again_without_its_blind_time(rig: Rig) -> None:
+    """A silence included blind time, of which nothing but its announcement tells after the state is lost."""
+    stream = rig.make()
+    advisories = report_every_ten_minutes(rig, stream)
+    rig.travel(minutes=20)
+    rig.publish(stream, numbered(1, sender="lost"))
+    rig.travel(minutes=1)
+    rig.api(f"STREAM.PURGE.{stream}")
+    rig.publish(stream, numbered(1, first=5))
+    rig.drain()
+    assert len(rig.rows("blind_spans")) == 1
+    rig.travel(minutes=35)
+    rig.drain()
+    before = told(rig, advisories)
+    assert [event for _, event in before] == [*["new"] * 5, *["timeout"] * 5]
+    shutil.rmtree(rig.home / "sites")
+    recover(rig, stream, force=False)
+    rig.drain()
+    assert told(rig, advisories) == before
+    rig.publish(stream, numbered(5))
+    rig.drain()
+    assert told(rig, advisories) == [*before, *((f"n{n}", "recover") for n in range(1, 6))]
