@@ -507,7 +507,7 @@ def _position(
         announced_ns = max(advisory.event_ns for advisory in announced.values())
         sequence = sequence_at(cluster, source, announced_ns + 1)
         return _Position(sequence, announced_ns, announced_ns, hole_open=sequence <= max(1, source.first_sequence))
-    # Whoever publishes to the target chooses the time in a copy's header.
+    # A publisher to the target chooses the time in a copy's header.
     watermark_ns = min(copies.latest_ns, site.clock.now_ns())
     last = copies.last
     if last is not None and not copies.source_is_another:

@@ -414,7 +414,7 @@ def test_recovery_counts_time_without_messages_as_blind(rig: Rig, lost: str) -> 
 
 
 def test_recovery_announces_no_silence_again_without_its_blind_time(rig: Rig) -> None:
-    """A silence included blind time, of which nothing but its announcement tells after the state is lost."""
+    """A silence included blind time; after the state is lost, only the announcement still includes it."""
     stream = rig.make()
     advisories = report_every_ten_minutes(rig, stream)
     rig.travel(minutes=20)
