@@ -277,10 +277,11 @@ def _import_all(*names: str) -> None:
 
 
 def _be_copy(streams: Sequence[int], starting: int) -> NoReturn:
-    """Do a copy's work; close `starting` when it begins, and end as an interpreter does, without `atexit` of the parent."""
-    code = 1
-    try:
-        atexit._clear()  # noqa: SLF001  as multiprocessing does
+    """Do a copy's work; close `starting` when it begins."""
+
+    def work() -> int:
+        # Nothing of the parent's may run in the child; multiprocessing does this too.
+        atexit._clear()  # noqa: SLF001
         os.setsid()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
@@ -291,17 +292,9 @@ def _be_copy(streams: Sequence[int], starting: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(starting)
         warnings.simplefilter("ignore")
-        code = _work()
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            sys.stderr.write(f"{end.code}\n")
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001  nothing of the parent's may run in the child
-        traceback.print_exc()
-    finally:
-        end_process(code)
+        return _work()
+
+    _end_after(work)
 
 
 # ---------------------------------------------------------------------------------------------------------- in the child
@@ -327,5 +320,25 @@ def _work() -> int:
     return code
 
 
+def _end_after(work: Callable[[], int]) -> NoReturn:
+    """Work, and end as an interpreter does, except that it releases no object.
+
+    DuckDB writes a long list to stderr if a thread that still runs keeps it from being released.
+    """
+    code = 1
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  the process ends here
+        traceback.print_exc()
+    finally:
+        end_process(code)
+
+
 if __name__ == "__main__":
-    sys.exit(_work())
+    _end_after(_work)

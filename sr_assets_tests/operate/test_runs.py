@@ -166,6 +166,24 @@ raise SystemExit(0)
     children.stop()
 
 
+@pytest.mark.process
+def test_child_without_original_ends_silently_with_open_tables(tmp_path: Path) -> None:
+    # As under `sr-assets demo`, whose threads forbid copies: DuckDB listed each object that a thread kept from being released.
+    program = """
+import duckdb, threading
+connection = duckdb.connect()
+connection.execute("SELECT 1")
+threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
+raise SystemExit("the last line")
+"""
+    with (tmp_path / "errors").open("w+b") as errors:
+        child = Copies().start("test", partial(exec, program, {}), errors=errors.fileno())
+        with child:
+            assert child.wait() == 1
+        errors.seek(0)
+        assert errors.read() == b"the last line\n"
+
+
 def test_run_once_without_work_starts_no_dagster_run(
     platform: Settings, nats_pair: tuple[NatsServer, NatsServer]
 ) -> None:
