@@ -123,9 +123,9 @@ class Session:
             case b"SUB":
                 self.subscriptions.setdefault(fields[-1], (fields[0].decode(), 0, math.inf))
             case b"UNSUB":
-                pattern, received, _ = self.subscriptions.pop(fields[0], ("", 0, 0))
-                if len(fields) > 1 and received < int(fields[1]):
-                    self.subscriptions[fields[0]] = pattern, received, int(fields[1])
+                subscription = self.subscriptions.pop(fields[0], None)
+                if subscription and len(fields) > 1 and subscription[1] < int(fields[1]):
+                    self.subscriptions[fields[0]] = *subscription[:2], int(fields[1])
             case b"PONG" | b"":
                 return
             case _:

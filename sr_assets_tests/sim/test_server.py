@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sr_assets.adapters.wire.frames import Frame, FrameParser, encode_pub
@@ -425,6 +425,7 @@ class Pair:
 
 @one_in(1)
 @given(st.lists(create | mirror, min_size=1, max_size=3), st.lists(requests, min_size=15, max_size=60))
+@example([], ["UNSUB 3 1\r\n", "SUB ~.a 3\r\n", *[Request("~.a")] * 2])
 def test_requests_are_answered_as_by_a_real_server(
     server: NatsServer, made: list[Request], asked: list[Request | str]
 ) -> None:
