@@ -483,7 +483,7 @@ class History:
         """Lose the home when all work is done, and recover it; or rebuild the state of one that may have work left."""
         # Without copies, the next message of each node is copied. A state that had to be recovered without some messages
         # counts other transitions than the announced ones, so that nothing tells which of them are later.
-        forced = self._has_state and not self.expired and self.plan.random() < 0.4
+        forced = self._has_state and not (self.held or self.expired) and self.plan.random() < 0.4
         forced = forced and bool(_Results(self.source, self.target).copies("T"))
         if not forced:
             # Nodes may fall silent, and an advisory waits as long as its stream is full.
@@ -824,7 +824,8 @@ class History:
 
         results = _Results(self.source, self.target)
         read = by_key((*self.expired, *held_now(results, "S")))
-        known = by_key(chain(*self.held)) | read
+        earlier = [by_key(held) for held in self.held]
+        known = {key: message for each in (*earlier, read) for key, message in each.items()}
         made = Counter[tuple[int, int]]()
         for copy in results.copies("T"):
             origin = last_origin(copy.headers)
@@ -833,7 +834,8 @@ class History:
             if copy.payload != known[key].payload:
                 yield comparison.Difference(Kind.ALTERED, f"{key} at {copy.sequence}")
         for key, message in known.items():
-            if made[key] > 1:
+            # Each source that has held a message may have copied it (`on_source_reset: recopy`).
+            if made[key] > sum(key in each for each in (*earlier, read)):
                 yield comparison.Difference(Kind.DUPLICATE, f"{key}: {made[key]} copies")
             if key in read and not made[key] and not (self.tracked and by_field(message)):
                 yield comparison.Difference(Kind.LOST, f"{key}: no copy")

@@ -578,6 +578,8 @@ def _recovered_state(
     if known is None or not known.has_position:
         # Unlike the state, the history's files tell the number of earlier sources.
         starts = reset_starts = _last_restart(site, stream, source, copies)
+    # No id of a lost restart may be used again. It may be one too high: a copy that was sent again has the next one.
+    starts = max(starts, copies.restart)
     if copies.source_is_another:
         starts = reset_starts = starts + 1
     state = StreamState(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sr_assets.stages.site import Site
 
 _CLIENT: Final = "sr-assets review"
+#: A higher restart in a copy's id is forged.
+_MOST_RESTARTS: Final = 1_000_000
 
 
 @dataclass(slots=True)
@@ -33,13 +35,15 @@ class Copies:
 
     `here` are copies of the present source, by sequence. `earlier` are copies of an earlier source with the same name,
     `undone` copies of messages that the source held before it was rolled back; both by stored time. `forged` counts the
-    messages that claim to be copies, with another content than their originals; they are none.
+    messages that claim to be copies, with another content than their originals; they are none. `restart` is the highest
+    restart in the ids of the present source's copies.
     """
 
     here: FoundCopies = field(default_factory=FoundCopies)
     earlier: FoundCopies = field(default_factory=FoundCopies)
     undone: FoundCopies = field(default_factory=FoundCopies)
     forged: int = 0
+    restart: int = 0
 
     def __len__(self) -> int:
         """Return the number of all copies."""
@@ -118,6 +122,8 @@ def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copie
                     copies.earlier.add(_copy(stream, message, claim))
                 elif message.sequence not in forged:
                     copies.here.add(_copy(stream, message, claim))
+                    if (restart := claim.restart or 0) <= _MOST_RESTARTS:
+                        copies.restart = max(copies.restart, restart)
     copies.here.sort_by_sequence()
     copies.earlier.sort_by_time()
     return copies

@@ -14,6 +14,7 @@ import pytest
 from sr_assets.adapters.state.store import SiteState
 from sr_assets.automation.observing import find_work
 from sr_assets.domain.errors import RunError
+from sr_assets.domain.messages import MESSAGE_ID_HEADER, header_values
 from sr_assets.stages.replication.batch import CopyBatch
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 from sr_assets.stages.replication.recover import recover_stream
@@ -282,6 +283,30 @@ def test_recovery_resumes_after_the_last_message_before_a_rollback(
     nodes = {row["node"] for row in rig.rows("last_seen_nodes")}
     # Messages that the source lost still count as seen.
     assert nodes == {f"n{n}" for n in (1, 2, 3, 4, 5, 6, 14, 15, 16, 17, 18)}
+
+
+@pytest.mark.parametrize("values", ({}, SAMPLED), ids=("plain", "sampled"))
+def test_rollback_after_a_lost_state_gives_copies_other_ids_again(
+    rig: Rig, restore_source: Callable[[str], None], values: dict[str, Any]
+) -> None:
+    stream = rig.make()
+    rig.add(stream, on_source_reset="recopy", **values)
+    rig.publish(stream, numbered(3))
+    restore_source("save")
+    rig.publish(stream, numbered(3, first=4))
+    rig.drain()
+    for first in (14, 24):
+        restore_source("restore")
+        rig.publish(stream, numbered(5, first=first))
+        rig.drain()
+        shutil.rmtree(rig.home / "sites")
+        shutil.rmtree(rig.home / "snapshots", ignore_errors=True)
+        recover(rig, stream, force=False)
+    rig.publish(stream, numbered(1, first=30))
+    rig.drain()
+    assert set(numbers(rig, stream)) == {*range(1, 7), *range(14, 19), *range(24, 29), 30}
+    ids = [header_values(copy.headers, MESSAGE_ID_HEADER)[-1] for copy in rig.copies(stream)]
+    assert len(set(ids)) == len(ids)
 
 
 @pytest.mark.parametrize(
