@@ -1,6 +1,7 @@
 """The only place that decides whether a message in a target is one of our copies."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
 from sr_assets.domain.messages import (
@@ -77,10 +78,22 @@ def is_copy_of(copy: Message, original: Message) -> bool:
     return lines == _kept_lines(original.headers)
 
 
-def is_forged(copy: Message, claim: CopyOf, original: Message) -> bool:
-    """Return whether a claimed copy has the stored time of its original, but another content."""
-    same_time = claim.stored_ms == original.stored_ns // 1_000_000
-    return same_time and not is_copy_of(copy, original)
+class Original(Enum):
+    """What the source holds at the sequence of a claimed copy."""
+
+    #: The copied message.
+    HELD = auto()
+    #: A message with another stored time: the source was rolled back or recreated.
+    ANOTHER = auto()
+    #: The message with this stored time, but with another content: the claimed copy is forged.
+    FORGED = auto()
+
+
+def compare_original(copy: Message, claim: CopyOf, original: Message) -> Original:
+    """Compare a claimed copy with the source's message at its sequence."""
+    if claim.stored_ms != original.stored_ns // 1_000_000:
+        return Original.ANOTHER
+    return Original.HELD if is_copy_of(copy, original) else Original.FORGED
 
 
 def _kept_lines(headers: bytes) -> list[bytes]:

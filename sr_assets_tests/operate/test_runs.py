@@ -177,7 +177,8 @@ threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
 raise SystemExit("the last line")
 """
     with (tmp_path / "errors").open("w+b") as errors:
-        child = Copies().start("test", partial(exec, program, {}), errors=errors.fileno())
+        work: Callable[[], Any] = partial(exec, program, {})
+        child = Copies().start("test", work, errors=errors.fileno())
         with child:
             assert child.wait() == 1
         errors.seek(0)

@@ -16,7 +16,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -252,7 +251,8 @@ class History:
         incidents |= {"delete the target": self._delete_target, "lose the target's end": self._lose_end}
         incidents |= {"reconfigure": self._reconfigure, "retire": self._retire}
         # Each of them leaves what another one would not expect.
-        kinds = plan.choice(((), ("back up", "put back"), *((kind,) for kind in [*incidents][2:]), ("lose the home",)))
+        both = [(first, "lose the home") for first in ("roll back", "recreate")]
+        kinds = plan.choice(((), ("back up", "put back"), *((kind,) for kind in [*incidents][2:]), *both))
         self.resets = not {"roll back", "recreate"}.isdisjoint(kinds)
         self.target_resets, self.rebuilds = "delete the target" in kinds, "lose the home" in kinds
         if not self.rebuilds and plan.random() < 0.25:
@@ -507,6 +507,9 @@ class History:
         else:
             raise Difference(f"the home cannot be recovered: {self.home.error!r}")
         self.rates = (0.0, 0.0)
+        if self.resets:
+            # The next run reads again what is announced after the position, unless the source loses it before.
+            self._drain(SITE)
 
     def _lose_known(self) -> None:
         """Let the source lose messages that were read, or create it again."""

@@ -47,7 +47,7 @@ from sr_assets.stages.replication.batch import settle_fence
 from sr_assets.stages.replication.context import CopyContext, writers_folder
 from sr_assets.stages.replication.found_copies import Copy
 from sr_assets.stages.replication.lost import Announced, read_announced, stage_open_batch
-from sr_assets.stages.replication.target_copies import Copies, compare_with_original, find_copies, read_stream
+from sr_assets.stages.replication.target_copies import Copies, check_source, find_copies, read_stream
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
 from sr_assets.stages.source.holes import find_holes, gap_rows
@@ -198,7 +198,9 @@ def rebuild_nodes(
     A source with a limit per subject loses messages between others. The target shows whether a message was copied; the
     decision of `sight` is ignored.
     """
-    for earlier in copies.earlier:
+    # The copies from before a rollback that a run has followed.
+    undone = () if copies.source_is_another else copies.undone
+    for earlier in chain(copies.earlier, undone):
         _see_copy(stream, rebuilt, earlier)
     if copies.here.before(first_sequence):
         rebuilt.unknown.append(f"sightings before sequence {first_sequence} other than the copied ones")
@@ -215,7 +217,7 @@ def rebuild_nodes(
         if sender is not None:
             sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
             _see(stream, rebuilt, sender, node_class, sighting, copied=is_copied)
-    for lost in chain(() if copy is None else (copy,), left, copies.undone):
+    for lost in chain(() if copy is None else (copy,), left, copies.undone if copies.source_is_another else ()):
         _see_copy(stream, rebuilt, lost)
 
 
@@ -426,7 +428,7 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
                 f" {'continues from the present state' if known else 'begins at its first message'}"
             )
         unknown = rebuilt.unknown
-        mark_ns = compare_with_original(site, stream, source, copies, unknown, force=force) if len(copies) else None
+        mark_ns = check_source(site, stream, source, copies, unknown, force=force) if len(copies) else None
         position = _position(site, stream, source, copies, announced.last)
         if stream.policy is not None:
             _rebuild_nodes(site, stream, source, copies, announced, position, rebuilt)
@@ -578,6 +580,9 @@ def _recovered_state(
     if known is None or not known.has_position:
         # Unlike the state, the history's files tell the number of earlier sources.
         starts = reset_starts = _last_restart(site, stream, source, copies)
+        if len(copies.undone):
+            # The history's files may be older than the last rollback.
+            reset_starts = max(reset_starts, copies.restart)
     # No id of a lost restart may be used again. It may be one too high: a copy that was sent again has the next one.
     starts = max(starts, copies.restart)
     if copies.source_is_another:

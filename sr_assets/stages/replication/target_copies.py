@@ -5,7 +5,7 @@ The stored times of the copies' messages show whether a source was recreated or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -16,7 +16,7 @@ from sr_assets.adapters.progress_lines import LongWork
 from sr_assets.domain.errors import RunError
 from sr_assets.domain.messages import Message
 from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns
-from sr_assets.domain.provenance import CopyOf, find_copy, is_copy_of, is_forged
+from sr_assets.domain.provenance import CopyOf, Original, compare_original, find_copy, is_copy_of
 from sr_assets.domain.senders import inspect
 from sr_assets.stages.replication.found_copies import Copy, FoundCopies
 
@@ -36,7 +36,8 @@ class Copies:
     `here` are copies of the present source, by sequence. `earlier` are copies of an earlier source with the same name,
     `undone` copies of messages that the source held before it was rolled back; both by stored time. `forged` counts the
     messages that claim to be copies, with another content than their originals; they are none. `restart` is the highest
-    restart in the ids of the present source's copies.
+    restart in the ids of `here` and `undone`. `source_is_another` means that the source was recreated or rolled back
+    since the last copy was made.
     """
 
     here: FoundCopies = field(default_factory=FoundCopies)
@@ -44,6 +45,7 @@ class Copies:
     undone: FoundCopies = field(default_factory=FoundCopies)
     forged: int = 0
     restart: int = 0
+    source_is_another: bool = False
 
     def __len__(self) -> int:
         """Return the number of all copies."""
@@ -70,19 +72,6 @@ class Copies:
         """Stored time of the youngest copied message."""
         return max(kind.latest_ns for kind in (self.here, self.earlier, self.undone) if len(kind))
 
-    @property
-    def source_is_another(self) -> bool:
-        """Whether the source was recreated or rolled back since the youngest copy was made."""
-        return bool(len(self.undone)) or (bool(len(self.earlier)) and not len(self.here))
-
-    def undo_after(self, sequence: int | None) -> None:
-        """Treat the copies after a source sequence, or all, as copies of messages that the source no longer holds."""
-        kept = 0 if sequence is None else self.here.before(sequence + 1)
-        for copy in self.here.part(kept, len(self.here)):
-            self.undone.add(copy)
-        self.undone.sort_by_time()
-        self.here = self.here.part(0, kept)
-
 
 def claimed_copies(
     connection: wire.Connection,
@@ -108,6 +97,7 @@ def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copie
     if not target.stream_exists(stream.target_stream):
         return copies
     info = target.stream_info(stream.target_stream)
+    last_held, undone_restart, follows = 0, -1, True
     with wire.Connection(stream.source, _CLIENT) as connection:
         for messages in _read_lists(stream.target, info):
             claims = [
@@ -115,35 +105,53 @@ def find_copies(site: Site, stream: StreamSettings, source: StreamInfo) -> Copie
                 for message in messages
                 if (claim := find_copy(message.headers, stream.identity)) is not None
             ]
-            forged = _forged(connection, stream.stream, claims, source.created_ns)
-            copies.forged += len(forged)
+            originals = _compare(connection, stream.stream, claims, source.created_ns)
             for message, claim in claims:
-                if claim.created_ns not in (None, source.created_ns):
-                    copies.earlier.add(_copy(stream, message, claim))
-                elif message.sequence not in forged:
-                    copies.here.add(_copy(stream, message, claim))
-                    if (restart := claim.restart or 0) <= _MOST_RESTARTS:
-                        copies.restart = max(copies.restart, restart)
+                original, copy = originals.get(message.sequence), _copy(stream, message, claim)
+                if original is Original.FORGED:
+                    copies.forged += 1
+                elif claim.created_ns not in (None, source.created_ns):
+                    copies.earlier.add(copy)
+                else:
+                    is_undone = original is Original.ANOTHER or (
+                        original is None and claim.sequence > source.last_sequence
+                    )
+                    (copies.undone if is_undone else copies.here).add(copy)
+                    restart = min(claim.restart or 0, _MOST_RESTARTS)
+                    copies.restart = max(copies.restart, restart)
+                    if is_undone:
+                        undone_restart = max(undone_restart, restart)
+                    if original is Original.HELD:
+                        last_held = max(last_held, claim.sequence)
+                    # A run has followed the rollback.
+                    follows = original is Original.HELD or (not is_undone and restart > undone_restart)
     copies.here.sort_by_sequence()
     copies.earlier.sort_by_time()
+    if len(copies.undone):
+        # Those after the last original that the source holds may be copies of what it held before.
+        kept = copies.here.before(last_held + 1)
+        for copy in copies.here.part(kept, len(copies.here)):
+            copies.undone.add(copy)
+        copies.undone.sort_by_time()
+        copies.here = copies.here.part(0, kept)
+    copies.source_is_another = bool(len(copies)) and not (follows and len(copies.here))
     return copies
 
 
-def _forged(
+def _compare(
     connection: wire.Connection, source_stream: str, claims: list[tuple[Message, CopyOf]], created_ns: int
-) -> set[int]:
-    """Return the target sequences of the claimed copies of the present source that have another content."""
+) -> dict[int, Original]:
+    """Compare the claimed copies of the present source with its messages, by target sequence."""
     of_original: dict[int, list[tuple[Message, CopyOf]]] = {}
     for message, claim in claims:
         if claim.created_ns in (None, created_ns):
             of_original.setdefault(claim.sequence, []).append((message, claim))
     lists = wire.read_sequences(connection, source_stream, sorted(of_original), direct=False)
     return {
-        message.sequence
+        message.sequence: compare_original(message, claim, original)
         for originals in lists
         for original in originals
         for message, claim in of_original[original.sequence]
-        if is_forged(message, claim, original)
     }
 
 
@@ -151,8 +159,9 @@ def _copy(stream: StreamSettings, message: Message, claim: CopyOf) -> Copy:
     sender = None
     if stream.extractor:
         sender = inspect(stream.extractor, None, message.subject, message.headers, message.payload)[0]
-    stored_ns = claim.stored_ms * 1_000_000
-    return Copy(message.sequence, claim.sequence, stored_ns, len(message.payload), sender, claim.created_ns)
+    return Copy(
+        message.sequence, claim.sequence, claim.stored_ms * 1_000_000, len(message.payload), sender, claim.created_ns
+    )
 
 
 def first_genuine(
@@ -182,85 +191,38 @@ def first_genuine(
     return None
 
 
-def compare_with_original(
+def check_source(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, unknown: list[str], *, force: bool
 ) -> int | None:
-    """Compare the last copied message with its original; return its stored time (unix ns), or None if it no longer
-    exists.
+    """Return the stored time (unix ns) of the message of the last copy, or None if the source lacks it.
 
-    Another stored time means another stream: raise RunError, or with `force` count only the copies that the source
-    still holds.
+    Raise RunError, unless `force`, if the source is another stream than the copied one.
     """
-    cluster = site.clusters.connect(stream.source)
-
-    def stored_ns(sequence: int) -> int | None:
-        message = cluster.message(stream.stream, sequence)
-        return None if message is None else message.stored_ns
-
-    last = copies.last
-    last_ns = None if last is None else stored_ns(last)
-    problem = _another_source(stream, source, copies, last_ns)
-    if problem is None:
-        if last_ns is None:
-            unknown.append(f"whether the source is the same stream: its message {last} no longer exists")
-        return last_ns
-    if not force:
-        raise RunError(
-            f"{problem}, so its sequences identify other messages; with --force the stream continues after the last copy of a"
-            " message that the source still holds, and the other copies stay unchanged"
-        )
-    unknown.append(f"the messages that the source lost: {problem}")
-    held = range(source.first_sequence, source.last_sequence + 1)
-    matching = last_matching(copies.here, held, stored_ns)
-    copies.undo_after(matching)
-    return None if matching is None else stored_ns(matching)
+    message = None if copies.last is None else site.clusters.connect(stream.source).message(stream.stream, copies.last)
+    if copies.source_is_another:
+        problem = _another_source(stream, source, copies)
+        if not force:
+            raise RunError(
+                f"{problem}, so its sequences identify other messages; with --force the stream continues after the last copy"
+                " of a message that the source still holds, and the other copies stay unchanged"
+            )
+        unknown.append(f"the messages that the source lost: {problem}")
+    elif message is None:
+        unknown.append(f"whether the source is the same stream: its message {copies.last} no longer exists")
+    return None if message is None else message.stored_ns
 
 
-def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies, last_ns: int | None) -> str | None:
-    """Describe a source that does not hold the copied messages, or return None; `last_ns` is the stored time of the
-    last one.
-    """
-    last = copies.last
-    if last is None:
+def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies) -> str:
+    """Describe a source that does not hold the copied messages."""
+    if not len(copies.undone):
         return f"source stream {stream.stream} was recreated since it was copied"
-    if last_ns is None:
-        if last <= source.last_sequence:
-            return None
-        return f"source stream {stream.stream} ends at {source.last_sequence}, before the copied message {last}"
-    copied = copies.here[-1]
-    if _same_time(last_ns, copied.stored_ns):
-        return None
-    return (
-        f"source stream {stream.stream} has a message {last} (stored {format_rfc3339_ns(last_ns)}) that differs from the"
-        f" copied one (stored {format_rfc3339_ns(copied.stored_ns)})"
-    )
-
-
-def last_matching(copies: FoundCopies, held: range, stored_ns: Callable[[int], int | None]) -> int | None:
-    """Return the last copied sequence whose message a rolled-back source still holds, or None.
-
-    `copies` are sorted by sequence, `held` are the source's sequences, and `stored_ns` returns a message's stored time
-    or None. A rolled-back source differs from some sequence on, so a binary search finds it.
-    """
-    matching = None
-    low, high = copies.before(held.start), copies.before(held.stop)
-    while low < high:
-        at = middle = (low + high) // 2
-        while at >= low and (found_ns := stored_ns(copies[at].sequence)) is None:
-            at -= 1
-        if at < low:
-            # None of these messages exists; the later ones decide.
-            low = middle + 1
-        elif _same_time(found_ns, copies[at].stored_ns):
-            matching, low = copies[at].sequence, middle + 1
-        else:
-            high = at
-    return matching
-
-
-def _same_time(stored_ns: int | None, copied_ns: int) -> bool:
-    """Return whether the two stored times are equal in milliseconds, the precision of a copy."""
-    return stored_ns is not None and stored_ns // 1_000_000 == copied_ns // 1_000_000
+    copied = copies.undone.latest
+    if copied.sequence > source.last_sequence:
+        return (
+            f"source stream {stream.stream} ends at {source.last_sequence}, before the copied message {copied.sequence}"
+        )
+    at = format_rfc3339_ns(copied.stored_ns)
+    return f"source stream {stream.stream} holds another message {copied.sequence} than the copied one (stored {at})"
 
 
 def read_stream(

@@ -197,11 +197,11 @@ def test_forged_copies_neither_stop_a_first_run_nor_count_as_found(rig: Rig) -> 
     lose_state(rig)
     claim(rig, stream, 5, times[5])
     claim(rig, stream, 8, rig.stored(stream)[-1].stored_ns // 1_000_000)
+    # The last one may be of a rolled-back source; those before a genuine copy are not.
+    claim(rig, stream, 999_999, times[5])
     with pytest.raises(RunError, match="ends at 8, before the copied message 999999"):
         recover(rig, stream, force=False)
-    for message in rig.stored(stream, rig.target):
-        if b" 999999 " in message.headers:
-            rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": message.sequence}, rig.target)
+    rig.api(f"STREAM.MSG.DELETE.{stream}", {"seq": rig.info(stream, server=rig.target).last_sequence}, rig.target)
     summary = recover(rig, stream, force=False)
     assert "continues at 6;" in summary
     assert f"target stream {stream} holds 3 messages that claim to be copies of other messages" in summary
