@@ -198,9 +198,9 @@ def rebuild_nodes(
     A source with a limit per subject loses messages between others. The target shows whether a message was copied; the
     decision of `sight` is ignored.
     """
-    # The copies from before a rollback that a run has followed.
-    undone = () if copies.source_is_another else copies.undone
-    for earlier in chain(copies.earlier, undone):
+    # Unless a run has followed the rollback, the undone copies are the last ones.
+    before, after = ((), copies.undone) if copies.source_is_another else (copies.undone, ())
+    for earlier in chain(copies.earlier, before):
         _see_copy(stream, rebuilt, earlier)
     if copies.here.before(first_sequence):
         rebuilt.unknown.append(f"sightings before sequence {first_sequence} other than the copied ones")
@@ -217,7 +217,7 @@ def rebuild_nodes(
         if sender is not None:
             sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
             _see(stream, rebuilt, sender, node_class, sighting, copied=is_copied)
-    for lost in chain(() if copy is None else (copy,), left, copies.undone if copies.source_is_another else ()):
+    for lost in chain(() if copy is None else (copy,), left, after):
         _see_copy(stream, rebuilt, lost)
 
 

@@ -222,7 +222,7 @@ def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies) 
             f"source stream {stream.stream} ends at {source.last_sequence}, before the copied message {copied.sequence}"
         )
     at = format_rfc3339_ns(copied.stored_ns)
-    return f"source stream {stream.stream} holds another message {copied.sequence} than the copied one (stored {at})"
+    return f"source stream {stream.stream} lacks the copied message {copied.sequence} (stored {at})"
 
 
 def read_stream(
