@@ -38,6 +38,8 @@ ENTRY: Final = {
     "inspect_field": "sender",
     "inspect_duration": "1h",
     "advisory": {"subject": "FEED.%s.%v", "reliable": True},
+    "on_source_reset": "recopy",
+    "size_trigger": "10B",
 }
 
 
@@ -53,10 +55,10 @@ class Scene:
         self.home, self.batch_messages, self.publishes = self.homes[0], 4, True
         install_hook(self.homes)
 
-    def report(self, *nodes: str, seconds: float = 0.0) -> None:
-        """Publish a message of each node, with a pause after each."""
+    def report(self, *nodes: str, seconds: float = 0.0, pad: int = 0) -> None:
+        """Publish a message of each node, with a pause after each; `pad` makes it larger, in bytes."""
         for node in nodes:
-            self.source.publish(None, "S.m", "", b"", json.dumps({"sender": node}).encode())
+            self.source.publish(None, "S.m", "", b"", json.dumps({"sender": node}).encode() + b" " * pad)
             self.world.sleep(seconds)
 
     def settings(self, home: Home | None = None) -> Settings:
@@ -303,6 +305,39 @@ def test_rebuilt_state_dates_no_message_by_a_later_one(folder: Path) -> None:
     with played(folder, live) as scene:
         assert scene.copied() == [1, 4]
         assert [body["event"] for body in scene.told()] == ["new", "timeout"]
+
+
+def test_recovery_continues_after_the_events_of_undone_messages(folder: Path) -> None:
+    """The source lacks the message that ended a silence, although a run has followed the rollback."""
+    before = list[str]()
+
+    def told(scene: Scene) -> list[str]:
+        return [f"{body['event']} {body['value']}" for body in scene.told()]
+
+    def live(scene: Scene) -> None:
+        scene.report("b", "a", "b", "c", seconds=1.0, pad=10)
+        assert scene.run() is None
+        untouched, scene.target.fault = scene.target.fault, RefusedCopies(0)
+        scene.world.sleep(4200.0)
+        scene.report("b", seconds=2100.0)
+        assert scene.run()
+        scene.report("b")
+        assert scene.run()
+        scene.target.fault = untouched
+        # The run copies the first message again, for its size.
+        scene.source.streams["S"].roll_back(3)
+        assert scene.run() is None
+        before[:] = told(scene)
+        shutil.rmtree(scene.home.folder)
+        scene.home.folder.mkdir()
+        scene.recover()
+        scene.report("b")
+        assert scene.run() is None
+
+    with played(folder, live) as scene:
+        assert scene.copied()[:4] == [1, 2, 4, 1]
+        assert before[-1] == "recover b"
+        assert told(scene) == before
 
 
 def test_rebuilt_state_keeps_the_nodes_of_a_lost_source(folder: Path) -> None:

@@ -24,9 +24,8 @@ from sr_assets.adapters.state.stream_tables import gap_row
 from sr_assets.domain.errors import LostStateError, RunError, TransientError
 from sr_assets.domain.positions import SequenceRange
 from sr_assets.domain.provenance import Identity, doubled_text, find_copy, foreign_copy, forged_text
-from sr_assets.domain.received import LIFE_CYCLE, Advisory, read_message
+from sr_assets.domain.received import Advisory, read_message
 from sr_assets.domain.subjects import advisory_pattern, matcher
-from sr_assets.domain.tracking.rules import Event
 from sr_assets.settings import StreamSettings
 from sr_assets.stages.connections import Clusters
 from sr_assets.stages.replication.batch import Writers
@@ -161,36 +160,27 @@ def stored_advisories(stream: StreamSettings, cluster: Cluster) -> Iterator[Advi
 
 
 class Announced(NamedTuple):
-    """Stored advisories by node: the one with the highest number, by which a centre ranks, and the timeouts next to a time."""
+    """Stored advisories by node: the one with the highest number, by which a centre ranks, and the last one before a position."""
 
     last: dict[str, Advisory]
-    #: The last timeout until the time, and the first one after it.
-    timeout_until: dict[str, Advisory]
-    timeout_after: dict[str, Advisory]
-
-    @property
-    def timeouts(self) -> list[Advisory]:
-        """The timeouts of all nodes."""
-        return [*self.timeout_until.values(), *self.timeout_after.values()]
+    before: dict[str, Advisory]
 
 
-def read_announced(stream: StreamSettings, clusters: Clusters, at_ns: int, unknown: list[str]) -> Announced:
-    """Read a stream's stored advisories; the timeouts are those next to a time (unix ns).
+def read_announced(
+    stream: StreamSettings, clusters: Clusters, is_before: Callable[[Advisory], bool], unknown: list[str]
+) -> Announced:
+    """Read a stream's stored advisories; `is_before` says which ones the messages after the position cannot cause again.
 
     Raises RunError if they cannot be read for the moment: a state without them announces their silences again.
     """
-    announced = Announced({}, {}, {})
+    announced = Announced({}, {})
     if stream.advisory is None or stream.advisory_cluster is None:
         return announced
     try:
         for advisory in stored_advisories(stream, clusters.connect(stream.advisory_cluster)):
-            _keep(announced.last, advisory, lambda each: each.transition)
-            if LIFE_CYCLE[advisory.event_code] is not Event.TIMEOUT:
-                continue
-            if advisory.event_ns <= at_ns:
-                _keep(announced.timeout_until, advisory, lambda each: each.event_ns)
-            else:
-                _keep(announced.timeout_after, advisory, lambda each: -each.event_ns)
+            _keep_highest(announced.last, advisory)
+            if is_before(advisory):
+                _keep_highest(announced.before, advisory)
     except TransientError as error:
         raise RunError(f"{stream.label}: its stored advisories cannot be read: {error}; run recover again") from None
     except RunError as error:
@@ -201,9 +191,11 @@ def read_announced(stream: StreamSettings, clusters: Clusters, at_ns: int, unkno
     return announced
 
 
-def _keep(kept: dict[str, Advisory], advisory: Advisory, rank: Callable[[Advisory], int]) -> None:
-    """Keep an advisory if its node has none of a higher or equal rank."""
-    kept[advisory.node] = max(kept.get(advisory.node, advisory), advisory, key=rank)
+def _keep_highest(kept: dict[str, Advisory], advisory: Advisory) -> None:
+    """Keep an advisory if its node has none of a higher or equal number."""
+    held = kept.get(advisory.node)
+    if held is None or advisory.transition > held.transition:
+        kept[advisory.node] = advisory
 
 
 def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:

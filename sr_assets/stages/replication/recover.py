@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -255,15 +256,15 @@ def _see(
     rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
 
 
-def refine_times(stream: StreamSettings, rebuilt: Rebuilt, told: Iterable[Advisory], reread_ns: int | None) -> None:
+def refine_times(stream: StreamSettings, rebuilt: Rebuilt, announced: Iterable[Advisory]) -> None:
     """Give nodes the time of their last message that an announced timeout tells, if it is another than the rebuilt one.
 
     A copy's header names milliseconds, and the source may have lost a message that was not copied. The next run would announce
-    the same silence with another time and id. It reads the messages from `reread_ns` on again, none if that is None.
+    the same silence with another time and id.
     """
-    for timeout in told:
+    for timeout in announced:
         state, told_ns = rebuilt.nodes.get(node := timeout.node), _told_seen_ns(timeout)
-        if state is None or state.status is not Status.UP or _begins_at(timeout, reread_ns):
+        if state is None or state.status is not Status.UP or STATUS[timeout.event_code] is not Status.TIMEOUT:
             continue
         seen_ns = max(state.seen_ns, told_ns)
         warning_ns = stream.policy_of(rebuilt.classes.get(node)).warning_ns
@@ -303,7 +304,7 @@ def continue_counters(rebuilt: Rebuilt, highest: Mapping[str, int]) -> None:
 def continue_announced(
     stream: StreamSettings,
     rebuilt: Rebuilt,
-    announced: Mapping[str, Advisory],
+    announced: Announced,
     states: Mapping[str, NodeState],
     reread_ns: int | None,
 ) -> None:
@@ -311,24 +312,26 @@ def continue_announced(
 
     A readable state may know later transitions, which wait in its outbox. The next run reads the messages from `reread_ns` on
     again, none if that is None, and finds the same events in them, with the same ids: a status from then on would date these
-    messages too late, so that they are copied too early.
+    messages too late, so that they are copied too early. Such a node continues after its last event before.
     """
-    found_again = {node for node, told in announced.items() if _is_found_again(stream, rebuilt, told, reread_ns)}
+    found_again = {node for node, told in announced.last.items() if _is_found_again(stream, rebuilt, told, reread_ns)}
     # An event that is found again is counted again.
-    continue_counters(rebuilt, {node: each.transition - (node in found_again) for node, each in announced.items()})
-    for node, advisory in announced.items():
-        if node in states and _is_outdated(advisory, states[node]):
+    numbers = {node: each.transition - (node in found_again) for node, each in announced.last.items()}
+    continue_counters(rebuilt, numbers)
+    for node, last in announced.last.items():
+        if node in states and _is_outdated(last, states[node]):
             continue
-        known, event_ns, status = rebuilt.nodes.get(node), advisory.event_ns, STATUS[advisory.event_code]
-        if node in found_again:
+        known, advisory = rebuilt.nodes.get(node), announced.before.get(node) if node in found_again else last
+        if advisory is None:
             if known is None:
-                rebuilt.highest = max(rebuilt.highest, advisory.transition)
+                rebuilt.highest = max(rebuilt.highest, last.transition)
             continue
+        event_ns, status = advisory.event_ns, STATUS[advisory.event_code]
         if known is None:
             # A recovered node was seen at the event; `age` then counts the silence before it.
             silent_ns = 0 if status is Status.UP else round((advisory.age_seconds or 0) * SECOND_NS)
             seen_ns = event_ns - silent_ns
-            known = NodeState(seen_ns, seen_ns, 0, None, None, status, event_ns, None, 0, advisory.transition)
+            known = NodeState(seen_ns, seen_ns, 0, None, None, status, event_ns, None, 0, numbers[node])
         if known.seen_ns <= event_ns and known.status is not Status.RETIRED:
             retired = status is Status.RETIRED
             known = replace(
@@ -347,20 +350,24 @@ def continue_announced(
 def _is_found_again(stream: StreamSettings, rebuilt: Rebuilt, advisory: Advisory, reread_ns: int | None) -> bool:
     """Return whether the messages from `reread_ns` on make an event again, at the same time.
 
-    An earlier silence may have included blind time that is no longer known; and an operator may have retired the node, whose
-    silence was too short.
+    An operator may have retired the node, whose silence was too short.
+    """
+    interval_ns = stream.policy_of(rebuilt.classes.get(advisory.node)).interval_ns
+    by_operator = (
+        STATUS[advisory.event_code] is Status.RETIRED and (advisory.age_seconds or 0) * SECOND_NS < interval_ns
+    )
+    return not by_operator and not is_before(advisory, reread_ns)
+
+
+def is_before(advisory: Advisory, reread_ns: int | None) -> bool:
+    """Return whether the messages from `reread_ns` on cannot cause an event.
+
+    Silence that began before may have included blind time that is no longer known.
     """
     if reread_ns is None or advisory.event_ns < reread_ns:
-        return False
-    status, interval_ns = STATUS[advisory.event_code], stream.policy_of(rebuilt.classes.get(advisory.node)).interval_ns
-    if status is Status.RETIRED and (advisory.age_seconds or 0) * SECOND_NS < interval_ns:
-        return False
-    return status is Status.UP or not _told_seen_ns(advisory) or _begins_at(advisory, reread_ns)
-
-
-def _begins_at(silence: Advisory, reread_ns: int | None) -> bool:
-    """Return whether the last message before a silence is from `reread_ns` on."""
-    return reread_ns is not None and _told_seen_ns(silence) + _MILLISECOND_NS >= reread_ns
+        return True
+    told_ns = 0 if STATUS[advisory.event_code] is Status.UP else _told_seen_ns(advisory)
+    return bool(told_ns) and told_ns + _MILLISECOND_NS < reread_ns
 
 
 def _is_outdated(advisory: Advisory, state: NodeState) -> bool:
@@ -420,18 +427,21 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         site.clock.set(source.ts_ns)
         settle_fence(writers_folder(site.folder, stream), site.clusters.connect(stream.target))
         copies, rebuilt = find_copies(site, stream, source), Rebuilt()
-        latest_ns = copies.latest_ns if len(copies) else 0
-        announced = read_announced(stream, site.clusters, latest_ns, rebuilt.unknown)
-        if not len(copies) and not announced.last:
+        unknown = rebuilt.unknown
+        mark_ns = check_source(site, stream, source, copies, unknown, force=force) if len(copies) else None
+        position = _position_after_copies(site, stream, source, copies) if len(copies) else None
+        reread_ns = _reread_ns(site, stream, source, copies, position) if position else None
+        announced = read_announced(stream, site.clusters, partial(is_before, reread_ns=reread_ns), unknown)
+        if position is None and announced.last:
+            position = _position_after_events(site, stream, source, announced.last)
+            reread_ns = _reread_ns(site, stream, source, copies, position)
+        if position is None:
             raise RunError(
                 f"target stream {stream.target_stream} holds no copies of {stream.label}: nothing to recover from; a run"
                 f" {'continues from the present state' if known else 'begins at its first message'}"
             )
-        unknown = rebuilt.unknown
-        mark_ns = check_source(site, stream, source, copies, unknown, force=force) if len(copies) else None
-        position = _position(site, stream, source, copies, announced.last)
         if stream.policy is not None:
-            _rebuild_nodes(site, stream, source, copies, announced, position, rebuilt)
+            _rebuild_nodes(site, stream, source, copies, announced, position, reread_ns, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, position, known)
         state.forgotten_transition = max(state.forgotten_transition, rebuilt.highest)
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
@@ -500,22 +510,46 @@ class _Position(NamedTuple):
     hole_open: bool = False
 
 
-def _position(
-    site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, announced: Mapping[str, Advisory]
+def _position_after_events(
+    site: Site, stream: StreamSettings, source: StreamInfo, announced: Mapping[str, Advisory]
 ) -> _Position:
-    """Return the position after the last copy, else after the last announced event, else the entry's start."""
-    cluster = site.clusters.connect(stream.source)
-    if not len(copies):
-        announced_ns = max(advisory.event_ns for advisory in announced.values())
-        sequence = sequence_at(cluster, source, announced_ns + 1)
-        return _Position(sequence, announced_ns, announced_ns, hole_open=sequence <= max(1, source.first_sequence))
+    announced_ns = max(advisory.event_ns for advisory in announced.values())
+    sequence = sequence_at(site.clusters.connect(stream.source), source, announced_ns + 1)
+    return _Position(sequence, announced_ns, announced_ns, hole_open=sequence <= max(1, source.first_sequence))
+
+
+def _position_after_copies(site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies) -> _Position:
+    """Return the position after the last copy, or the entry's start if the present source has none."""
     # A publisher to the target chooses the time in a copy's header.
     watermark_ns = min(copies.latest_ns, site.clock.now_ns())
     last = copies.last
     if last is not None and not copies.source_is_another:
         return _Position(last + 1, copies.here[-1].stored_ns, watermark_ns)
+    cluster = site.clusters.connect(stream.source)
     sequence = first_sequence(cluster, stream.start, source) if last is None else last + 1
     return _Position(sequence, watermark_ns, watermark_ns, hole_open=True)
+
+
+def _reread_ns(
+    site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, position: _Position
+) -> int | None:
+    """Return the time (unix ns) from which on the source holds the messages of all events, or None if it lacks some."""
+    if stream.policy is None:
+        return None
+    # Another source lacks the message of an event; one with a limit per subject may, whatever its first one.
+    is_another = copies.source_is_another or _has_read_another(site, stream, source)
+    if source.first_sequence > position.sequence or _has_holes(source) or is_another:
+        return None
+    reread = site.clusters.connect(stream.source).next_message(source.stream, position.sequence)
+    # The source lacks the messages from its last one before a rollback until then.
+    if reread is None or (len(copies.undone) and copies.undone.latest_ns >= reread.stored_ns):
+        return None
+    return reread.stored_ns
+
+
+def _has_holes(source: StreamInfo) -> bool:
+    """Return whether the source lacks messages between others."""
+    return source.messages != source.last_sequence + 1 - source.first_sequence
 
 
 def _rebuild_nodes(
@@ -525,6 +559,7 @@ def _rebuild_nodes(
     copies: Copies,
     announced: Announced,
     position: _Position,
+    reread_ns: int | None,
     rebuilt: Rebuilt,
 ) -> None:
     """Fold the copies and the source's messages up to the position; a readable state adds older knowledge."""
@@ -539,14 +574,7 @@ def _rebuild_nodes(
     rows = nodes.all_states()
     states = {node: state_of(values) for node, _, *values in rows}
     rebuilt.classes = {node: node_class for node, node_class, *_ in rows} | rebuilt.classes
-    # Another source lacks the message of an event; one with a limit per subject may, whatever its first one.
-    has_holes = source.messages != source.last_sequence + 1 - source.first_sequence
-    is_another = copies.source_is_another or _has_read_another(site, stream, source)
-    is_held = source.first_sequence <= position.sequence and not has_holes and not is_another
-    cluster = site.clusters.connect(stream.source)
-    reread = cluster.next_message(source.stream, position.sequence) if is_held else None
-    reread_ns = reread.stored_ns if reread else None
-    refine_times(stream, rebuilt, announced.timeouts, reread_ns)
+    refine_times(stream, rebuilt, announced.before.values())
     if reread_ns is not None:
         # The next run finds a node again whose messages all follow the position; its state would date them too late.
         later = {
@@ -557,14 +585,14 @@ def _rebuild_nodes(
         rebuilt.highest = max((state.transition for state in later.values()), default=0)
         states = {node: state for node, state in states.items() if node not in later}
     keep_known_nodes(rebuilt, states, not_made)
-    held_ns = None if position.hole_open or has_holes else source.first_stored_ns
+    held_ns = None if position.hole_open or _has_holes(source) else source.first_stored_ns
     until_ns = position.watermark_ns if held_ns is None else min(held_ns, position.watermark_ns)
     since_ns = _sampled_since(stream, rebuilt, announced.last, until_ns)
     if since_ns < until_ns:
         rebuilt.blind = rebuilt.blind.add([(since_ns, until_ns)])
         sampled = f"{format_rfc3339_ns(since_ns)} to {format_rfc3339_ns(until_ns)}"
         rebuilt.unknown.append(f"messages of the time from {sampled} that were not copied; silence excludes this time")
-    continue_announced(stream, rebuilt, announced.last, states, reread_ns)
+    continue_announced(stream, rebuilt, announced, states, reread_ns)
 
 
 def _recovered_state(

@@ -434,3 +434,32 @@ def test_recovery_announces_no_silence_again_without_its_blind_time(rig: Rig) ->
     rig.publish(stream, numbered(5))
     rig.drain()
     assert told(rig, advisories) == [*before, *((f"n{n}", "recover") for n in range(1, 6))]
+
+
+def test_recovery_announces_no_ended_silence_again_without_its_blind_time(
+    rig: Rig, restore_source: Callable[[str], None]
+) -> None:
+    """A rollback made blind time; the messages that ended the silence were not copied, so that the next run reads them again."""
+    stream, advisories = rig.make(), rig.unique("ADV")
+    advisory = {"subject": f"{advisories}.%s.%v", "reliable": True}
+    rig.add(stream, inspect_field="sender", inspect_duration="1h", advisory=advisory, on_source_reset="recopy")
+    rig.create(advisories)
+    rig.publish(stream, numbered(3))
+    rig.drain()
+    restore_source("save")
+    rig.travel(minutes=20)
+    rig.publish(stream, numbered(1, sender="lost"))
+    rig.drain()
+    restore_source("restore")
+    rig.publish(stream, numbered(1, first=4))
+    rig.drain()
+    assert len(rig.rows("blind_spans")) == 1
+    rig.travel(minutes=35)
+    rig.publish(stream, numbered(3))
+    rig.drain()
+    before = told(rig, advisories)
+    assert sorted(before[-3:]) == [(f"n{n}", "recover") for n in (1, 2, 3)]
+    shutil.rmtree(rig.home / "sites")
+    recover(rig, stream, force=False)
+    rig.drain()
+    assert told(rig, advisories) == before
