@@ -7,8 +7,8 @@ their source only if `on_source_reset` lets the stream continue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -157,45 +157,6 @@ def stored_advisories(stream: StreamSettings, cluster: Cluster) -> Iterator[Advi
             advisory = read_message(message.payload, message.stored_ns)
             if isinstance(advisory, Advisory) and advisory[:3] == (stream.replicator, stream.name, stream.stream):
                 yield advisory
-
-
-class Announced(NamedTuple):
-    """Stored advisories by node: the one with the highest number, by which a centre ranks, and the last one before a position."""
-
-    last: dict[str, Advisory]
-    before: dict[str, Advisory]
-
-
-def read_announced(
-    stream: StreamSettings, clusters: Clusters, is_before: Callable[[Advisory], bool], unknown: list[str]
-) -> Announced:
-    """Read a stream's stored advisories; `is_before` says which ones the messages after the position cannot cause again.
-
-    Raises RunError if they cannot be read for the moment: a state without them announces their silences again.
-    """
-    announced = Announced({}, {})
-    if stream.advisory is None or stream.advisory_cluster is None:
-        return announced
-    try:
-        for advisory in stored_advisories(stream, clusters.connect(stream.advisory_cluster)):
-            _keep_highest(announced.last, advisory)
-            if is_before(advisory):
-                _keep_highest(announced.before, advisory)
-    except TransientError as error:
-        raise RunError(f"{stream.label}: its stored advisories cannot be read: {error}; run recover again") from None
-    except RunError as error:
-        unknown.append(f"which transitions were announced: {error}")
-        return announced
-    if not announced.last:
-        unknown.append(f"which transitions were announced: no stream on {stream.advisory_cluster.label} has any")
-    return announced
-
-
-def _keep_highest(kept: dict[str, Advisory], advisory: Advisory) -> None:
-    """Keep an advisory if its node has none of a higher or equal number."""
-    held = kept.get(advisory.node)
-    if held is None or advisory.transition > held.transition:
-        kept[advisory.node] = advisory
 
 
 def settle_lost_source(context: CopyContext, source: StreamInfo, copying: CopyState) -> bool:

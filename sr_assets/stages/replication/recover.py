@@ -9,11 +9,10 @@ advisory stream.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain, islice
-from typing import Any, Final, NamedTuple, TypeVar
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -32,22 +31,28 @@ from sr_assets.adapters.state.database import BrokenStateError, keep_newest_asid
 from sr_assets.adapters.state.orders import request_refill, withdraw_order
 from sr_assets.adapters.state.records import CopyState, StreamState
 from sr_assets.adapters.state.stream_tables import Gap, gap_row
-from sr_assets.domain.blindness import NO_BLIND_SPANS, BlindSpans
-from sr_assets.domain.errors import RunError
+from sr_assets.domain.blindness import BlindSpans
+from sr_assets.domain.errors import RunError, TransientError
 from sr_assets.domain.history_layout import HistoryFile
-from sr_assets.domain.messages import Message
-from sr_assets.domain.positions import SECOND_NS, SequenceRange, format_rfc3339_ns, merge_ranges, missing
+from sr_assets.domain.positions import SequenceRange, format_rfc3339_ns, merge_ranges, missing
 from sr_assets.domain.provenance import forged_text
-from sr_assets.domain.received import STATUS, Advisory
-from sr_assets.domain.senders import inspect, inspect_class
-from sr_assets.domain.tracking.class_policies import class_of
-from sr_assets.domain.tracking.rows import folded_table, node_row, node_table, state_of, transition_row
-from sr_assets.domain.tracking.rules import NodeState, Sighting, Status, Transition, sight, splay_ns
+from sr_assets.domain.received import Advisory
+from sr_assets.domain.tracking.rows import folded_table, node_table, state_of, transition_row
 from sr_assets.settings import Settings, StreamSettings
 from sr_assets.stages.replication.batch import settle_fence
 from sr_assets.stages.replication.context import CopyContext, writers_folder
-from sr_assets.stages.replication.found_copies import Copy
-from sr_assets.stages.replication.lost import Announced, read_announced, stage_open_batch
+from sr_assets.stages.replication.lost import stage_open_batch, stored_advisories
+from sr_assets.stages.replication.rebuilding import (
+    Announced,
+    Rebuilt,
+    continue_announced,
+    keep_known_nodes,
+    node_rows,
+    rebuild_nodes,
+    refine_times,
+    restore_blind_time,
+    sampled_since,
+)
 from sr_assets.stages.replication.target_copies import Copies, check_source, find_copies, read_stream
 from sr_assets.stages.report import StreamReport
 from sr_assets.stages.site import Site
@@ -59,7 +64,6 @@ from sr_assets.stages.tracking.node_snapshots import SnapshotStage
 
 T = TypeVar("T")
 _PORTION: Final = 50_000
-_MILLISECOND_NS: Final = 1_000_000
 
 
 @dataclass(slots=True)
@@ -176,229 +180,6 @@ def _read_again(
         pending.absent += sum(map(len, (*holes, *lacking)))
 
 
-@dataclass(slots=True)
-class Rebuilt:
-    """The rebuilt nodes with their classes and transitions, the blind spans, and a list of unknown facts.
-
-    `highest` is the highest announced number of a node that the next run finds again.
-    """
-
-    nodes: dict[str, NodeState] = field(default_factory=dict)
-    classes: dict[str, str | None] = field(default_factory=dict)
-    transitions: list[tuple[str, Transition, str | None]] = field(default_factory=list)
-    blind: BlindSpans = NO_BLIND_SPANS
-    unknown: list[str] = field(default_factory=list)
-    highest: int = 0
-
-
-def rebuild_nodes(
-    stream: StreamSettings, copies: Copies, first_sequence: int, messages: Iterable[Message], rebuilt: Rebuilt
-) -> None:
-    """Fold the source's messages in order, and the copies whose originals the source no longer holds.
-
-    A source with a limit per subject loses messages between others. The target shows whether a message was copied; the
-    decision of `sight` is ignored.
-    """
-    # Unless a run has followed the rollback, the undone copies are the last ones.
-    before, after = ((), copies.undone) if copies.source_is_another else (copies.undone, ())
-    for earlier in chain(copies.earlier, before):
-        _see_copy(stream, rebuilt, earlier)
-    if copies.here.before(first_sequence):
-        rebuilt.unknown.append(f"sightings before sequence {first_sequence} other than the copied ones")
-    left = iter(copies.here)
-    copy = next(left, None)
-    for message in messages:
-        while copy is not None and copy.sequence < message.sequence:
-            _see_copy(stream, rebuilt, copy)
-            copy = next(left, None)
-        is_copied = copy is not None and copy.sequence == message.sequence
-        if is_copied:
-            copy = next(left, None)
-        sender, node_class = _inspect(stream, message)
-        if sender is not None:
-            sighting = Sighting(message.sequence, message.stored_ns, len(message.payload), forced=False)
-            _see(stream, rebuilt, sender, node_class, sighting, copied=is_copied)
-    for lost in chain(() if copy is None else (copy,), left, after):
-        _see_copy(stream, rebuilt, lost)
-
-
-def _inspect(stream: StreamSettings, message: Message) -> tuple[str | None, str | None]:
-    """Return the sender and the class of a message."""
-    assert stream.extractor is not None  # settings require it of a tracked stream
-    content = message.subject, message.headers, message.payload
-    if stream.node_classes is None:
-        return inspect(stream.extractor, None, *content)[0], None
-    sender, _, node_class = inspect_class(stream.extractor, None, stream.node_classes.classifier, *content)
-    return sender, node_class
-
-
-def _see_copy(stream: StreamSettings, rebuilt: Rebuilt, copy: Copy) -> None:
-    if copy.sender is None:
-        return
-    before = rebuilt.classes.get(copy.sender)
-    node_class = stream.node_classes.classifier.reclassify(copy.sender, before) if stream.node_classes else None
-    sighting = Sighting(copy.sequence, copy.stored_ns, copy.payload_bytes, forced=False)
-    _see(stream, rebuilt, copy.sender, node_class, sighting, copied=True)
-
-
-def _see(
-    stream: StreamSettings, rebuilt: Rebuilt, sender: str, node_class: str | None, sighting: Sighting, *, copied: bool
-) -> None:
-    before, class_before = rebuilt.nodes.get(sender), rebuilt.classes.get(sender)
-    policy, silence = stream.policy_of(node_class), stream.policy_of(class_before)
-    splay = splay_ns(sender, policy.interval_ns)
-    state, _, transitions = sight(policy, splay, before, sighting, rebuilt.blind, silence=silence)
-    expired = any(transition.event == "expire" for transition in transitions)
-    last_copy = (before.copied_ns, before.copied_bytes) if before and not expired else (None, None)
-    copied_ns, copied_bytes = (state.seen_ns, sighting.payload_bytes) if copied else last_copy
-    rebuilt.nodes[sender] = replace(state, copied_ns=copied_ns, copied_bytes=copied_bytes)
-    rebuilt.classes[sender] = node_class
-    rebuilt.transitions += [(sender, event, class_of(event, class_before, node_class)) for event in transitions]
-
-
-def refine_times(stream: StreamSettings, rebuilt: Rebuilt, announced: Iterable[Advisory]) -> None:
-    """Give nodes the time of their last message that an announced timeout tells, if it is another than the rebuilt one.
-
-    A copy's header names milliseconds, and the source may have lost a message that was not copied. The next run would announce
-    the same silence with another time and id.
-    """
-    for timeout in announced:
-        state, told_ns = rebuilt.nodes.get(node := timeout.node), _told_seen_ns(timeout)
-        if state is None or state.status is not Status.UP or STATUS[timeout.event_code] is not Status.TIMEOUT:
-            continue
-        seen_ns = max(state.seen_ns, told_ns)
-        warning_ns = stream.policy_of(rebuilt.classes.get(node)).warning_ns
-        cut_ns = timeout.event_ns - rebuilt.blind.exceeds_at_ns(seen_ns, warning_ns)
-        if abs(cut_ns) < _MILLISECOND_NS:
-            seen_ns += cut_ns
-        rebuilt.nodes[node] = replace(state, seen_ns=seen_ns)
-
-
-def _told_seen_ns(advisory: Advisory) -> int:
-    """Return when an advisory's node was seen last, at most a millisecond early, or 0 if it does not tell."""
-    if STATUS[advisory.event_code] is Status.UP:
-        return advisory.event_ns
-    if advisory.age_seconds is None or not advisory.transition:
-        # The Stream Replicator's ages are whole seconds.
-        return 0
-    return advisory.event_ns - round(advisory.age_seconds * SECOND_NS) - _MILLISECOND_NS // 2
-
-
-def keep_known_nodes(rebuilt: Rebuilt, known: Mapping[str, NodeState], not_made: Collection[str | None]) -> None:
-    """Keep the nodes of a readable state that cannot be rebuilt; counters never decrease.
-
-    `not_made` are nodes with a decided copy that will not be made: the next message of such a node is copied.
-    """
-    for node, state in known.items():
-        kept = replace(state, copied_ns=None, copied_bytes=None) if node in not_made else state
-        rebuilt.nodes.setdefault(node, kept)
-    continue_counters(rebuilt, {node: state.transition for node, state in known.items()})
-
-
-def continue_counters(rebuilt: Rebuilt, highest: Mapping[str, int]) -> None:
-    """Continue each node's transitions after its highest known number."""
-    for node, state in rebuilt.nodes.items():
-        rebuilt.nodes[node] = replace(state, transition=max(state.transition, highest.get(node, 0)))
-
-
-def continue_announced(
-    stream: StreamSettings,
-    rebuilt: Rebuilt,
-    announced: Announced,
-    states: Mapping[str, NodeState],
-    reread_ns: int | None,
-) -> None:
-    """Continue each node after its last stored advisory: its number, and its status unless a later message changed it.
-
-    A readable state may know later transitions, which wait in its outbox. The next run reads the messages from `reread_ns` on
-    again, none if that is None, and finds the same events in them, with the same ids: a status from then on would date these
-    messages too late, so that they are copied too early. Such a node continues after its last event before.
-    """
-    found_again = {node for node, told in announced.last.items() if _is_found_again(stream, rebuilt, told, reread_ns)}
-    # An event that is found again is counted again.
-    numbers = {node: each.transition - (node in found_again) for node, each in announced.last.items()}
-    continue_counters(rebuilt, numbers)
-    for node, last in announced.last.items():
-        if node in states and _is_outdated(last, states[node]):
-            continue
-        known, advisory = rebuilt.nodes.get(node), announced.before.get(node) if node in found_again else last
-        if advisory is None:
-            if known is None:
-                rebuilt.highest = max(rebuilt.highest, last.transition)
-            continue
-        event_ns, status = advisory.event_ns, STATUS[advisory.event_code]
-        if known is None:
-            # A recovered node was seen at the event; `age` then counts the silence before it.
-            silent_ns = 0 if status is Status.UP else round((advisory.age_seconds or 0) * SECOND_NS)
-            seen_ns = event_ns - silent_ns
-            known = NodeState(seen_ns, seen_ns, 0, None, None, status, event_ns, None, 0, numbers[node])
-        if known.seen_ns <= event_ns and known.status is not Status.RETIRED:
-            retired = status is Status.RETIRED
-            known = replace(
-                known,
-                seen_ns=max(known.seen_ns, _told_seen_ns(advisory)),
-                status=status,
-                status_since_ns=event_ns,
-                retired_at_ns=event_ns if retired else None,
-                times_retired=known.times_retired + retired,
-            )
-            if retired:
-                known = replace(known, copied_ns=None, copied_bytes=None)
-        rebuilt.nodes[node] = known
-
-
-def _is_found_again(stream: StreamSettings, rebuilt: Rebuilt, advisory: Advisory, reread_ns: int | None) -> bool:
-    """Return whether the messages from `reread_ns` on make an event again, at the same time.
-
-    An operator may have retired the node, whose silence was too short.
-    """
-    interval_ns = stream.policy_of(rebuilt.classes.get(advisory.node)).interval_ns
-    by_operator = (
-        STATUS[advisory.event_code] is Status.RETIRED and (advisory.age_seconds or 0) * SECOND_NS < interval_ns
-    )
-    return not by_operator and not is_before(advisory, reread_ns)
-
-
-def is_before(advisory: Advisory, reread_ns: int | None) -> bool:
-    """Return whether the messages from `reread_ns` on cannot cause an event.
-
-    Silence that began before may have included blind time that is no longer known.
-    """
-    if reread_ns is None or advisory.event_ns < reread_ns:
-        return True
-    told_ns = 0 if STATUS[advisory.event_code] is Status.UP else _told_seen_ns(advisory)
-    return bool(told_ns) and told_ns + _MILLISECOND_NS < reread_ns
-
-
-def _is_outdated(advisory: Advisory, state: NodeState) -> bool:
-    """Return whether a node's state is later than its last advisory: `unretire` makes no transition."""
-    undone = STATUS[advisory.event_code] is Status.RETIRED and state.status is not Status.RETIRED
-    return state.transition > advisory.transition or (undone and state.transition == advisory.transition)
-
-
-def _sampled_since(stream: StreamSettings, rebuilt: Rebuilt, announced: Mapping[str, Advisory], until_ns: int) -> int:
-    """Return since when, until `until_ns`, nodes that are up may have sent messages that the source lacks.
-
-    Such a node was copied once in an interval, and the time between two messages. Longer silence has been announced.
-    """
-    up_since = {node: told.event_ns for node, told in announced.items() if STATUS[told.event_code] is Status.UP}
-    seen_ns = [event_ns for node, event_ns in up_since.items() if node not in rebuilt.nodes]
-    for node, state in rebuilt.nodes.items():
-        is_told = node in announced and (node in up_since or announced[node].event_ns < state.seen_ns)
-        interval_ns = stream.policy_of(rebuilt.classes.get(node)).interval_ns
-        is_recent = node not in announced and until_ns - state.seen_ns < 2 * interval_ns
-        if state.status is Status.UP and (is_told or is_recent):
-            seen_ns.append(state.seen_ns)
-    return min(seen_ns, default=until_ns)
-
-
-def node_rows(stream: StreamSettings, rebuilt: Rebuilt) -> Iterator[tuple[Any, ...]]:
-    """Yield the rebuilt nodes as rows for `node_table`."""
-    for node, state in rebuilt.nodes.items():
-        node_class = rebuilt.classes.get(node)
-        yield node_row(stream.policy_of(node_class), node, state, rebuilt.blind, node_class)
-
-
 def portions(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield rows in lists of `size` rows."""
     left = iter(rows)
@@ -431,17 +212,22 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
         mark_ns = check_source(site, stream, source, copies, unknown, force=force) if len(copies) else None
         position = _position_after_copies(site, stream, source, copies) if len(copies) else None
         reread_ns = _reread_ns(site, stream, source, copies, position) if position else None
-        announced = read_announced(stream, site.clusters, partial(is_before, reread_ns=reread_ns), unknown)
+        announced = _read_announced(site, stream, reread_ns, unknown)
         if position is None and announced.last:
             position = _position_after_events(site, stream, source, announced.last)
-            reread_ns = _reread_ns(site, stream, source, copies, position)
+            announced.reread_ns = _reread_ns(site, stream, source, copies, position)
         if position is None:
             raise RunError(
                 f"target stream {stream.target_stream} holds no copies of {stream.label}: nothing to recover from; a run"
                 f" {'continues from the present state' if known else 'begins at its first message'}"
             )
+        if announced.after:
+            messages = read_stream(stream.source, source, stream.filter_subject, since=position.sequence)
+            if (undone_ns := announced.find_messages(stream, messages)) is not None:
+                last_ns = max(position.last_stored_ns, undone_ns)
+                position = position._replace(last_stored_ns=last_ns, hole_open=True)
         if stream.policy is not None:
-            _rebuild_nodes(site, stream, source, copies, announced, position, reread_ns, rebuilt)
+            _rebuild_nodes(site, stream, source, copies, announced, position, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, position, known)
         state.forgotten_transition = max(state.forgotten_transition, rebuilt.highest)
         state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
@@ -498,6 +284,27 @@ def _set_broken_state_aside(settings: Settings, stream: StreamSettings) -> list[
     return [f"the unreadable state is kept as {aside}"]
 
 
+def _read_announced(site: Site, stream: StreamSettings, reread_ns: int | None, unknown: list[str]) -> Announced:
+    """Read a stream's stored advisories.
+
+    Raises RunError if they cannot be read for the moment: a state without them announces their silences again.
+    """
+    announced, cluster = Announced(reread_ns), stream.advisory_cluster
+    if cluster is None:
+        return announced
+    try:
+        for advisory in stored_advisories(stream, site.clusters.connect(cluster)):
+            announced.note(advisory)
+    except TransientError as error:
+        raise RunError(f"{stream.label}: its stored advisories cannot be read: {error}; run recover again") from None
+    except RunError as error:
+        unknown.append(f"which transitions were announced: {error}")
+        return announced
+    if not announced.last:
+        unknown.append(f"which transitions were announced: no stream on {cluster.label} has any")
+    return announced
+
+
 class _Position(NamedTuple):
     """The first sequence to read, the stored time of the last message before it, and the new watermark (unix ns).
 
@@ -541,10 +348,7 @@ def _reread_ns(
     if source.first_sequence > position.sequence or _has_holes(source) or is_another:
         return None
     reread = site.clusters.connect(stream.source).next_message(source.stream, position.sequence)
-    # The source lacks the messages from its last one before a rollback until then.
-    if reread is None or (len(copies.undone) and copies.undone.latest_ns >= reread.stored_ns):
-        return None
-    return reread.stored_ns
+    return reread.stored_ns if reread else None
 
 
 def _has_holes(source: StreamInfo) -> bool:
@@ -559,7 +363,6 @@ def _rebuild_nodes(
     copies: Copies,
     announced: Announced,
     position: _Position,
-    reread_ns: int | None,
     rebuilt: Rebuilt,
 ) -> None:
     """Fold the copies and the source's messages up to the position; a readable state adds older knowledge."""
@@ -574,25 +377,26 @@ def _rebuild_nodes(
     rows = nodes.all_states()
     states = {node: state_of(values) for node, _, *values in rows}
     rebuilt.classes = {node: node_class for node, node_class, *_ in rows} | rebuilt.classes
-    refine_times(stream, rebuilt, announced.before.values())
-    if reread_ns is not None:
+    refine_times(stream, rebuilt, announced)
+    if announced.reread_ns is not None:
         # The next run finds a node again whose messages all follow the position; its state would date them too late.
         later = {
             node: state
             for node, state in states.items()
-            if node not in rebuilt.nodes and state.first_seen_ns >= reread_ns
+            if node not in rebuilt.nodes and state.first_seen_ns >= announced.reread_ns
         }
         rebuilt.highest = max((state.transition for state in later.values()), default=0)
         states = {node: state for node, state in states.items() if node not in later}
     keep_known_nodes(rebuilt, states, not_made)
     held_ns = None if position.hole_open or _has_holes(source) else source.first_stored_ns
     until_ns = position.watermark_ns if held_ns is None else min(held_ns, position.watermark_ns)
-    since_ns = _sampled_since(stream, rebuilt, announced.last, until_ns)
+    since_ns = sampled_since(stream, rebuilt, announced, until_ns)
     if since_ns < until_ns:
         rebuilt.blind = rebuilt.blind.add([(since_ns, until_ns)])
         sampled = f"{format_rfc3339_ns(since_ns)} to {format_rfc3339_ns(until_ns)}"
         rebuilt.unknown.append(f"messages of the time from {sampled} that were not copied; silence excludes this time")
-    continue_announced(stream, rebuilt, announced, states, reread_ns)
+    restore_blind_time(stream, rebuilt, announced)
+    continue_announced(stream, rebuilt, announced, states)
 
 
 def _recovered_state(

@@ -11,8 +11,7 @@ from sr_assets.domain.received import LIFE_CYCLE, Advisory
 from sr_assets.domain.tracking.rules import NodeState, Sighting, Transition, sight, splay_ns
 from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.replication.found_copies import Copy
-from sr_assets.stages.replication.lost import Announced
-from sr_assets.stages.replication.recover import Rebuilt, continue_announced, is_before, rebuild_nodes
+from sr_assets.stages.replication.rebuilding import Announced, Rebuilt, continue_announced, rebuild_nodes
 from sr_assets.stages.replication.target_copies import Copies
 
 BEGIN_NS = 1_700_000_000_000_000_000
@@ -85,7 +84,8 @@ def test_rebuilt_nodes_continue_with_the_copies_that_the_rules_demand(
     rebuild_nodes(stream, copies, held[0].sequence if held else last + 1, held, rebuilt)
     reread_ns = messages[last].stored_ns if last < len(messages) else None
     advisories = [advisory(stream, node, event) for node, event in events]
-    before = {each.node: each for each in advisories if is_before(each, reread_ns)}
-    announced = Announced({each.node: each for each in advisories}, before)
-    continue_announced(stream, rebuilt, announced, {}, reread_ns)
+    announced = Announced(reread_ns)
+    for each in advisories:
+        announced.note(each)
+    continue_announced(stream, rebuilt, announced, {})
     assert fold(stream, rebuilt.nodes, messages[last:])[0] == [sequence for sequence in copied if sequence > last]
