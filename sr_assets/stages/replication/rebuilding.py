@@ -305,14 +305,14 @@ def restore_blind_time(stream: StreamSettings, rebuilt: Rebuilt, announced: Anno
         if STATUS[each.event_code] is not Status.UP and each.event_id in announced.times_ns
     ]
     longer = [silence for silence in silences if silence.lack_ns(rebuilt.blind) > 0]
-    ended_ns = 0
-    for silence in sorted(silences, key=lambda each: each.until_ns):
+    for silence in sorted(longer, key=lambda each: each.until_ns):
         lack_ns = silence.lack_ns(rebuilt.blind)
         if lack_ns > 0:
+            latest_ns = silence.until_ns - lack_ns
             begun_ns = [each.begun_ns(rebuilt.blind) for each in longer]
-            start_ns = max(ended_ns + 1, *(ns for ns in begun_ns if ns <= silence.until_ns - lack_ns))
+            ended_ns = [each.until_ns + 1 for each in silences]
+            start_ns = max(ns for ns in (*begun_ns, *ended_ns) if ns <= latest_ns)
             rebuilt.blind = rebuilt.blind.add([(start_ns, start_ns + lack_ns)])
-        ended_ns = silence.until_ns
 
 
 class _Silence(NamedTuple):

@@ -6,12 +6,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sr_assets.domain.blindness import BlindSpans
 from sr_assets.domain.messages import Message
 from sr_assets.domain.received import LIFE_CYCLE, Advisory
-from sr_assets.domain.tracking.rules import NodeState, Sighting, Transition, sight, splay_ns
+from sr_assets.domain.tracking.rules import Event, NodeState, Sighting, Transition, sight, splay_ns
 from sr_assets.settings import StreamSettings, load_settings
 from sr_assets.stages.replication.found_copies import Copy
-from sr_assets.stages.replication.rebuilding import Announced, Rebuilt, continue_announced, rebuild_nodes
+from sr_assets.stages.replication.rebuilding import (
+    Announced,
+    Rebuilt,
+    continue_announced,
+    rebuild_nodes,
+    restore_blind_time,
+)
 from sr_assets.stages.replication.target_copies import Copies
 
 BEGIN_NS = 1_700_000_000_000_000_000
@@ -89,3 +96,32 @@ def test_rebuilt_nodes_continue_with_the_copies_that_the_rules_demand(
         announced.note(each)
     continue_announced(stream, rebuilt, announced, {})
     assert fold(stream, rebuilt.nodes, messages[last:])[0] == [sequence for sequence in copied if sequence > last]
+
+
+@given(
+    seen=st.lists(st.integers(0, 200), min_size=1, max_size=6),
+    hole=st.tuples(st.integers(0, 200), st.integers(1, 50)),
+    told_until=st.integers(0, 400),
+)
+def test_restored_blind_time_ends_announced_silences_at_their_times(
+    stream: StreamSettings, seen: list[int], hole: tuple[int, int], told_until: int
+) -> None:
+    """Each node reports once, and the source was reset: no message comes from within the hole."""
+    assert stream.policy is not None
+    hole_ns = BEGIN_NS + hole[0] * STEP_NS, BEGIN_NS + sum(hole) * STEP_NS
+    blind, announced, rebuilt = BlindSpans((hole_ns,)), Announced(reread_ns=BEGIN_NS), Rebuilt()
+    limits = {Event.TIMEOUT: stream.policy.warning_ns, Event.EXPIRE: stream.policy.interval_ns}
+    silences = []
+    for number, step in enumerate(seen):
+        seen_ns, node = BEGIN_NS + step * STEP_NS, f"n{number}"
+        if hole_ns[0] < seen_ns < hole_ns[1]:
+            continue
+        for event, limit_ns in limits.items():
+            at_ns = blind.exceeds_at_ns(seen_ns, limit_ns)
+            if at_ns <= BEGIN_NS + told_until * STEP_NS:
+                silences.append((seen_ns, limit_ns, at_ns))
+                event_of_node = Transition(event, at_ns, seen_ns, at_ns - seen_ns, 1, None, 2, False, None)
+                announced.note(advisory(stream, node, event_of_node)._replace(event_id=f"{node} {event}"))
+                announced.times_ns[f"{node} {event}"] = seen_ns
+    restore_blind_time(stream, rebuilt, announced)
+    assert [rebuilt.blind.exceeds_at_ns(*silence[:2]) for silence in silences] == [at_ns for *_, at_ns in silences]
