@@ -287,6 +287,21 @@ def test_recovery_resumes_after_the_last_message_before_a_rollback(
     assert nodes == {f"n{n}" for n in (1, 2, 3, 4, 5, 6, 14, 16, 17, 18)}
 
 
+def test_recovery_from_copies_alone_notices_a_later_rollback(rig: Rig, restore_source: Callable[[str], None]) -> None:
+    stream = rig.make()
+    rig.add(stream)
+    rig.create(stream)
+    restore_source("save")
+    rig.publish(stream, numbered(3))
+    rig.drain()
+    rig.api(f"STREAM.PURGE.{stream}")
+    shutil.rmtree(rig.home / "sites")
+    recover(rig, stream)
+    restore_source("restore")
+    rig.publish(stream, numbered(5, first=11))
+    assert "holds another message 3 than the one read" in rig.failure()
+
+
 @pytest.mark.parametrize("values", ({}, SAMPLED), ids=("plain", "sampled"))
 def test_rollback_after_a_lost_state_gives_copies_other_ids_again(
     rig: Rig, restore_source: Callable[[str], None], values: dict[str, Any]
