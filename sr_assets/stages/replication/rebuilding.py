@@ -147,7 +147,7 @@ class Announced:
     """A stream's stored advisories, by the messages that the next run reads again: those stored from `reread_ns` on.
 
     By node, `last` is the one with the highest number, by which a centre ranks, and `before` the last one that those messages
-    cannot cause again. `after` are the others, and `times_ns` the stored time of the message of each by event id: of a
+    cannot cause again. `after` are the others; of these, `times_ns` has the stored time of the message by event id: of a
     silence, the last one before it. No message causes an event again if `reread_ns` is None.
     """
 
@@ -160,26 +160,25 @@ class Announced:
     def note(self, advisory: Advisory) -> None:
         """Add an advisory."""
         _keep_highest(self.last, advisory)
-        if self.is_before(advisory):
+        if self._is_before(advisory):
             _keep_highest(self.before, advisory)
         else:
             self.after.append(advisory)
 
-    def is_before(self, advisory: Advisory) -> bool:
-        """Return whether the messages cannot cause an event.
-
-        Silence that began before may have included blind time that is no longer known.
-        """
+    def _is_before(self, advisory: Advisory) -> bool:
+        # Silence that began before may have included blind time that is no longer known.
         if self.reread_ns is None or advisory.event_ns < self.reread_ns:
             return True
-        told_ns = 0 if STATUS[advisory.event_code] is Status.UP else _told_seen_ns(advisory)
-        return bool(told_ns) and told_ns + _MILLISECOND_NS < self.reread_ns
+        return (
+            STATUS[advisory.event_code] is not Status.UP and _told_seen_ns(advisory) + _MILLISECOND_NS < self.reread_ns
+        )
 
     def find_messages(self, stream: StreamSettings, messages: Iterable[Message]) -> int | None:
-        """Find the events' messages; without one of them, no event counts as caused again.
+        """Find the messages of the later events; without one of them, no event counts as caused again.
 
         A rollback may have undone a message without a copy. Returns the latest time (unix ns) of such a message.
         """
+        assert self.reread_ns is not None  # else there are none
         stored_ns: dict[str | None, list[int]] = {event.node: [] for event in self.after}
         for message in messages:
             stored_ns.get(inspect_sender(stream, message)[0], []).append(message.stored_ns)
@@ -189,10 +188,13 @@ class Announced:
             own_ns = min(stored_ns[event.node], key=lambda ns: abs(ns - told_ns), default=0)
             if abs(own_ns - told_ns) <= _MILLISECOND_NS:
                 self.times_ns[event.event_id] = own_ns
-            elif told_ns:
+            elif told_ns <= self.reread_ns + _MILLISECOND_NS:
+                # Its message was stored at the same time, before the position.
+                _keep_highest(self.before, event)
+            else:
                 undone_ns = max(undone_ns or 0, told_ns)
         if undone_ns is not None:
-            self.reread_ns, self.before, self.after = None, self.last, []
+            self.reread_ns, self.before, self.times_ns = None, self.last, {}
         return undone_ns
 
 
@@ -285,7 +287,7 @@ def _is_found_again(stream: StreamSettings, rebuilt: Rebuilt, advisory: Advisory
     by_operator = (
         STATUS[advisory.event_code] is Status.RETIRED and (advisory.age_seconds or 0) * SECOND_NS < interval_ns
     )
-    return not by_operator and not announced.is_before(advisory)
+    return not by_operator and advisory.event_id in announced.times_ns
 
 
 def restore_blind_time(stream: StreamSettings, rebuilt: Rebuilt, announced: Announced) -> None:

@@ -58,7 +58,8 @@ def fold(
 def advisory(stream: StreamSettings, node: str, event: Transition) -> Advisory:
     return Advisory(
         stream.replicator, stream.name, stream.stream, node, 1, event.transition, event.event_ns,
-        LIFE_CYCLE.index(event.event), event.seen_ns, "ours", "", event.age_ns / 1e9, None, False, False, None,
+        LIFE_CYCLE.index(event.event), event.seen_ns, "ours", f"{event.event} {node} {event.event_ns}", event.age_ns / 1e9,
+        None, False, False, None,
     )  # fmt: skip
 
 
@@ -94,6 +95,8 @@ def test_rebuilt_nodes_continue_with_the_copies_that_the_rules_demand(
     announced = Announced(reread_ns)
     for each in advisories:
         announced.note(each)
+    if announced.after:
+        assert announced.find_messages(stream, messages[last:]) is None
     continue_announced(stream, rebuilt, announced, {})
     assert fold(stream, rebuilt.nodes, messages[last:])[0] == [sequence for sequence in copied if sequence > last]
 
@@ -120,8 +123,10 @@ def test_restored_blind_time_ends_announced_silences_at_their_times(
             at_ns = blind.exceeds_at_ns(seen_ns, limit_ns)
             if at_ns <= BEGIN_NS + told_until * STEP_NS:
                 silences.append((seen_ns, limit_ns, at_ns))
-                event_of_node = Transition(event, at_ns, seen_ns, at_ns - seen_ns, 1, None, 2, False, None)
-                announced.note(advisory(stream, node, event_of_node)._replace(event_id=f"{node} {event}"))
-                announced.times_ns[f"{node} {event}"] = seen_ns
+                told = advisory(
+                    stream, node, Transition(event, at_ns, seen_ns, at_ns - seen_ns, 1, None, 2, False, None)
+                )
+                announced.note(told)
+                announced.times_ns[told.event_id] = seen_ns
     restore_blind_time(stream, rebuilt, announced)
     assert [rebuilt.blind.exceeds_at_ns(*silence[:2]) for silence in silences] == [at_ns for *_, at_ns in silences]
