@@ -185,9 +185,11 @@ class Announced:
         undone_ns = None
         for event in self.after:
             told_ns = _told_seen_ns(event)
-            own_ns = min(stored_ns[event.node], key=lambda ns: abs(ns - told_ns), default=0)
-            if abs(own_ns - told_ns) <= _MILLISECOND_NS:
-                self.times_ns[event.event_id] = own_ns
+            # A silence begins with the last message; an event may be later than its message.
+            until_ns = told_ns if STATUS[event.event_code] is Status.UP else told_ns + _MILLISECOND_NS
+            own = [ns for ns in stored_ns[event.node] if until_ns - _MILLISECOND_NS <= ns <= until_ns]
+            if own:
+                self.times_ns[event.event_id] = max(own)
             elif told_ns <= self.reread_ns + _MILLISECOND_NS:
                 # Its message was stored at the same time, before the position.
                 _keep_highest(self.before, event)
@@ -234,10 +236,7 @@ def refine_times(stream: StreamSettings, rebuilt: Rebuilt, announced: Announced)
 
 
 def continue_announced(
-    stream: StreamSettings,
-    rebuilt: Rebuilt,
-    announced: Announced,
-    states: Mapping[str, NodeState],
+    stream: StreamSettings, rebuilt: Rebuilt, announced: Announced, states: Mapping[str, NodeState]
 ) -> None:
     """Continue each node after its last stored advisory: its number, and its status unless a later message changed it.
 
@@ -306,10 +305,10 @@ def restore_blind_time(stream: StreamSettings, rebuilt: Rebuilt, announced: Anno
         for each in announced.after
         if STATUS[each.event_code] is not Status.UP and each.event_id in announced.times_ns
     ]
-    longer = [silence for silence in silences if silence.lack_ns(rebuilt.blind) > 0]
+    longer = [silence for silence in silences if silence.lack_ns(rebuilt.blind) > _MILLISECOND_NS]
     for silence in sorted(longer, key=lambda each: each.until_ns):
         lack_ns = silence.lack_ns(rebuilt.blind)
-        if lack_ns > 0:
+        if lack_ns > _MILLISECOND_NS:
             latest_ns = silence.until_ns - lack_ns
             begun_ns = [each.begun_ns(rebuilt.blind) for each in longer]
             ended_ns = [each.until_ns + 1 for each in silences]
