@@ -340,6 +340,33 @@ def test_recovery_continues_after_the_events_of_undone_messages(folder: Path) ->
         assert told(scene) == before
 
 
+def test_recovery_announces_no_silence_between_copies(folder: Path) -> None:
+    """The source has lost a message between a node's last copy and the first message that is read again."""
+
+    def live(scene: Scene) -> None:
+        scene.report("n", seconds=1200.0)
+        scene.report("n", "m", seconds=1.0)
+        assert scene.run() is None
+        scene.world.sleep(1200.0)
+        scene.report("n", seconds=2000.0)
+        assert scene.run() is None
+        for sequence in (1, 2, 3):
+            scene.source.streams["S"].remove(sequence)
+        shutil.rmtree(scene.home.folder)
+        scene.home.folder.mkdir()
+        scene.recover()
+        assert scene.run() is None
+
+    with played(folder, live) as scene:
+        assert scene.copied() == [1, 3]
+        assert [f"{body['event']} {body['value']}" for body in scene.told()] == [
+            "new n",
+            "new m",
+            "timeout m",
+            "timeout n",
+        ]
+
+
 def test_rebuilt_state_keeps_the_nodes_of_a_lost_source(folder: Path) -> None:
     """No run finds a node again that only messages of a deleted source have named."""
 

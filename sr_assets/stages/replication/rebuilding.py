@@ -124,12 +124,13 @@ def sampled_since(stream: StreamSettings, rebuilt: Rebuilt, announced: Announced
 
     Such a node was copied once in an interval, and the time between two messages. Longer silence has been announced.
     """
-    up_since = {node: told.event_ns for node, told in announced.last.items() if STATUS[told.event_code] is Status.UP}
+    told = {node: each for node in announced.last if (each := announced.at_position(node)) is not None}
+    up_since = {node: each.event_ns for node, each in told.items() if STATUS[each.event_code] is Status.UP}
     seen_ns = [event_ns for node, event_ns in up_since.items() if node not in rebuilt.nodes]
     for node, state in rebuilt.nodes.items():
-        is_told = node in announced.last and (node in up_since or announced.last[node].event_ns < state.seen_ns)
+        is_told = node in told and (node in up_since or told[node].event_ns < state.seen_ns)
         interval_ns = stream.policy_of(rebuilt.classes.get(node)).interval_ns
-        is_recent = node not in announced.last and until_ns - state.seen_ns < 2 * interval_ns
+        is_recent = node not in told and until_ns - state.seen_ns < 2 * interval_ns
         if state.status is Status.UP and (is_told or is_recent):
             seen_ns.append(state.seen_ns)
     return min(seen_ns, default=until_ns)
@@ -164,6 +165,11 @@ class Announced:
             _keep_highest(self.before, advisory)
         else:
             self.after.append(advisory)
+
+    def at_position(self, node: str) -> Advisory | None:
+        """Return the last advisory of a node that the messages do not cause again, or None without one."""
+        last = self.last[node]
+        return self.before.get(node) if last.event_id in self.times_ns else last
 
     def _is_before(self, advisory: Advisory) -> bool:
         # Silence that began before may have included blind time that is no longer known.

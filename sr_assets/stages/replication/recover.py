@@ -230,7 +230,11 @@ def recover_stream(settings: Settings, stream: StreamSettings, *, force: bool = 
             _rebuild_nodes(site, stream, source, copies, announced, position, rebuilt)
         state, copying = _recovered_state(site, stream, source, copies, position, known)
         state.forgotten_transition = max(state.forgotten_transition, rebuilt.highest)
-        state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (copies.last, mark_ns)
+        end = copies.last or source.last_sequence
+        if mark_ns is None and 0 < end < source.first_sequence:
+            # A message that the source has there later is one of another source.
+            mark_ns = position.last_stored_ns
+        state.mark_sequence, state.mark_ns = (None, None) if mark_ns is None else (end, mark_ns)
         pending = _commit(site, stream, source, state, copying, copies, rebuilt)
         files = _index_history(site, stream, state)
         request_refill(site.folder, stream)
@@ -389,7 +393,9 @@ def _rebuild_nodes(
         states = {node: state for node, state in states.items() if node not in later}
     keep_known_nodes(rebuilt, states, not_made)
     held_ns = None if position.hole_open or _has_holes(source) else source.first_stored_ns
-    until_ns = position.watermark_ns if held_ns is None else min(held_ns, position.watermark_ns)
+    # A copy's header names milliseconds.
+    copied_ns = position.watermark_ns + 1_000_000
+    until_ns = copied_ns if held_ns is None else min(held_ns, copied_ns)
     since_ns = sampled_since(stream, rebuilt, announced, until_ns)
     if since_ns < until_ns:
         rebuilt.blind = rebuilt.blind.add([(since_ns, until_ns)])

@@ -194,10 +194,9 @@ def first_genuine(
 def check_source(
     site: Site, stream: StreamSettings, source: StreamInfo, copies: Copies, unknown: list[str], *, force: bool
 ) -> int | None:
-    """Return the stored time (unix ns) of the message of the last copy, or None if the source may lack it for the moment.
+    """Return the stored time (unix ns) of the message of the last copy, or None if the source lacks it.
 
-    A message at this sequence with another time is one of another source. Raise RunError, unless `force`, if the source is
-    another stream than the copied one.
+    Raise RunError, unless `force`, if the source is another stream than the copied one.
     """
     message = None if copies.last is None else site.clusters.connect(stream.source).message(stream.stream, copies.last)
     if copies.source_is_another:
@@ -210,9 +209,7 @@ def check_source(
         unknown.append(f"the messages that the source lost: {problem}")
     elif message is None:
         unknown.append(f"whether the source is the same stream: its message {copies.last} no longer exists")
-    if message is not None:
-        return message.stored_ns
-    return copies.here[-1].stored_ns if 0 < (copies.last or 0) < source.first_sequence else None
+    return None if message is None else message.stored_ns
 
 
 def _another_source(stream: StreamSettings, source: StreamInfo, copies: Copies) -> str:
