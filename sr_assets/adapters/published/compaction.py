@@ -92,23 +92,30 @@ def is_abandoned(file: Path, listed: Collection[Path]) -> bool:
     return names is not None and all(file.with_name(name) in listed for name in json.loads(names))
 
 
-def holds_rows(file: Path, other: Path) -> bool:
-    """Return whether a file has all rows of another one."""
-    (first, after), (other_first, other_after) = file_range(file), file_range(other)
-    return (
-        file.parent == other.parent
+def hold_rows(files: Iterable[Path], other: Path) -> bool:
+    """Return whether files have all rows of another one: merges up to an hour divide a file's rows between two."""
+    first, after = file_range(other)
+    near = [
+        file
+        for file in files
+        if file.parent == other.parent
         and file_mark(file) == file_mark(other)
-        and (first < other_after and other_first < after)
-        and read_sequences(other) <= read_sequences(file)
-    )
+        and (file_range(file)[0] < after and first < file_range(file)[1])
+    ]
+    return bool(near) and read_sequences(other) <= set().union(*map(read_sequences, near))
+
+
+def merged_first(files: Iterable[Path]) -> list[HistoryFile]:
+    """Describe files, merged ones before their parts: of one level, the smaller ones after a merge's hour are first."""
+    return sorted(map(describe, files), key=lambda file: (-file.level, file.rows))
 
 
 def whole_files(folder: Path) -> list[HistoryFile]:
-    """Return the files of a stream's history without parts of a merged file, which wait for their deletion."""
+    """Return the files of a stream's history without parts of merged files, which wait for their deletion."""
     whole: list[HistoryFile] = []
-    for file in sorted(map(describe, history_files(folder)), key=lambda file: -file.level):
-        if not any(holds_rows(other.path, file.path) for other in whole):
-            whole.append(file)
+    for file in merged_first(history_files(folder)):
+        if not hold_rows((other.path for other in whole), file.path):
+            whole = [*(other for other in whole if not hold_rows([file.path], other.path)), file]
     return whole
 
 

@@ -12,7 +12,7 @@ from sr_assets.adapters import times
 from sr_assets.adapters.crash_points import Point, reach
 from sr_assets.adapters.history_paths import history_path, relative_name
 from sr_assets.adapters.progress_lines import LongWork
-from sr_assets.adapters.published.compaction import describe, holds_rows, is_abandoned, merge, unread_files
+from sr_assets.adapters.published.compaction import describe, hold_rows, is_abandoned, merge, merged_first, unread_files
 from sr_assets.adapters.published.history import (
     drop_rows,
     file_mark,
@@ -156,7 +156,7 @@ class HistoryCompaction:
     def adopt_unknown(self) -> None:
         """Index the files of a lost state, once per run, and forget files that were deleted.
 
-        Files of an interrupted merge are deleted. Of two files with the same rows, the merged one counts.
+        Files of an interrupted merge are deleted. Of files with the same rows, the merged ones count.
         """
         if self._adopted:
             return
@@ -167,7 +167,7 @@ class HistoryCompaction:
         if missing:
             with self._store.transaction():
                 self._index.forget(list(map(relative_name, missing)))
-        for file in sorted(map(describe, unknown), key=lambda file: file.level, reverse=True):
+        for file in merged_first(unknown):
             if is_abandoned(file.path, accepted):
                 file.path.unlink()
                 continue
@@ -188,11 +188,10 @@ class HistoryCompaction:
 
     def _adopt(self, file: HistoryFile, accepted: set[Path]) -> None:
         """Index one file; `accepted` are the others, without lower levels that are unknown too."""
-        parts = [other for other in accepted if holds_rows(file.path, other)]
         state = self._store.load_stream(self._stream.stream)
         present = state is not None and source_mark(state.created_ns, state.reset_starts) == file.mark
         with self._store.transaction():
-            if any(holds_rows(other, file.path) for other in accepted.difference(parts)):
+            if hold_rows(accepted, file.path):
                 # A part that waits for its deletion.
                 self._index.list_files([file])
                 self._index.move([file.path], [])
@@ -201,7 +200,7 @@ class HistoryCompaction:
                 self._index.add_earlier([file])
             else:
                 self._index.list_files([file])
-            if parts:
+            if parts := [other for other in accepted if hold_rows([file.path], other)]:
                 self._index.move(parts, [file])
 
 

@@ -8,8 +8,15 @@ import pytest
 from pyarrow import parquet
 
 from sr_assets.adapters.published import compaction
-from sr_assets.adapters.published.compaction import describe, holds_rows, is_abandoned, merge, whole_files
-from sr_assets.adapters.published.history import SCHEMA, copied_sequences, file_mark, open_writer, source_mark
+from sr_assets.adapters.published.compaction import describe, hold_rows, is_abandoned, merge, whole_files
+from sr_assets.adapters.published.history import (
+    SCHEMA,
+    copied_sequences,
+    file_mark,
+    file_range,
+    open_writer,
+    source_mark,
+)
 from sr_assets.domain.history_layout import Merge
 
 DAY = "date=1970-01-01"
@@ -114,5 +121,13 @@ def test_part_of_a_merged_file_is_no_whole_file(tmp_path: Path) -> None:
     other = write(tmp_path, 3, ["a"])
     (merged,) = merge(Merge(tuple(map(describe, parts))), tmp_path / "scratch")
     assert [file.path for file in whole_files(tmp_path)] == [merged.path, other]
-    assert holds_rows(merged.path, parts[0])
-    assert not holds_rows(merged.path, other)
+    assert hold_rows([merged.path], parts[0])
+    assert not hold_rows([merged.path], other)
+
+
+def test_parts_divided_at_an_hour_are_no_whole_files(tmp_path: Path) -> None:
+    parts = [write(tmp_path, first, ["a"] * 10) for first in (285, 295, 305)]
+    first, rest = merge(Merge(tuple(map(describe, parts[:2])), 1), tmp_path / "scratch")
+    assert (file_range(first.path), file_range(rest.path)) == ((285, 300), (300, 305))
+    (second,) = merge(Merge((rest, describe(parts[2]))), tmp_path / "scratch")
+    assert {file.path for file in whole_files(tmp_path)} == {first.path, second.path}

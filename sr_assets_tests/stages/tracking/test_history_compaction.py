@@ -363,19 +363,27 @@ def test_file_with_the_name_of_a_replaced_one_keeps_its_rows(history: History) -
     assert len(history.files()) == 1
 
 
-def test_lost_state_adopts_merged_files_without_their_parts(history: History) -> None:
+@pytest.mark.parametrize(
+    ("batches", "hours"),
+    (([[0]] * 4, [1]), ([[0, 0], [0, 1, 1], [1, 2, 2]], [1, 2])),
+    ids=("whole parts", "parts divided at an hour"),
+)
+def test_lost_state_adopts_merged_files_without_their_parts(
+    history: History, batches: list[Batch], hours: list[int]
+) -> None:
     with history.open() as site:
-        for _ in range(4):
-            history.add(site, [0])
-        history.compact(site, 1)
+        for batch in batches:
+            history.add(site, batch)
+        for hour in hours:
+            history.compact(site, hour)
     (history.home / "sites" / SITE / "state.duckdb").unlink()
     with history.open() as site:
-        history.compact(site, 1)
+        history.compact(site, hours[-1])
         site.publish()
         history.check()
         remove_replaced(site, site.state, "A")
     history.check()
-    assert [describe(file).level for file in history.files()] == [1]
+    assert sum(describe(file).rows for file in history.files()) == sum(map(len, batches))
 
 
 def test_deleted_file_loses_only_its_own_rows(history: History) -> None:
