@@ -411,6 +411,27 @@ def test_older_state_beside_merged_files_reads_no_row_twice(folder: Path) -> Non
     assert rows == [(node,) for node in nodes]
 
 
+def test_rolled_back_target_lost_no_copies_of_others(folder: Path) -> None:
+    """Between a copy of earlier hours, which the target still holds, and the lost one are messages of others."""
+
+    def live(scene: Scene) -> None:
+        scene.report("a", "a")
+        assert scene.run() is None
+        for _ in range(3):
+            scene.target.publish(None, "T.other", "", b"", b"")
+        scene.world.sleep(7200.0)
+        scene.report("b")
+        assert scene.run() is None
+        scene.target.streams["T"].roll_back(4)
+        scene.report("c")
+        assert scene.run() is None
+
+    with played(folder, live) as scene, open_fleet(scene.home.folder) as fleet:
+        gaps = fleet.execute("SELECT reason, messages FROM gaps").fetchall()
+    assert [sequence for sequence in scene.copied() if sequence] == [1, 3, 4]
+    assert gaps == []
+
+
 def test_copies_of_a_deleted_target_are_no_forgeries(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The target is deleted after its copies were listed, and before they are read."""
     killed, deleted = list[Point](), list[str]()

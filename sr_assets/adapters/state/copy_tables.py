@@ -139,9 +139,16 @@ class CopyLog(StreamTable):
     """One stream's part of the copy log. Call the methods that change it inside a transaction."""
 
     def add(self, runs: Sequence[Run], now_ns: int) -> None:
-        """Record the target sequences of a batch's copies, and drop rows older than an hour."""
+        """Record the target sequences of a batch's copies, and drop rows older than an hour but the last one.
+
+        If the target still holds that one, it has lost no older copies.
+        """
         self._connection.execute(
-            "DELETE FROM copies WHERE stream = ? AND committed_ns < ?", [self._stream, now_ns - RETENTION_NS]
+            """
+            DELETE FROM copies WHERE stream = $1 AND committed_ns < (
+                SELECT max(committed_ns) FROM copies WHERE stream = $1 AND committed_ns < $2)
+            """,
+            [self._stream, now_ns - RETENTION_NS],
         )
         if runs:
             columns = [list(column) for column in zip(*runs, strict=True)]

@@ -265,8 +265,8 @@ class TargetReview:
     def _note_rollback(self, target: StreamInfo) -> None:
         """Find the last copy that is still at its target sequence, and request resends of all later copies.
 
-        Copies older than an hour are not in the copy log and are recorded as lost. The comparison takes a bounded amount of
-        memory, and one transaction commits its result, so an interruption repeats it.
+        Copies older than an hour are not in the copy log, but for one batch, and are recorded as lost. The comparison takes a
+        bounded amount of memory, and one transaction commits its result, so an interruption repeats it.
         """
         held = SequenceRange(max(1, target.first_sequence), max(1, target.first_sequence, target.last_sequence + 1))
         stream, copying, before = self._stream, self._copying, self._copying.target_sequence

@@ -26,14 +26,16 @@ def copies(state: SiteState, stream: str) -> list[tuple[int, int]]:
     return rows.fetchall()
 
 
-def test_copy_log_keeps_each_copy_for_an_hour(tmp_path: Path) -> None:
+def test_copy_log_keeps_the_copies_of_an_hour_and_the_batch_before(tmp_path: Path) -> None:
     with SiteState(tmp_path) as state:
         copy_log = state.copy_log("S")
         copy_log.add([(1, 11, 2), (5, 20, 1)], now_ns=0)
         copy_log.add([(6, 21, 2)], now_ns=RETENTION_NS)
         assert copies(state, "S") == [(1, 11), (2, 12), (5, 20), (6, 21), (7, 22)]
         assert copies(state, "OTHER") == []
-        copy_log.add([], now_ns=RETENTION_NS + 1)
+        copy_log.add([], now_ns=2 * RETENTION_NS)
+        assert len(copies(state, "S")) == 5
+        copy_log.add([], now_ns=2 * RETENTION_NS + 1)
         assert copies(state, "S") == [(6, 21), (7, 22)]
 
 
