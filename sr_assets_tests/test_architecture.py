@@ -40,7 +40,7 @@ BUDGETS = {
     # may hold the rows of a part together.
     "adapters": (109, 22_520),
     # A recovery from a source that lacks messages knows their time to be blind, continues announced silences, and restores the
-    # blind time of which only these tell; the rebuilding of the nodes has its own module.
+    # blind time that only these show; the rebuilding of the nodes has its own module.
     "stages": (54, 12_880),
     "assets": (13, 2_300),
     "automation": (11, 1_550),

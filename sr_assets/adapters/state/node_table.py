@@ -52,7 +52,7 @@ class Nodes(StreamTable):
             ).to_arrow_table()
         finally:
             self._connection.unregister("sightings")
-        # DuckDB needs 2 ms longer for a union.
+        # A union in DuckDB takes longer.
         seen = sightings.filter(sightings["sender"].is_valid()).rename_columns({"sequence": "sighting"})
         return pa.concat_tables([known, seen], promote_options="default")
 

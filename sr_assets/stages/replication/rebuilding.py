@@ -187,7 +187,9 @@ class Announced:
         assert self.reread_ns is not None  # else there are none
         stored_ns: dict[str | None, list[int]] = {event.node: [] for event in self.after}
         for message in messages:
-            stored_ns.get(inspect_sender(stream, message)[0], []).append(message.stored_ns)
+            sender, _ = inspect_sender(stream, message)
+            if sender in stored_ns:
+                stored_ns[sender].append(message.stored_ns)
         undone_ns = None
         for event in self.after:
             told_ns = _told_seen_ns(event)
@@ -296,10 +298,10 @@ def _is_found_again(stream: StreamSettings, rebuilt: Rebuilt, advisory: Advisory
 
 
 def restore_blind_time(stream: StreamSettings, rebuilt: Rebuilt, announced: Announced) -> None:
-    """Add the blind time of which only announced silences tell: it made them longer than their limits.
+    """Add the blind time that only the length of announced silences shows.
 
-    The next run finds them again, and would announce each that ends at another time. A span lies in all silences that
-    lack it, and after those that had ended before.
+    The next run finds them again, and would announce each that ends at another time. An added span lies within every silence
+    that lacks it, and begins after the silences that ended earlier.
     """
     silences = [
         _Silence(

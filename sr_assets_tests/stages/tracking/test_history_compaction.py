@@ -383,7 +383,9 @@ def test_lost_state_adopts_merged_files_without_their_parts(
         history.check()
         remove_replaced(site, site.state, "A")
     history.check()
-    assert sum(describe(file).rows for file in history.files()) == sum(map(len, batches))
+    files = list(map(describe, history.files()))
+    assert sum(file.rows for file in files) == sum(map(len, batches))
+    assert all(file.level for file in files)
 
 
 def test_deleted_file_loses_only_its_own_rows(history: History) -> None:
